@@ -68,6 +68,21 @@ class FastClock:
         return _Timer(self, self.now() + delay_s, callback)
 
 
+class CommonClock(FastClock):
+    """A fast clock that several processes share, so that the waits of each for a processor count.
+
+    `began` is the machine's monotonic time (seconds) at which the Unix time is that of the epoch.
+    """
+
+    def __init__(self, speed: float, began: float | None = None) -> None:
+        super().__init__(speed)
+        self.began = time.monotonic() if began is None else began
+        self._began = self.began * speed
+
+    def now(self) -> float:
+        return time.monotonic() * self.speed
+
+
 def _kept_waiting_s() -> float:
     """Seconds for which this process has waited for a processor; 0 where the system does not count them.
 

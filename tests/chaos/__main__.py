@@ -29,6 +29,9 @@ def main() -> int:
     parser.add_argument(
         "--auth", action="store_true", help="have log, proxy and rules who may, with tokens that expire, in each run"
     )
+    parser.add_argument(
+        "--workers", type=int, default=0, help="run the gateway as a program with so many workers, and kill some"
+    )
     parser.add_argument("--mutants", nargs="*", metavar="NAME", help="let these mutants be caught; without names all")
     parser.add_argument("--rules", nargs="*", metavar="NAME", help="let the tests of the rules catch these mutants")
     arguments = parser.parse_args()
@@ -54,6 +57,7 @@ def main() -> int:
             most_answers=arguments.answers,
             is_production=is_production,
             has_auth=arguments.auth,
+            workers=arguments.workers,
         )
         _say(_summary(result))
         for violation in result.violations:

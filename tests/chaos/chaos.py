@@ -64,45 +64,39 @@ def chaos(
     most_answers: int = 0,
     is_production: bool | None = None,
     has_auth: bool = False,
+    workers: int = 0,
+    mutant: str = "",
 ) -> Result:
     """Run for so many real seconds, or until so many answers (0: any number) or violations.
 
     `is_production` is whether the gateway has an access log, a proxy in front and tokens; None leaves it to the seed.
-    `has_auth` is whether it judges the tokens, too.
+    `has_auth` is whether it judges the tokens, too.  With `workers` the gateway is a program with so many, which is
+    ended by SIGKILL now and then; `mutant` is one of `tests.workers.mutants`.
     """
     if is_production is None:
-        is_production = seed % 4 == 2
+        # A worker that is killed takes lines and counters with it.
+        is_production = seed % 4 == 2 and not workers
     level = logging.getLogger("gateway").level
     logging.getLogger("gateway").setLevel(logging.CRITICAL)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(
-                _chaos(
-                    seed,
-                    seconds,
-                    size,
-                    most_violations,
-                    most_answers,
-                    is_production=is_production,
-                    has_auth=has_auth,
-                )
+            manners = Manners.of(seed)
+            system = System(
+                Random(f"{seed}/system"),
+                manners,
+                is_production=is_production,
+                has_auth=has_auth,
+                workers=workers,
+                mutant=mutant,
             )
+            run = Run(seed, system, places(size.shared_places), most_violations)
+            return runner.run(_chaos(run, seconds, size, most_answers))
     finally:
         logging.getLogger("gateway").setLevel(level)
 
 
-async def _chaos(
-    seed: int,
-    seconds: float,
-    size: Size,
-    most_violations: int,
-    most_answers: int,
-    *,
-    is_production: bool,
-    has_auth: bool,
-) -> Result:
-    system = System(Random(f"{seed}/system"), Manners.of(seed), is_production=is_production, has_auth=has_auth)
-    run = Run(seed, system, places(size.shared_places), most_violations)
+async def _chaos(run: Run, seconds: float, size: Size, most_answers: int) -> Result:
+    system = run.system
     await system.start()
     try:
         await _begin(run, size)
@@ -127,7 +121,9 @@ async def _chaos(
         await system.stop()
         # Connections that were accepted in the last turn learn that their clients have left; none outlives the loop.
         await pass_turns()
-    return Result(seed, took, run.counts, run.violations, system.ledger.audited if system.ledger is not None else None)
+    return Result(
+        run.seed, took, run.counts, run.violations, system.ledger.audited if system.ledger is not None else None
+    )
 
 
 async def _begin(run: Run, size: Size) -> None:
@@ -161,6 +157,7 @@ async def _begin(run: Run, size: Size) -> None:
         operators.drains,
         operators.moods,
         operators.seasons,
+        operators.kills,
     ]
     for one in work:
         run.start(one(run, run.rng(one.__name__)), one.__name__)
@@ -193,13 +190,19 @@ async def _write(run: Run, place: Place, party: str, *, leads: bool) -> None:
 async def _left_behind(run: Run) -> None:
     """See that the gateway holds nothing for clients that have left."""
     system = run.system
-    system.end_trouble()
+    await system.end_trouble()
     system.client_side.cut_all()
+    left: list[str] = []
+
+    async def is_empty() -> bool:
+        left[:] = await system.left_over()
+        return not left
+
     try:
-        await eventually(lambda: not system.left_over(), within_s=_LEAVE_S, look_s=0.02)
+        await eventually(is_empty, within_s=_LEAVE_S, look_s=0.02)
     except AssertionError:
         run.violate(
             "everybody has left",
-            ", ".join(system.left_over()),
+            ", ".join(left),
             "the gateway still holds resources after its last client has left",
         )

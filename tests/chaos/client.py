@@ -52,7 +52,7 @@ class Client:
             system = self._run.system
             if not self.is_far and system.gateway is None:
                 raise ConnectionRefusedError
-            url = system.client_side.url if self.is_far else system.running.gateway_url
+            url = system.client_side.url if self.is_far else system.running.url
             self._epoch = self._run.epoch
             self._wire = await self._kind.open(url)
         return self._wire

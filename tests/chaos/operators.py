@@ -133,9 +133,18 @@ async def drains(run: Run, rng: Random) -> None:
         if run.is_stormy:
             within_s = rng.choice((2.0, 60.0))
             run.note(f"drain within {within_s:g} s, to be undone")
-            run.system.drain(within_s)
+            await run.system.drain(within_s)
             await pause(rng.choice((0.0, 0.05, 0.3)))
-            run.system.undo_drain()
+            await run.system.undo_drain()
+
+
+async def kills(run: Run, rng: Random) -> None:
+    """Kill workers, while there is a storm, if the gateway has any."""
+    while run.system.workers > 1:
+        await pause(rng.expovariate(1))
+        if run.is_stormy and (pid := run.system.kill_worker()) is not None:
+            run.note(f"SIGKILL for the worker {pid}")
+            run.forget_lifetimes()
 
 
 async def moods(run: Run, rng: Random) -> None:
@@ -164,11 +173,11 @@ async def seasons(run: Run, rng: Random) -> None:
                 await system.restart_gateway()
                 run.forget_lifetimes()
         run.is_recovering = True
-        system.end_trouble()
+        await system.end_trouble()
         # What was held up or lost is answered, or given up, within the bounds that the configuration sets.
         while not await undisturbed(_RECOVERY_S):
             run.note(_STOPPED)
-        system.end_trouble()
+        await system.end_trouble()
         try:
             await system.until_well()
         except TimeoutError:

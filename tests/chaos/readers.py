@@ -207,7 +207,7 @@ class SseReader(Reader):
             system = run.system
             if not self.client.is_far and system.gateway is None:
                 return None
-            url = system.client_side.url if self.client.is_far else system.running.gateway_url
+            url = system.client_side.url if self.client.is_far else system.running.url
             wire = await self.client.open(url, 4_096 if self.rng.random() < 0.2 else None)
             await self.client.send(wire, asked, {}, entry=entry)
             head = await wire.head()

@@ -1,7 +1,8 @@
 """The system under chaos: an origin, a gateway, and the two stretches of network between them and the clients.
 
-Everything is real and in one event loop.  Some of the gateways have so little room that they evict every second,
-others remember everything.  Their times are short, by a clock that runs `SPEED` times as fast as the machine's.
+Everything is real and in one event loop, but for a gateway with workers, which has processes of its own.  Some of the
+gateways have so little room that they evict every second, others remember everything.  Their times are short, by a
+clock that runs `SPEED` times as fast as the machine's.
 """
 
 from __future__ import annotations
@@ -15,20 +16,21 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-from gateway.app import RunningGateway, start_gateway
 from gateway.config.authorisation import AuthRuleConfig
 from gateway.config.gateway import GatewayConfig
 from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
+from tests.chaos.gateways import Gateway, GatewayHere
 from tests.chaos.ledger import Ledger
 from tests.chaos.link import Link
 from tests.chaos.manners import Manners
 from tests.chaos.parties import SHARED, PartyOrigin
-from tests.fast_clock import FastClock
+from tests.fast_clock import CommonClock, FastClock
 from tests.ports import kept_port
 from tests.scenarios.credentials import jwt_rule
 from tests.scenarios.credentials import token as jwt
 from tests.scenarios.wire import Wire
 from tests.waiting import pause
+from tests.workers.process import GatewayProcess, start_process
 
 SPEED: Final = 20.0
 CACHES: Final = (48 << 10, 1 << 20, 8 << 20)
@@ -51,12 +53,24 @@ VARIANTS: Final[tuple[dict[str, Any], ...]] = (
 class System:
     """Origin, gateway and network.  `stop` is owed."""
 
-    def __init__(self, rng: Random, manners: Manners, *, is_production: bool = False, has_auth: bool = False) -> None:
+    def __init__(
+        self,
+        rng: Random,
+        manners: Manners,
+        *,
+        is_production: bool = False,
+        has_auth: bool = False,
+        workers: int = 0,
+        mutant: str = "",
+    ) -> None:
         """`is_production` is a gateway with an access log, behind a proxy, and with tokens on a route whose readers
-        share; with `has_auth` it judges them."""
+        share; with `has_auth` it judges them.  With `workers` it is the program with so many, which may be a mutant of
+        `tests.workers.mutants`."""
         self._keys = tempfile.TemporaryDirectory() if has_auth else None
         self._tokens: dict[str, tuple[str, float]] = {}
-        self.clock = FastClock(SPEED)
+        self.workers = workers
+        self._mutant = mutant
+        self.clock = CommonClock(SPEED) if workers else FastClock(SPEED)
         self._rng = rng
         self._cache_bytes = CACHES[0]
         self._variant: dict[str, Any] = {}
@@ -73,7 +87,7 @@ class System:
         # Either restarts at its port.
         self._origin_port, self._gateway_port = (self._kept.enter_context(kept_port()) for _ in range(2))
         self.served: RunningOrigin | None = None
-        self.gateway: RunningGateway | None = None
+        self.gateway: Gateway | None = None
         self._restarts: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
@@ -149,10 +163,13 @@ class System:
     async def _start_gateway(self) -> None:
         rng = Random(self._rng.random())
         self._cache_bytes = self._rng.choice(CACHES)
-        self.gateway = await start_gateway(self._config(), clock=self.clock, rng=rng, load=self._config, environ={})
+        if isinstance(self.clock, CommonClock):
+            self.gateway = await start_process(self._config(), self.workers, self.clock, self._mutant)
+        else:
+            self.gateway = await GatewayHere.start(self._config(), self.clock, rng)
 
     @property
-    def running(self) -> RunningGateway:
+    def running(self) -> Gateway:
         assert self.gateway is not None, "the gateway is being restarted"
         return self.gateway
 
@@ -163,14 +180,27 @@ class System:
 
     # -- what may happen to it
 
-    def drain(self, within_s: float) -> None:
+    async def drain(self, within_s: float) -> None:
         """Have the gateway drain; `undo_drain` is owed, or the gateway's end."""
-        if self.gateway is not None:
-            self.gateway.drain(within_s)
+        if (gateway := self.gateway) is not None:
+            await self._unless_stopped(gateway, gateway.drain(within_s))
 
-    def undo_drain(self) -> None:
-        if self.gateway is not None:
-            self.gateway.undo_drain()
+    async def undo_drain(self) -> None:
+        if (gateway := self.gateway) is not None:
+            await self._unless_stopped(gateway, gateway.undo_drain())
+
+    async def _unless_stopped(self, gateway: Gateway, work: Coroutine[Any, Any, None]) -> None:
+        """Do it; a failure counts only if the gateway is not being stopped meanwhile."""
+        try:
+            await work
+        except AssertionError:
+            if self.gateway is gateway:
+                raise
+
+    def kill_worker(self) -> int | None:
+        """End a worker by SIGKILL; returns its pid, or None if there is none."""
+        gateway = self.gateway
+        return gateway.kill_worker(self._rng) if isinstance(gateway, GatewayProcess) else None
 
     async def restart_gateway(self) -> None:
         """Stop the gateway, in order as far as it goes, and begin another that knows nothing."""
@@ -197,10 +227,10 @@ class System:
             await self._stop_gateway(gateway)
             await self._start_gateway()
 
-    async def _stop_gateway(self, gateway: RunningGateway) -> None:
-        await gateway.stop()
+    async def _stop_gateway(self, gateway: Gateway) -> None:
+        exposition = await gateway.stop()
         if self.ledger is not None:
-            for wrong in self.ledger.audit(gateway.metrics.exposition()[0].decode()):
+            for wrong in self.ledger.audit(exposition):
                 self.on_wrong_line(*wrong)
 
     async def _restart_origin(self, down_s: float) -> None:
@@ -215,26 +245,18 @@ class System:
 
     async def reload(self, variant: dict[str, Any]) -> None:
         """Have another configuration, as SIGHUP does."""
-        if self.gateway is not None:
+        if (gateway := self.gateway) is not None:
             self._variant = variant
-            await self.gateway.reload()
+            await self._unless_stopped(gateway, gateway.reload(self._config()))
 
     async def purge(self, stream: str, *, is_soft: bool) -> None:
         """Purge a path by the admin port."""
-        if self.gateway is None:
-            return
-        wire = await Wire.open(self.gateway.admin_url)
-        try:
-            body = b'{"stream":"%s","soft":%s}' % (stream.encode(), b"true" if is_soft else b"false")
-            await wire.ask("/api/purge", {"Host": "localhost", "Content-Type": "application/json"}, "POST", body)
-            answer = await wire.answer()
-            assert answer.status == 200, answer.body
-        finally:
-            await wire.closed()
+        if (gateway := self.gateway) is not None:
+            await self._unless_stopped(gateway, gateway.purge(stream, is_soft=is_soft))
 
-    def end_trouble(self) -> None:
+    async def end_trouble(self) -> None:
         """No fault is left, nothing is held, and the gateway does not drain."""
-        self.undo_drain()
+        await self.undo_drain()
         self.origin.faults.clear()
         self.origin_side.calm()
         self.client_side.calm()
@@ -243,8 +265,8 @@ class System:
         """Wait until the gateway takes its origin for well: requests alone make it look again.  Raises TimeoutError."""
         async with asyncio.timeout(_NO_TROUBLE_S):
             await self.restarted()
-            while any(origin.retry_in_s is not None for origin in self.running.engine.origins.snapshot()):
-                wire = await Wire.open(self.running.gateway_url)
+            while not await self.running.is_well():
+                wire = await Wire.open(self.running.url)
                 await wire.ask(f"/probe-{secrets.token_hex(4)}", {}, "HEAD")
                 await wire.answer("HEAD")
                 await wire.closed()
@@ -252,22 +274,12 @@ class System:
 
     # -- the end
 
-    def left_over(self) -> list[str]:
+    async def left_over(self) -> list[str]:
         """What the gateway still holds although no client wants anything of it."""
-        engine = self.running.engine
-        counts = {
-            "topics": len(engine.live),
-            "flights": len(engine.fetches),
-            "connections in use at the origin": engine.client.open_connections,
-            "pins": sum(stream.holds for stream in engine.store),
-            "clients": self.running.connections,
-        }
-        left = [f"{count} {what}" for what, count in counts.items() if count]
-        cost = sum(stream.cost for stream in engine.store)
-        return left + ([f"costs of {engine.store.cost} for tapes of {cost}"] if engine.store.cost != cost else [])
+        return await self.running.left_over()
 
     async def stop(self) -> None:
-        self.end_trouble()
+        await self.end_trouble()
         if self.gateway is not None:
             await self._stop_gateway(self.gateway)
         await self.origin_side.stop()

@@ -57,6 +57,8 @@ _LOADED: Final = (
 """Modules that most commands import while they run."""
 _BOUND_S: Final = 30.0
 _PRCTL: Final = ctypes.CDLL(None).prctl
+_OF_WORKERS: Final = "tests.workers.program"
+"""The first argument for a program that the tests of workers alter before it runs."""
 _LEFT_OUT: Final = frozenset({"NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "PYTEST_CURRENT_TEST"})
 
 
@@ -69,6 +71,11 @@ def command(arguments: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     if any(not name.startswith("DURABLE_GATEWAY_") for name in others):
         return [sys.executable, "-W", "default", "-m", "gateway", *arguments]
     return [sys.executable, "-I", "-S", str(_CLIENT), _parent(), *arguments]
+
+
+def altered_command(arguments: Sequence[str]) -> list[str]:
+    """The command line that runs `tests.workers.program` with these arguments, whatever the environment."""
+    return [sys.executable, "-I", "-S", str(_CLIENT), _parent(), _OF_WORKERS, *arguments]
 
 
 @cache
@@ -242,7 +249,11 @@ def _become(folder: str, arguments: list[str], environ: dict[str, str], descript
     for name, stream in _standard_streams().items():
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
-    from gateway.cli import main
+    if arguments[:1] == [_OF_WORKERS]:
+        del sys.argv[1]
+        from tests.workers.program import main
+    else:
+        from gateway.cli import main
 
     sys.exit(main())
 
