@@ -12,9 +12,7 @@ import inspect
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Final
-
-from gateway.aio.clock import ManualClock
+from typing import Final, Protocol
 
 BOUND_S: Final = 20.0
 """Far longer than any state takes to come, on a machine that does several things at once."""
@@ -78,8 +76,14 @@ def eventually_on_disk(condition: Callable[[], bool], within_s: float, look_s: f
         time.sleep(look_s)
 
 
+class Movable(Protocol):
+    """A clock that a test moves."""
+
+    def advance(self, seconds: float) -> None: ...
+
+
 @asynccontextmanager
-async def time_passing(clock: ManualClock, step_s: float = 0.05, look_s: float = LOOK_S) -> AsyncIterator[None]:
+async def time_passing(clock: Movable, step_s: float = 0.05, look_s: float = LOOK_S) -> AsyncIterator[None]:
     """Let a manual clock run, `step_s` every `look_s`, while the test waits for what comes of it."""
 
     async def run() -> None:

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Final
 
-from gateway.aio.clock import ManualClock
+from gateway.config.routes import RouteConfig
 from gateway.protocol.cursor import interval
 from tests.offload.crowd import Checker, Client, Reply
-from tests.offload.stage import BINARY, JSON, TEXT, Figure, bounded, stage, together
+from tests.offload.stage import BINARY, JSON, TEXT, Figure, bounded, manual_clock, stage, together
 from tests.waiting import eventually
 
 MIB = 1 << 20
+LINGER_S: Final[float] = RouteConfig.model_fields["live_linger_s"].default
 
 
 def message(content_type: str, number: int, size: int = 0) -> bytes:
@@ -50,12 +52,12 @@ async def long_polls(content_type: str = JSON, clients: int = 1_000, cursors: in
     """Long-polls at one tail, each with one of many cursors; one append answers all."""
     messages = [message(content_type, number) for number in range(4)]
     log = log_of(content_type, messages)
-    async with stage(clock=ManualClock()) as on:
+    async with stage(clock=manual_clock()) as on:
         await on.create("/s", content_type)
         tail = ""
         for body in messages[:3]:
             tail = await on.append("/s", content_type, body)
-        now = interval(on.gateway.engine.clock.wall())
+        now = interval(on.clock.wall())
         # Below, at and above the current interval: some clients are a while behind, some got a jittered cursor.
         shown = [now - 5 + number for number in range(cursors)]
         position = position_of(content_type, messages, 3)
@@ -86,7 +88,7 @@ async def subscribers(
     messages = [message(content_type, number, message_bytes) for number in range(offsets + appends)]
     seen = [as_sse_shows(content_type, body) for body in messages]
     log = log_of(content_type, seen)
-    async with stage(clock=ManualClock()) as on:
+    async with stage(clock=manual_clock()) as on:
         await on.create("/s", content_type)
         starts = [("-1", 0)]
         for number, body in enumerate(messages[:offsets]):
@@ -94,7 +96,7 @@ async def subscribers(
             starts.append((tail, position_of(content_type, seen, number + 1)))
         starts = starts[:offsets]
 
-        now = interval(on.gateway.engine.clock.wall())
+        now = interval(on.clock.wall())
 
         async def follow(client: Client, start: str, position: int, cursor: int) -> None:
             checker = Checker(log, is_json=content_type == JSON, position=position)
@@ -124,7 +126,7 @@ async def both_modes(content_type: str = JSON, each: int = 500, appends: int = 1
     """SSE and long-poll readers of one stream, side by side until it closes."""
     messages = [message(content_type, number) for number in range(1 + appends)]
     log = log_of(content_type, messages)
-    async with stage(clock=ManualClock()) as on:
+    async with stage(clock=manual_clock()) as on:
         await on.create("/s", content_type)
         tail = await on.append("/s", content_type, messages[0])
         position = position_of(content_type, messages, 1)
@@ -178,7 +180,7 @@ async def growing(
     messages = [message(content_type, number, append_bytes) for number in range(size // append_bytes)]
     log = log_of(content_type, messages)
     # After some seconds the origin confirms bytes in memory again, by sending some.  A busy machine may take so long.
-    async with stage(clock=ManualClock(), max_chunk_bytes=max_chunk_bytes) as on:
+    async with stage(clock=manual_clock(), max_chunk_bytes=max_chunk_bytes) as on:
         await on.create("/s", content_type)
         first = len(messages) // (2 if is_live else 5)
         for body in messages[:first]:
@@ -263,7 +265,7 @@ async def returning(content_type: str = JSON, clients: int = 100, rounds: int = 
     """Long-poll clients that all have their answer before any of them returns: no reader is connected in between."""
     messages = [message(content_type, number) for number in range(rounds + 1)]
     log = log_of(content_type, messages)
-    clock = ManualClock()
+    clock = manual_clock()
     async with stage(clock=clock) as on:
         await on.create("/s", content_type)
         tail = await on.append("/s", content_type, messages[0])
@@ -279,7 +281,7 @@ async def returning(content_type: str = JSON, clients: int = 100, rounds: int = 
             tail = await on.append("/s", content_type, body)
             replies: list[Reply] = await bounded(asyncio.gather(*polls))
             assert {reply.next_offset for reply in replies} == {tail}
-            clock.advance(on.gateway.config.routes[0].live_linger_s * 0.9)
+            clock.advance(LINGER_S * 0.9)
         assert {checker.position for checker in checkers} == {len(log)}
         return on.figure(f"{clients} long-poll clients, {rounds} rounds ({short(content_type)})", len(log))
 
@@ -290,7 +292,7 @@ async def returning(content_type: str = JSON, clients: int = 100, rounds: int = 
 async def many_streams(streams: int = 100, readers: int = 10) -> Figure:
     """Streams with some live readers each, in both modes; an append wakes its own readers only, and a stream is
     released after its last reader."""
-    clock = ManualClock()
+    clock = manual_clock()
     messages = [message(JSON, number) for number in range(2 * streams)]
     async with stage(clock=clock) as on:
         tails: list[str] = []
@@ -319,13 +321,16 @@ async def many_streams(streams: int = 100, readers: int = 10) -> Figure:
                 await on.waiting(f"/s/{number}", readers)
             for number in range(streams):
                 await on.append(f"/s/{number}", JSON, messages[streams + number])
-        await eventually(lambda: not any(topic.readers for topic in on.gateway.engine.live.topics()))
-        linger_s = on.gateway.config.routes[0].live_linger_s
-        clock.advance(linger_s * 0.9)
-        assert len(on.gateway.engine.live) == on.counters.live_open == streams, "a reader may be back in a moment"
-        clock.advance(linger_s * 0.1)
+
+        async def all_have_left() -> bool:
+            return not await on.gateway.readers()
+
+        await eventually(all_have_left)
+        clock.advance(LINGER_S * 0.9)
+        assert await on.gateway.followed() == on.counters.live_open == streams, "a reader may be back in a moment"
+        clock.advance(LINGER_S * 0.1)
         await bounded(on.counters.live_is(0))
-        assert not on.gateway.engine.live
+        assert not await on.gateway.followed()
         return on.figure(f"{streams} streams, {readers} live readers each (JSON)", sum(map(len, messages)))
 
 

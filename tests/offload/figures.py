@@ -5,7 +5,7 @@ includes event names and control events.  "Live at once" is the most live reques
 time.
 
 `--keep FILE` also stores them as JSON: `tests.offload.readme` writes the tables of the README and of
-`docs/performance.md` from `docs/offload.json`.
+`docs/performance.md` from `docs/offload.json`.  `--workers N` has every case run with a gateway of N workers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import orjson
 import uvloop
 
 from tests.offload import cases, mixed, outage, spared
-from tests.offload.stage import BINARY, JSON, TEXT, Figure
+from tests.offload.stage import BINARY, JSON, TEXT, Figure, use_workers
 
 CASES: Final[Mapping[str, Callable[[], Awaitable[Figure]]]] = {
     "newcomers": lambda: spared.newcomers(JSON),
@@ -80,7 +80,9 @@ async def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.offload.figures", description="Play the offload cases.")
     parser.add_argument("--only", nargs="+", choices=[*CASES], metavar="NAME", help=", ".join(CASES))
     parser.add_argument("--keep", type=Path, metavar="FILE", help="where to leave the figures of all cases as JSON")
+    parser.add_argument("--workers", type=int, default=0, help="run the gateway as a program with so many workers")
     options = parser.parse_args(argv)
+    use_workers(options.workers)
     if options.keep and options.only:
         parser.error("--keep is for all cases")
     figures: dict[str, Figure] = {}

@@ -10,11 +10,10 @@ import asyncio
 import contextlib
 from random import Random
 
-from gateway.aio.clock import ManualClock
 from tests.offload.cases import log_of, message, position_of
 from tests.offload.crowd import Checker, Client, Reply
 from tests.offload.spared import catch_up
-from tests.offload.stage import BINARY, JSON, Figure, Stage, stage
+from tests.offload.stage import BINARY, JSON, Figure, Stage, manual_clock, stage
 from tests.waiting import eventually
 
 STEP_S = 0.05
@@ -95,7 +94,7 @@ class Reader:
 
 async def mixed(readers: int = 180, streams: int = 12, seconds: float = 60.0) -> Figure:
     """`readers` live readers at any time, one half by SSE and one by long-poll, for `seconds`."""
-    rng, clock = Random(14), ManualClock()
+    rng, clock = Random(14), manual_clock()
     steps = round(seconds / STEP_S)
     first = 3
     schedule: list[list[int]] = [[] for _ in range(steps)]

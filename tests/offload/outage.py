@@ -12,12 +12,11 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
-from gateway.aio.clock import ManualClock
 from tests.offload.cases import log_of, message
 from tests.offload.crowd import Checker, Client
 from tests.offload.spared import catch_up
-from tests.offload.stage import JSON, Figure, bounded, stage
-from tests.waiting import eventually, pass_turns, time_passing
+from tests.offload.stage import JSON, Figure, bounded, manual_clock, stage
+from tests.waiting import Movable, eventually, pass_turns, time_passing
 
 _POOL = 400
 _TURNS = 8
@@ -30,7 +29,7 @@ _PATIENCE_S = 60.0
 async def outage(per_s: int = 500, seconds: float = 10.0, streams: int = 10) -> Figure:
     """Catch-up reads of streams in memory and of others, HEADs and writes, while the origin is down; one client
     follows a stream by SSE throughout."""
-    clock = ManualClock()
+    clock = manual_clock()
     messages = [message(JSON, number) for number in range(4)]
     known, log = log_of(JSON, messages[:3]), log_of(JSON, messages)
     async with stage(clock=clock) as on, asyncio.TaskGroup() as group:
@@ -126,7 +125,7 @@ async def _until_back(client: Client, body: bytes) -> None:
     assert given == b"[%b]" % body
 
 
-async def _until(clock: ManualClock, condition: Callable[[], bool]) -> None:
+async def _until(clock: Movable, condition: Callable[[], bool]) -> None:
     """Let time pass until the condition holds."""
     async with time_passing(clock, _STEP_S, _STEP_S / 100):
         await eventually(condition)

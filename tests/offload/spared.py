@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 
-from gateway.aio.clock import ManualClock
 from tests.offload.cases import log_of, message, position_of, short
 from tests.offload.crowd import Checker, Client, Reply
-from tests.offload.stage import JSON, Figure, bounded, stage, together
+from tests.offload.stage import JSON, Figure, bounded, manual_clock, stage, together
 
 
 async def catch_up(client: Client, path: str, checker: Checker) -> Reply:
@@ -45,7 +44,7 @@ async def newcomers(content_type: str = JSON, clients: int = 1_000, seconds: flo
     one by SSE, the rest by long-poll."""
     messages = [message(content_type, number) for number in range(3 + appends)]
     log = log_of(content_type, messages)
-    clock = ManualClock()
+    clock = manual_clock()
     async with stage(clock=clock) as on:
         await on.create("/s", content_type)
         for body in messages[:3]:
@@ -84,7 +83,7 @@ async def hot_tail(content_type: str = JSON, reads: int = 10_000, seconds: float
     in the very next read."""
     messages = [message(content_type, number) for number in range(3 + appends)]
     log = log_of(content_type, messages)
-    clock = ManualClock()
+    clock = manual_clock()
     async with stage(clock=clock) as on:
         await on.create("/s", content_type)
         for body in messages[:3]:
@@ -109,7 +108,7 @@ async def hot_tail(content_type: str = JSON, reads: int = 10_000, seconds: float
 
 async def unknown_names(clients: int = 10, names: int = 100, seconds: float = 1.0) -> Figure:
     """Clients that all request the same missing streams, by catch-up, long-poll and SSE."""
-    clock = ManualClock()
+    clock = manual_clock()
     async with stage(clock=clock) as on:
         ways = ("?offset=-1", "?offset=-1", "", "?offset=now", "?live=long-poll&offset=-1", "?live=sse&offset=-1")
 
@@ -127,7 +126,7 @@ async def unknown_names(clients: int = 10, names: int = 100, seconds: float = 1.
 async def cold_streams(streams: int = 1_000, clients: int = 10) -> Figure:
     """Streams that no client has read before, each read once."""
     messages = [message(JSON, number) for number in range(streams)]
-    async with stage(clock=ManualClock()) as on:
+    async with stage(clock=manual_clock()) as on:
         for number, body in enumerate(messages):
             await on.create(f"/s/{number}", JSON)
             await on.append(f"/s/{number}", JSON, body)

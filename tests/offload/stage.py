@@ -1,8 +1,9 @@
 """The setting of every case: an origin that counts, a gateway in front of it, two writers, and a crowd.
 
-All run on one loop, so that the origin's counts can be awaited.  `append` goes to the origin itself, because an
-acknowledgement that passes through the gateway would tell it the new tail, which other writers do not.  `write` goes
-through the gateway.  Requests and answers of writers are not counted with the clients'.
+All run on one loop, so that the origin's counts can be awaited.  Only a gateway with workers (`use_workers`) is a
+program of its own.  `append` goes to the origin itself, because an acknowledgement that passes through the gateway
+would tell it the new tail, which other writers do not.  `write` goes through the gateway.  Requests and answers of
+writers are not counted with the clients'.
 """
 
 from __future__ import annotations
@@ -13,17 +14,16 @@ import resource
 from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from random import Random
 from typing import Any, TypeVar, cast
 
-from gateway.aio.clock import Clock, SystemClock
-from gateway.app import RunningGateway, start_gateway
+from gateway.aio.clock import Clock, ManualClock, SystemClock
 from gateway.config.gateway import GatewayConfig
-from gateway.live.topic import Topic
 from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
 from gateway.origin.requests import Kind
 from tests.offload.crowd import BOUND_S, Client, Tally
+from tests.offload.gateways import Gateway, GatewayHere, Workers
 from tests.waiting import eventually
+from tests.workers.clock import SharedClock
 
 READS = (Kind.CATCHUP, Kind.LONGPOLL, Kind.SSE, Kind.HEAD)
 LIVE = (Kind.LONGPOLL, Kind.SSE)
@@ -36,6 +36,19 @@ _FILES = 8_192
 """Sockets per client: both ends are in this process."""
 
 T = TypeVar("T")
+
+_workers = 0
+
+
+def use_workers(count: int) -> None:
+    """Have every case from now on run with the program and so many workers; 0 is a gateway in this process."""
+    global _workers
+    _workers = count
+
+
+def manual_clock() -> ManualClock | SharedClock:
+    """A clock of the gateway that a case moves."""
+    return SharedClock.create() if _workers else ManualClock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +90,11 @@ class Figure:
 class Stage:
     """One case's origin, gateway, writer and crowd."""
 
-    def __init__(self, origin: RunningOrigin, gateway: RunningGateway, writer: Client, author: Client) -> None:
+    def __init__(self, origin: RunningOrigin, gateway: Gateway, clock: Clock, writer: Client, author: Client) -> None:
         self.origin = origin
         self.gateway = gateway
+        self.clock = clock
+        """The gateway's."""
         self.counters = origin.origin.counters
         self.tally = Tally()
         self.attempts = 0
@@ -132,35 +147,20 @@ class Stage:
 
     async def clients(self, count: int) -> list[Client]:
         """`count` new clients of the gateway."""
-        opened = await asyncio.gather(*(Client.open(self.gateway.gateway_url, self.tally) for _ in range(count)))
+        opened = await asyncio.gather(*(Client.open(self.gateway.url, self.tally) for _ in range(count)))
         self._clients += opened
         return opened
-
-    def topic(self, path: str) -> Topic | None:
-        """The topic of a stream at the gateway."""
-        live = self.gateway.engine.live
-        return next((topic for topic in live.topics() if topic.stream.key.group.path == path), None)
 
     async def waiting(self, path: str, readers: int) -> None:
         """Wait until `readers` live readers wait at the stream's tail, and so does the follower at the origin."""
 
-        def all_wait() -> bool:
-            topic = self.topic(path)
-            return topic is not None and topic.readers == readers and topic.is_confirmed
-
-        await eventually(all_wait)
+        await eventually(lambda: self.gateway.all_wait(path, readers))
         await bounded(self.counters.until(lambda counters: counters.parked >= 1))
 
     async def brought(self, path: str, end: str, *, is_closed: bool) -> None:
         """Wait until a followed stream's live request has delivered the bytes up to `end`, and the closure if any."""
 
-        def has_come() -> bool:
-            topic = self.topic(path)
-            if topic is None or topic.position is None:
-                return True
-            return topic.position >= end and (not is_closed or topic.stream.tape.closed_at is not None)
-
-        await eventually(has_come)
+        await eventually(lambda: self.gateway.has_brought(path, end, is_closed=is_closed))
 
     def figure(self, case: str, stream_bytes: int) -> Figure:
         """The counts so far."""
@@ -232,13 +232,20 @@ async def stage(
     defaults = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "client_new_streams_per_s": 0}
     settings = {**defaults, "shutdown_timeout_s": 2.0, **gateway_settings}
     config = GatewayConfig.for_origin(origin.url, **settings)
-    gateway = await start_gateway(config, clock=clock or SystemClock(), rng=Random(1))
-    writer, author = await Client.open(origin.url, Tally()), await Client.open(gateway.gateway_url, Tally())
+    gateway: Gateway
+    if _workers:
+        assert clock is None or isinstance(clock, SharedClock)
+        gateway = await Workers.start(config, _workers, clock)
+    else:
+        gateway = await GatewayHere.start(config, clock or SystemClock())
+    writer, author = await Client.open(origin.url, Tally()), await Client.open(gateway.url, Tally())
     # Once the writer has an answer, its connection is accepted; it must not count as the gateway's.
     await writer.send("HEAD", "/")
     origin.origin.counters.reset()
-    set_up = Stage(origin, gateway, writer, author)
+    set_up = Stage(origin, gateway, clock or SystemClock(), writer, author)
     try:
         yield set_up
     finally:
         await set_up.leave()
+        if isinstance(clock, SharedClock):
+            clock.close()

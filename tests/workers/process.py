@@ -21,6 +21,7 @@ from tests.commands.warm import altered_command
 from tests.fast_clock import CommonClock
 from tests.scenarios.wire import Answer, Dropped, Wire
 from tests.waiting import pause
+from tests.workers.clock import SharedClock
 from tests.workers.program import CLOCK, MUTANT, QUIET
 from tests.workers.toml import as_toml
 
@@ -60,7 +61,7 @@ class GatewayProcess:
         config: GatewayConfig,
         workers: int,
         *,
-        clock: CommonClock | None = None,
+        clock: CommonClock | SharedClock | None = None,
         mutant: str = "",
         is_quiet: bool = False,
         is_cold: bool = False,
@@ -71,8 +72,11 @@ class GatewayProcess:
         """
         environment = {name: value for name, value in os.environ.items() if not name.startswith("DURABLE_GATEWAY_")}
         environment["PYTHONPATH"] = str(ROOT)
-        if clock is not None:
-            environment[CLOCK] = f"{clock.speed} {clock.began}"
+        match clock:
+            case CommonClock():
+                environment[CLOCK] = f"{clock.speed} {clock.began}"
+            case SharedClock():
+                environment[CLOCK] = clock.path
         if mutant:
             environment[MUTANT] = mutant
         if is_quiet:

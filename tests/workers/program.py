@@ -13,7 +13,8 @@ from functools import partial
 from typing import Final
 
 CLOCK: Final = "WORKERS_TEST_CLOCK"
-"""Speed of the clock and the machine's monotonic time of its epoch, with a blank between."""
+"""Speed of the clock and the machine's monotonic time of its epoch, with a blank between, or the file of a
+`SharedClock`."""
 MUTANT: Final = "WORKERS_TEST_MUTANT"
 """Name of a mutant of `tests.workers.mutants`."""
 QUIET: Final = "WORKERS_TEST_QUIET"
@@ -23,15 +24,17 @@ QUIET: Final = "WORKERS_TEST_QUIET"
 def main() -> int:
     """Run the command line, and print the process's pid first.  Returns the exit status."""
     import gateway.app
+    from gateway.aio.clock import Clock
     from tests.fast_clock import CommonClock
+    from tests.workers.clock import SharedClock
 
     print("PID", os.getpid(), flush=True)  # noqa: T201
     if QUIET in os.environ:
         logging.getLogger("gateway").setLevel(logging.CRITICAL)
-    if (clock := os.environ.get(CLOCK)) is not None:
+    if (text := os.environ.get(CLOCK)) is not None:
+        clock: Clock = SharedClock(text) if text.startswith("/") else CommonClock(*map(float, text.split()))
         # Whoever starts a gateway imports the function when it does so.
-        speed, began = map(float, clock.split())
-        started = partial(gateway.app.start_gateway, clock=CommonClock(speed, began))
+        started = partial(gateway.app.start_gateway, clock=clock)
         gateway.app.start_gateway = started
     from gateway import cli
 
