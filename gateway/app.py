@@ -12,7 +12,7 @@ import asyncio
 import logging
 import os
 import random
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Final, Self
@@ -55,9 +55,10 @@ from gateway.plan.applier import PlanApplier
 from gateway.plan.entries import budget_bytes, is_too_short
 from gateway.server.certificate_reloader import CertificateReloader, certificate_files, load_certificates
 from gateway.server.frontend import Frontend
+from gateway.server.handed import Handed
 from gateway.server.listeners import Certificates
 from gateway.server.shedding import Shedding
-from gateway.server.sockets import listen_at
+from gateway.server.sockets import adopt_bound, listen_at, serve_on
 from gateway.telemetry.access_record import NO_ACCESS_LOG, AccessLog
 from gateway.telemetry.surroundings import Surroundings
 from gateway.telemetry.tracing import NO_TRACER, Tracer, current
@@ -68,6 +69,9 @@ _log = logging.getLogger("gateway.app")
 _LAST_ACCEPTED_S: Final = 1.0
 """Seconds between the end of accepting and the closing of idle connections, in which the last accepted connections can
 send a request."""
+
+_ADMIN_BACKLOG: Final = 100
+"""The queue of new connections at the admin port."""
 
 _CONTAINER_SHARE: Final = 0.9
 """The share of the container's memory limit that the process may use if `memory_max_bytes` is 0."""
@@ -87,6 +91,8 @@ class RunningGateway:
         environ: Mapping[str, str] = os.environ,
     ) -> None:
         self._environ = environ
+        self.handed: Handed | None = None
+        """What the supervisor of several workers has handed to this one; None if the process is the whole gateway."""
         self.config = config
         """The configuration in effect."""
         self.engine = engine
@@ -179,7 +185,14 @@ class RunningGateway:
         private = self.config.server.admin_address
         try:
             await self._admin.setup()
-            self._admin_servers = await listen_at(private, self.admin_connections)
+            if self.handed is not None:
+                self.listeners.handed = self.handed.listening
+                self._admin_servers = [
+                    await serve_on(adopt_bound(one), self.admin_connections, _ADMIN_BACKLOG)
+                    for one in self.handed.admin
+                ]
+            else:
+                self._admin_servers = await listen_at(private, self.admin_connections)
             self.admin_url = _url(private, self._admin_servers[0].sockets[0].getsockname()[1])
             await self.listeners.open(self._environ)
             self._tasks.start(self.memory.run(), "memory")
@@ -200,6 +213,10 @@ class RunningGateway:
             await self.engine.tracer.close(0.0)
             raise
         return self
+
+    def wait_for_others(self, others_are_empty: Callable[[float], Awaitable[None]]) -> None:
+        """Accept connections in a drain until `others_are_empty` returns."""
+        self._frontend.others_are_empty = others_are_empty
 
     def drain(self, within_s: float | None = None) -> None:
         """Begin a drain: the gateway is no longer ready, and ends live reads properly within `within_s`, by default
@@ -292,8 +309,11 @@ class RunningGateway:
                 )
         return is_new
 
-    async def stop(self) -> None:
+    async def stop(self, inherited: Iterable[int] = ()) -> None:
         """Drain, and stop within `shutdown_timeout_s`.  Connections that are still open at the end are cut.
+
+        Another process goes on with the queues of the listeners with the indexes `inherited`, so this one accepts
+        nothing more there.
 
         Ports that other processes share are closed at once.  All other ports stay open until the last connection is
         closed, or the drain is over.  A restart therefore refuses connections only while the next process starts.
@@ -302,6 +322,7 @@ class RunningGateway:
         self.planned.stop()
         gone_at = asyncio.get_running_loop().time() + timeout_s
         self._is_open = False
+        self.listeners.inherited = frozenset(inherited)
         await self.listeners.stop_accepting(only_shared=True)
         # Live readers must end before idle connections are closed, and the timer wheel may end them up to one tick
         # late.  Therefore end them a tick earlier.
@@ -344,13 +365,14 @@ async def start_gateway(
     tracer: Tracer | None = None,
     load: Load | None = None,
     environ: Mapping[str, str] | None = None,
+    handed: Handed | None = None,
 ) -> RunningGateway:
     """Start a gateway on the running loop.
 
     `load` reads the configuration again.  It runs in a thread and may raise ConfigError.  Without `load` there are no
     reloads.  `environ` has the admin port's token and the credentials for origins; the default is the process's
     environment.  `clock` and `rng` are for tests; the defaults are the system's clock and an unseeded generator.
-    `tracer` replaces the tracer of `config.tracing`.
+    `tracer` replaces the tracer of `config.tracing`.  `handed` is what a worker gets from its supervisor.
 
     Raises OSError if a port is taken.  Raises ConfigError if a file that the configuration names cannot be used, if a
     token or credential is missing, or if tracing needs an extra that is not installed.
@@ -377,7 +399,9 @@ async def start_gateway(
     auth_services.configure_tls(auth_tls)
     auth_services.configure(rules.values())
     certificate_stamp = stamp(certificate_files(config.every_listener))
-    frontend.use_certificates(load_certificates(config.every_listener, frontend.listeners.alpn))
+    frontend.use_certificates(
+        load_certificates(config.every_listener, frontend.listeners.alpn) if handed is None else handed.certificates
+    )
     clients = frontend.clients
     metrics.before_collect = clients.count
     metrics.http2 = clients.http2
@@ -386,6 +410,7 @@ async def start_gateway(
     metrics.listeners.waited = frontend.waited
     metrics.listeners.expiries = frontend.listeners.expiries
     gateway = RunningGateway(config, engine, metrics, frontend, load, log, environ)
+    gateway.handed = handed
     metrics.plan = gateway.plan_figures.look
     metrics.tenants = frontend.routes.verdicts.tenants.items
     metrics.look = partial(

@@ -18,7 +18,7 @@ def prepare(arguments: Sequence[str]) -> None:
     """Make the process safe for the command with these arguments."""
     open_standard_descriptors()
     if arguments[:1] == ["serve"]:
-        # By default, SIGHUP ends a process.  `run_serve` replaces the handler once a configuration is loaded.
+        # By default, SIGHUP ends a process.  `serve` replaces the handler once a configuration is loaded.
         signal.signal(signal.SIGHUP, _note_hangup)
 
 

@@ -207,6 +207,10 @@ def serve(
         str | None,
         typer.Option("--cache-bytes", metavar="SIZE", show_default="256MiB", help="Most stream bytes kept in memory."),
     ] = None,
+    workers: Annotated[
+        str | None,
+        typer.Option("--workers", metavar="N", show_default="1", help="Processes that serve; auto: one per processor."),
+    ] = None,
 ) -> None:
     """Run the gateway in front of an origin."""
     from gateway.cli import servers
@@ -222,14 +226,11 @@ def serve(
         ("route.*.long_poll_timeout_s", long_poll_timeout, "--long-poll-timeout"),
         ("route.*.sse_lifetime_s", sse_lifetime, "--sse-lifetime"),
         ("limits.cache_bytes", cache_bytes, "--cache-bytes"),
+        ("server.workers", workers, "--workers"),
     ):
         if value is not None:
             flags.append(Flag(key, value, name))
-    servers.run(
-        servers.run_serve(
-            lambda: load_config(config, environ=os.environ, flags=flags).config, has_file=config is not None
-        )
-    )
+    servers.serve(lambda: load_config(config, environ=os.environ, flags=flags).config, has_file=config is not None)
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""Messages to the supervisor that started the process (sd_notify(3)), such as systemd with `Type=notify-reload`."""
+"""Messages to the service manager of the process (sd_notify(3)), such as systemd with `Type=notify-reload`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _VARIABLE: Final = "NOTIFY_SOCKET"
 _LONGEST_STATUS: Final = 500
 
 
-class Supervisor:
-    """The supervisor that the environment names.  Without one, no messages are sent."""
+class ServiceManager:
+    """The service manager that the environment names.  Without one, no messages are sent."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         path = environ.get(_VARIABLE, "")
@@ -22,7 +22,7 @@ class Supervisor:
         self._address = f"\0{path[1:]}" if path.startswith("@") else path
 
     def __repr__(self) -> str:
-        return f"<Supervisor at {self._address!r}>"
+        return f"<ServiceManager at {self._address!r}>"
 
     def ready(self, status: str = "") -> None:
         """Report that the start or a reload is done."""
@@ -39,7 +39,7 @@ class Supervisor:
     def _send(self, *lines: str) -> None:
         if not self._address:
             return
-        # A supervisor that does not listen must not stop the gateway.
+        # A service manager that does not listen must not stop the gateway.
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
             sock.setblocking(False)
             sock.sendto("\n".join(lines).encode(), self._address)

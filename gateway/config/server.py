@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -9,7 +10,7 @@ from pydantic import Field, model_validator
 from gateway.config.addresses import DEFAULT_ADMIN, Address, parse_address
 from gateway.config.listener import TrustedProxies
 from gateway.config.model import MisfitError, Model
-from gateway.config.values import ListenAddress, NodeName
+from gateway.config.values import MOST_WORKERS, ListenAddress, NodeName, Workers
 
 
 class ServerConfig(Model):
@@ -37,6 +38,11 @@ class ServerConfig(Model):
         le=600,
         description="Longest drain after SIGTERM or SIGINT; remaining connections are then dropped.",
     )
+    workers: Workers = Field(
+        default=1,
+        description="Number of processes that serve clients, each on one core; auto: one for each processor that the "
+        "process may use. 1: one process, without a supervisor.",
+    )
     fast_path: bool = Field(
         default=True, description="Look up repeated requests by their bytes; false is for comparison only."
     )
@@ -58,6 +64,15 @@ class ServerConfig(Model):
         description="Name of this gateway in Via, Cache-Status and CDN-Loop. Gateways on one path need different "
         "names.",
     )
+
+    @property
+    def worker_count(self) -> int:
+        """The number of workers, with `auto` resolved."""
+        if self.workers != "auto":
+            return self.workers
+        # Other systems than Linux have no affinity.
+        processors = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+        return min(MOST_WORKERS, len(processors))
 
     @property
     def listen_address(self) -> Address:

@@ -24,6 +24,7 @@ _TOKEN: Final = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 _CONTENT_TYPE: Final = re.compile(rf"{_TOKEN}/{_TOKEN}(?: ?; ?{_TOKEN}={_TOKEN})*")
 _MAX_ROUTE_NAME_CHARS: Final = 64
 _LEAST_KEY_CHARS: Final = 16
+MOST_WORKERS: Final = 256
 
 
 def _address(text: str) -> str:
@@ -171,6 +172,16 @@ def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
+def _workers(value: object) -> object:
+    if value == "auto":
+        return value
+    if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 9:
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_WORKERS:
+        raise ValueError(f'expected "auto" or a number from 1 to {MOST_WORKERS}, got {value!r}')
+    return value
+
+
 OffsetPatterns = Annotated[tuple[Annotated[str, AfterValidator(_offset_pattern)], ...], Field(strict=False)]
 Bytes = Annotated[int, BeforeValidator(parse_bytes)]
 ListenAddress = Annotated[str, AfterValidator(_address)]
@@ -192,3 +203,4 @@ RouteName = Annotated[str, AfterValidator(_route_name)]
 BasinName = Annotated[str, AfterValidator(_basin_name)]
 ContentType = Annotated[str, AfterValidator(_content_type)]
 NodeName = Annotated[str, AfterValidator(_node_name)]
+Workers = Annotated[int | Literal["auto"], BeforeValidator(_workers)]

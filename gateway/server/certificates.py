@@ -95,6 +95,12 @@ class LoadedCertificates:
         evict_oldest(contexts, MOST_SESSION_NAMES if is_known else MOST_UNKNOWN_NAMES)
         return found
 
+    def make_session_contexts(self) -> None:
+        """Make the first contexts of all names in the certificates.  The processes forked afterwards share them, and a
+        session that one has begun can be resumed at another one."""
+        for name in (None, *(name for name in self.by_name if not name.startswith("*"))):
+            self.session_context(name)
+
 
 MOST_SESSION_NAMES: Final = 1_024
 """The most names matching a listener's wildcards whose sessions can be resumed.  With more names, sessions of the least

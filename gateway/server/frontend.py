@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, Literal
 
 from multidict import CIMultiDict
@@ -153,6 +153,9 @@ class Frontend:
         protocols: dict[str, Connect] = {HTTP_2: self._connect_http2, HTTP_1: self._connect}
         self.listeners = Listeners(config, self.clients, protocols, self._redirect_factory, listener_metrics, proxies)
 
+        self.others_are_empty: Callable[[float], Awaitable[None]] | None = None
+        """Waits, for some seconds at most, until no worker has connections.  None if there is one worker."""
+
     def __repr__(self) -> str:
         return f"<Frontend {self.connections()} connections, {len(self.listeners)} listeners>"
 
@@ -247,6 +250,8 @@ class Frontend:
         now = asyncio.get_running_loop().time
         for clients in self.every_clients:
             await clients.emptied(accepts_until - now())
+        if self.others_are_empty is not None:
+            await self.others_are_empty(accepts_until - now())
         await self.listeners.stop_accepting()
         for clients in self.every_clients:
             await clients.emptied(idle_at - now())

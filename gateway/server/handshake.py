@@ -27,6 +27,8 @@ from gateway.server.tls import SLICE_BYTES, TlsTransport
 HTTP_1: Final = "http/1.1"
 """The ALPN name (RFC 7301) of the protocol that is used if none is negotiated."""
 HTTP_2: Final = "h2"
+ALPN: Final = (HTTP_2, HTTP_1)
+"""The ALPN names in order of preference."""
 _MOST_HANDSHAKE_BYTES: Final = 1 << 16
 """The most bytes that a client may send in its handshake.  Client certificates take some kilobytes."""
 _HANDSHAKE_RECORD: Final = 0x16

@@ -31,6 +31,7 @@ from gateway.server.sockets import (
     UnixSocket,
     accept_queued,
     adopt,
+    adopt_bound,
     choose_fds,
     listen_at,
     passed_sockets,
@@ -119,6 +120,10 @@ class Listeners:
         self.certificates: Certificates = {}
         """The certificates in use."""
         self._open: list[_OpenListener] = []
+        self.handed: Mapping[int, Sequence[socket.socket]] = {}
+        """The sockets that the supervisor of several workers has opened, by the index of their listener."""
+        self.inherited: frozenset[int] = frozenset()
+        """The indexes of the listeners whose queues another process goes on with when this one stops accepting."""
         self._tasks = Tasks()
         clients.on_arrivals = self._look
 
@@ -180,7 +185,13 @@ class Listeners:
                 self._open.append(listening)
                 if config.tls is not None:
                     self._metrics.speaks_tls(config.address, [reason.value for reason in HandshakeFailure])
-                await self._open_one(listening, self._factory(index), fds)
+                factory = self._factory(index)
+                if index in self.handed:
+                    for sock in map(adopt_bound, self.handed[index]):
+                        listening.queues.append(await AcceptQueue.on(sock, factory, config.backlog))
+                else:
+                    await self._open_one(listening, factory, fds)
+                self._prepare(listening)
         except BaseException:
             self.close()
             raise
@@ -211,6 +222,8 @@ class Listeners:
                     raise ConfigError(f"{config.address}: systemd has passed no such socket")
                 for fd in wanted:
                     listening.queues.append(await AcceptQueue.on(adopt(fd), factory, config.backlog))
+
+    def _prepare(self, listening: _OpenListener) -> None:
         for server in listening.servers:
             for listener in server.sockets:
                 # Keep the kernel's buffer small, so that unsent bytes show in this process.  Accepted sockets inherit
@@ -259,17 +272,19 @@ class Listeners:
         """Stop accepting at all listeners, or only at ports that other processes may share.
 
         When the kernel closes a socket, it resets the queued connections.  Queued connections are therefore accepted
-        first.  Sockets of systemd stay open, and their queue waits for the next process.
+        first.  Sockets of systemd stay open, and so do those that another worker goes on with: their queue waits for
+        the next process.
         """
         loop = asyncio.get_running_loop()
         for index, listening in enumerate(self._open):
-            if only_shared and not listening.config.reuse_port:
+            is_inherited = index in self.inherited or isinstance(listening.config.bind_address, SystemdSockets)
+            if only_shared and not listening.config.reuse_port and index not in self.inherited:
                 continue
             factory, queues = self._factory(index), []
             if listening.file is not None:
                 listening.file.remove()
             for server in listening.servers:
-                if not isinstance(listening.config.bind_address, SystemdSockets):
+                if not is_inherited:
                     queues += [adopt(one.fileno()) for one in server.sockets]
                 server.close()
             for sock in [accepted for queue in queues for accepted in accept_queued(queue)]:

@@ -67,6 +67,13 @@ class UnixSocket:
         async with _folder_lock(Path(path).parent):
             return cls(path, mode, backlog)
 
+    @classmethod
+    def adopted(cls, path: str, sock: socket.socket) -> Self:
+        """Make the object of a socket that listens at `path` already."""
+        made = cls.__new__(cls)
+        made.path, made.sock, made._made = Path(path), sock, _identity(Path(path))
+        return made
+
     def remove(self) -> None:
         """Remove the file, unless another socket has taken its path.
 
@@ -206,6 +213,11 @@ def adopt(fd: int) -> socket.socket:
         raise OSError(errno.EINVAL, f"descriptor {fd} is not a listening stream socket")
     os.set_inheritable(sock.fileno(), False)
     return sock
+
+
+def adopt_bound(bound: socket.socket) -> socket.socket:
+    """Duplicate a socket that the supervisor keeps open, so that this process can close its own descriptor."""
+    return socket.socket(fileno=fcntl.fcntl(bound.fileno(), fcntl.F_DUPFD_CLOEXEC, 0))
 
 
 _SO_ATTACH_FILTER: Final = 26

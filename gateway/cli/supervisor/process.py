@@ -1,0 +1,385 @@
+"""The supervisor's process: it waits for signals, for deaths of workers and for their messages.
+
+SIGTERM and SIGINT begin a drain of all workers, and a second one ends them at once.  SIGHUP makes all workers read the
+configuration again.  SIGUSR2 starts the next version of the gateway on the same sockets.
+
+The supervisor alone writes the states of the slots into the shared memory, from which the workers choose the owner of
+each stream.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from enum import Enum
+from typing import Final, Never
+
+from gateway.aio.clock import SystemClock
+from gateway.cli.errors import FailedToRunError
+from gateway.cli.messages import print_message, print_ready
+from gateway.cli.process import was_hung_up
+from gateway.cli.sd_notify import ServiceManager
+from gateway.cli.starting import bind_addresses, cannot_listen
+from gateway.cli.supervisor.slots import Slot, end_of
+from gateway.cli.supervisor.sockets import HandedSockets, ListeningSockets
+from gateway.cli.supervisor.worker import ignore_signals, run_worker
+from gateway.config.errors import ConfigError
+from gateway.config.gateway import GatewayConfig
+from gateway.server.certificate_reloader import load_certificates
+from gateway.server.handed import Handed
+from gateway.server.handshake import ALPN
+from gateway.workers.control import ChannelEnd, Control, Message
+from gateway.workers.place import WorkerPlace
+from gateway.workers.shared_memory import SharedMemory, SlotState
+from gateway.workers.write_log import WriteLog
+
+_SPARE_S: Final = 5.0
+"""Seconds after the longest drain until a worker that has not ended is killed."""
+_HOP_BACKLOG: Final = 1_024
+
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2, signal.SIGCHLD)
+
+
+class _Phase(Enum):
+    STARTING = "starting"
+    SERVING = "serving"
+    DRAINING = "draining"
+
+
+class WorkerSupervisor:
+    """The supervisor of one gateway.  `load` reads the configuration again."""
+
+    def __init__(
+        self, config: GatewayConfig, load: Callable[[], GatewayConfig], environ: Mapping[str, str], *, has_file: bool
+    ) -> None:
+        self._config = config
+        self._load = load
+        self._environ = environ
+        self._has_file = has_file
+        self._manager = ServiceManager(environ)
+        self._now = SystemClock().now
+        self._phase = _Phase.STARTING
+        self._selector = selectors.DefaultSelector()
+        self._slots = [Slot(number) for number in range(config.server.worker_count)]
+        self._signalled: list[signal.Signals] = []
+        self._wakeups, self._wakes = socket.socketpair()
+        self._kill_at: float | None = None
+        self._reloads: dict[int, str | None] = {}
+        """The outcome of the present reload at each slot that takes part; None if it is still to come."""
+        self._is_hung_up = False
+        self._certificates = load_certificates(config.every_listener, ALPN)
+        for one in self._certificates.values():
+            one.make_session_contexts()
+        try:
+            self._sockets = ListeningSockets.open(config, len(self._slots), environ, HandedSockets({}))
+        except OSError as error:
+            raise cannot_listen(error, *bind_addresses(config)) from None
+        self._shared = SharedMemory.create(len(self._slots))
+        self._secret = os.urandom(32)
+        self._folder = _private_folder()
+        self._hops = [self._private_socket(f"hop{slot.number}") for slot in self._slots]
+        self._peers = [self._private_socket(f"peer{slot.number}") for slot in self._slots]
+
+    def __repr__(self) -> str:
+        return f"<WorkerSupervisor {self._phase.value}, {len(self._slots)} slots>"
+
+    def run(self) -> None:
+        """Run the gateway until it has drained.
+
+        Raises ConfigError or FailedToRunError if the workers cannot start, and KeyboardInterrupt if a second signal
+        ends them.
+        """
+        self._catch_signals()
+        try:
+            for slot in self._slots:
+                self._fork(slot)
+            while self._phase is not _Phase.DRAINING or any(slot.pid for slot in self._slots):
+                self._wait()
+        finally:
+            self._kill_all()
+            self._sockets.close()
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    # -- waiting
+
+    def _catch_signals(self) -> None:
+        for end in (self._wakeups, self._wakes):
+            end.setblocking(False)
+        signal.set_wakeup_fd(self._wakes.fileno(), warn_on_full_buffer=False)
+        for number in _SIGNALS:
+            signal.signal(number, lambda received, _frame: self._signalled.append(signal.Signals(received)))
+        self._selector.register(self._wakeups, selectors.EVENT_READ, self._read_wakeups)
+        self._is_hung_up = was_hung_up()
+
+    def _read_wakeups(self) -> None:
+        with suppress(BlockingIOError):
+            self._wakeups.recv(4_096)
+
+    def _wait(self) -> None:
+        """Wait for the next event, and act on it."""
+        times = [slot.next_at for slot in self._slots if slot.next_at is not None]
+        if self._kill_at is not None:
+            times.append(self._kill_at)
+        for key, _ in self._selector.select(max(0.0, min(times) - self._now()) if times else None):
+            key.data()
+        while self._signalled:
+            self._act_on(self._signalled.pop(0))
+        now = self._now()
+        for slot in self._slots:
+            if slot.next_at is not None and slot.next_at <= now:
+                self._fork(slot)
+        if self._kill_at is not None and self._kill_at <= now:
+            self._kill_at = None
+            for slot in self._slots:
+                if slot.pid:
+                    print_message(f"worker {slot.number} (process {slot.pid}) has not drained in time: it is killed")
+            self._kill_all()
+
+    def _act_on(self, number: signal.Signals) -> None:
+        match number:
+            case signal.SIGCHLD:
+                for slot in self._slots:
+                    self._reap(slot)
+            case signal.SIGHUP:
+                self._is_hung_up = True
+                self._reload()
+            case signal.SIGTERM | signal.SIGINT:
+                if self._phase is _Phase.DRAINING:
+                    raise KeyboardInterrupt
+                self._drain()
+
+    # -- workers
+
+    def _fork(self, slot: Slot) -> None:
+        """Start a worker in a slot."""
+        slot.next_at, slot.is_serving, slot.failure = None, False, None
+        slot.generation += 1
+        slot.began_at = self._now()
+        ours, theirs = socket.socketpair()
+        self._shared.set_slot(slot.number, SlotState.STARTING, slot.generation, 0)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            ours.close()
+            theirs.close()
+            self._ended(slot, f"cannot be started: {error.strerror}")
+            return
+        if pid == 0:
+            ours.close()
+            self._become(slot, theirs)
+        theirs.close()
+        slot.pid, slot.channel = pid, ChannelEnd(ours)
+        self._shared.set_slot(slot.number, SlotState.STARTING, slot.generation, pid)
+        self._selector.register(ours, selectors.EVENT_READ, lambda: self._hear(slot))
+
+    def _become(self, slot: Slot, sock: socket.socket) -> Never:
+        """Become the worker of a slot, in the process just forked."""
+        status = 1
+        try:
+            ignore_signals()
+            signal.set_wakeup_fd(-1)
+            self._leave_to_others(slot)
+            place = WorkerPlace(
+                slot=slot.number,
+                workers=len(self._slots),
+                generation=slot.generation,
+                shared=self._shared,
+                hop_socket=self._hops[slot.number],
+                hop_paths=tuple(one.getsockname() for one in self._hops),
+                peer_socket=self._peers[slot.number],
+                peer_paths=tuple(one.getsockname() for one in self._peers),
+                folder=self._folder,
+                secret=self._secret,
+                control=Control(sock),
+            )
+            handed = Handed(place, self._sockets.of(slot.number), self._sockets.admin, self._certificates)
+            status = run_worker(handed, self._config, self._load, has_file=self._has_file)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            # The rest of the supervisor's program is not for this process.
+            with suppress(OSError):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(status)
+
+    def _leave_to_others(self, slot: Slot) -> None:
+        """Close the descriptors that a slot's worker has no use for.
+
+        If a worker held the supervisor's end of another worker's channel, that worker would not notice the supervisor's
+        end.
+        """
+        self._selector.close()
+        self._wakeups.close()
+        self._wakes.close()
+        for other in self._slots:
+            if other.channel is not None:
+                other.channel.close()
+        for sock in self._sockets.others(slot.number):
+            sock.close()
+
+    def _hear(self, slot: Slot) -> None:
+        """Read what a worker says."""
+        if slot.channel is None:
+            return
+        messages = slot.channel.receive()
+        if messages is None:
+            # The worker is about to end, which SIGCHLD reports.
+            self._close_channel(slot)
+            return
+        for message in messages:
+            self._act_on_message(slot, message)
+
+    def _act_on_message(self, slot: Slot, message: Message) -> None:
+        match message["kind"]:
+            case "serving":
+                slot.is_serving = True
+                if self._phase is not _Phase.DRAINING:
+                    self._shared.set_slot(slot.number, SlotState.SERVING, slot.generation, slot.pid)
+                if self._phase is _Phase.STARTING and all(one.is_serving for one in self._slots):
+                    self._serve(message)
+            case "failed":
+                slot.failure = message
+            case "reloaded":
+                if slot.number in self._reloads:
+                    self._reloads[slot.number] = message["text"]
+                    self._end_reload()
+            case "empty":
+                slot.is_empty = True
+                self._tell_when_empty()
+
+    def _serve(self, message: Message) -> None:
+        self._phase = _Phase.SERVING
+        for url in message["urls"]:
+            print_ready("gateway", url)
+        print_ready("admin", message["admin"])
+        self._manager.ready()
+        if self._is_hung_up:
+            self._reload()
+
+    def _close_channel(self, slot: Slot) -> None:
+        if slot.channel is not None:
+            self._selector.unregister(slot.channel.sock)
+            slot.channel.close()
+            slot.channel = None
+
+    def _reap(self, slot: Slot) -> None:
+        """Look whether a slot's worker has ended."""
+        if not slot.pid:
+            return
+        pid, status = os.waitpid(slot.pid, os.WNOHANG)
+        if pid:
+            self._hear(slot)
+            self._close_channel(slot)
+            self._ended(slot, end_of(status))
+
+    def _ended(self, slot: Slot, how: str) -> None:
+        """Act on the end of a slot's worker."""
+        pid, slot.pid = slot.pid, 0
+        was_serving, slot.is_serving = slot.is_serving, False
+        self._shared.set_slot(slot.number, SlotState.DEAD, slot.generation, 0)
+        # The writes that the worker had under way will never be answered.
+        WriteLog(self._shared, slot.number, self._now).settle(slot.number)
+        if self._reloads.pop(slot.number, ""):
+            self._end_reload()
+        if self._phase is _Phase.DRAINING:
+            self._tell_when_empty()
+            return
+        failure = slot.failure
+        if self._phase is _Phase.STARTING:
+            if failure is None:
+                raise FailedToRunError(f"worker {slot.number} (process {pid}) {how} before it served")
+            raise (ConfigError if failure["is_misuse"] else FailedToRunError)(failure["text"])
+        lived_s = self._now() - slot.began_at if was_serving else 0.0
+        delay_s = slot.backoff.after(lived_s)
+        slot.next_at = self._now() + delay_s
+        why = f"cannot start: {failure['text']}" if failure is not None else how
+        again = f"in {delay_s:.1f} s" if delay_s else "now"
+        print_message(f"worker {slot.number} (process {pid}) {why}; another one starts {again}")
+
+    def _kill_all(self) -> None:
+        for slot in self._slots:
+            if slot.pid:
+                with suppress(ProcessLookupError):
+                    os.kill(slot.pid, signal.SIGKILL)
+
+    def _tell(self, slot: Slot, kind: str, **fields: object) -> None:
+        if slot.channel is not None:
+            slot.channel.send({"kind": kind, **fields})
+
+    # -- reload and drain
+
+    def _reload(self) -> None:
+        """Make all workers read the configuration again, unless they are just doing so."""
+        if self._phase is not _Phase.SERVING or self._reloads:
+            return
+        self._is_hung_up = False
+        self._reloads = {slot.number: None for slot in self._slots if slot.is_serving}
+        if self._reloads:
+            self._manager.reloading()
+        for slot in self._slots:
+            if slot.number in self._reloads:
+                self._tell(slot, "reload")
+
+    def _end_reload(self) -> None:
+        """Print the outcome of a reload once all workers have told theirs."""
+        if not self._reloads or None in self._reloads.values():
+            return
+        outcomes = {text for text in self._reloads.values() if text is not None}
+        text = (
+            outcomes.pop()
+            if len(outcomes) == 1
+            else "; ".join(f"worker {number}: {outcome}" for number, outcome in sorted(self._reloads.items()))
+        )
+        self._reloads.clear()
+        print_message(text)
+        self._manager.ready(text)
+        if self._is_hung_up:
+            self._reload()
+
+    def _drain(self) -> None:
+        """End all workers in order."""
+        self._phase = _Phase.DRAINING
+        self._manager.stopping()
+        self._end_workers(())
+        # From now on each socket belongs to its worker alone, which accepts what waits in the queue before it closes
+        # the socket.
+        self._sockets.close()
+
+    def _end_workers(self, inherited: tuple[int, ...]) -> None:
+        self._kill_at = self._now() + self._config.server.shutdown_timeout_s + _SPARE_S
+        for slot in self._slots:
+            slot.next_at = None
+            if slot.pid:
+                self._shared.set_slot(slot.number, SlotState.DRAINING, slot.generation, slot.pid)
+                self._tell(slot, "end", inherited=inherited)
+
+    def _tell_when_empty(self) -> None:
+        if all(slot.is_empty or not slot.pid for slot in self._slots):
+            for slot in self._slots:
+                self._tell(slot, "all empty")
+
+    def _private_socket(self, name: str) -> socket.socket:
+        """Listen at a Unix socket between the workers."""
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.bind(f"{self._folder}/{name}")
+        sock.listen(_HOP_BACKLOG)
+        return sock
+
+
+def _private_folder() -> str:
+    """Make a folder that only this user can enter.  Raises FailedToRunError."""
+    try:
+        return tempfile.mkdtemp(prefix="durable-gateway-")
+    except OSError as error:
+        raise FailedToRunError(f"cannot make a temporary folder for the workers' sockets: {error.strerror}") from None

@@ -1,0 +1,61 @@
+"""The slots of the workers, and when a dead worker starts again."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from gateway.workers.control import ChannelEnd
+
+STEADY_S: Final = 10.0
+"""A worker that has lived this long starts again at once, and its slot's failures are forgotten."""
+LEAST_DELAY_S: Final = 0.1
+MOST_DELAY_S: Final = 2.0
+
+
+class Backoff:
+    """The delays before a slot's next worker: none after the first death, then from 0.1 s up to 2 s."""
+
+    def __init__(self) -> None:
+        self._deaths = 0
+
+    def after(self, lived_s: float) -> float:
+        """Count a death, and return the delay in seconds."""
+        self._deaths = 1 if lived_s >= STEADY_S else self._deaths + 1
+        return 0.0 if self._deaths == 1 else float(min(MOST_DELAY_S, LEAST_DELAY_S * 2.0 ** min(self._deaths - 2, 10)))
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """A slot, and the worker in it."""
+
+    number: int
+    generation: int = 0
+    """The number of workers that the slot has had."""
+    pid: int = 0
+    """The worker's process; 0 without one."""
+    channel: ChannelEnd | None = None
+    began_at: float = 0.0
+    is_serving: bool = False
+    is_empty: bool = False
+    """Whether the worker has lost its last connection in a drain."""
+    failure: dict[str, Any] | None = None
+    """Why the worker could not start, in its own words."""
+    next_at: float | None = None
+    """When the next worker starts; None if there is one, or if there will be none."""
+    backoff: Backoff = field(default_factory=Backoff)
+
+
+def end_of(status: int) -> str:
+    """Describe how a process has ended, by its status from `waitpid`."""
+    code = os.waitstatus_to_exitcode(status)
+    if code >= 0:
+        return f"ended with status {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    hint = ", perhaps because the machine's memory was full" if -code == signal.SIGKILL else ""
+    return f"was ended by {name}{hint}"

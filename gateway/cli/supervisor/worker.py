@@ -1,0 +1,107 @@
+"""What runs in the process of a worker: a gateway with the sockets and the place that the supervisor hands over."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Final
+
+import uvloop
+
+from gateway.app import RunningGateway, start_gateway
+from gateway.cli.errors import FailedToRunError
+from gateway.cli.reloading import reloaded
+from gateway.cli.starting import bind_addresses, started
+from gateway.config.errors import ConfigError
+from gateway.config.gateway import GatewayConfig
+from gateway.server.handed import Handed
+from gateway.workers.control import Control, Message
+
+_FOR_SUPERVISOR: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
+"""Signals that a terminal or a service manager sends to all processes of the gateway.  The supervisor acts on them, and
+tells its workers."""
+
+Load = Callable[[], GatewayConfig]
+
+
+def ignore_signals() -> None:
+    """Leave the signals of a gateway to its supervisor."""
+    for number in _FOR_SUPERVISOR:
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
+def run_worker(handed: Handed, config: GatewayConfig, load: Load, *, has_file: bool) -> int:
+    """Serve until the supervisor ends this worker.  Returns the exit status."""
+    control = handed.place.control
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(handed, config, load, has_file=has_file))
+    except ConfigError as error:
+        control.tell("failed", text=str(error), is_misuse=True)
+        return 2
+    except FailedToRunError as error:
+        control.tell("failed", text=str(error), is_misuse=False)
+        return 1
+    return 0
+
+
+async def _serve(handed: Handed, config: GatewayConfig, load: Load, *, has_file: bool) -> None:
+    control = handed.place.control
+    orders = _Orders(control)
+    gateway = await started(start_gateway(config, load=load, handed=handed), *bind_addresses(config))
+    gateway.has_file = has_file
+    gateway.wait_for_others(orders.others_are_empty)
+
+    def reload(_message: Message) -> None:
+        gateway.engine.tasks.start(_reload(gateway, control), "reload")
+
+    control.on("reload", reload)
+    control.tell("serving", urls=gateway.listeners.urls, admin=gateway.admin_url)
+    gateway.engine.health.probe_all()
+    inherited = await orders.end
+    if orders.is_alone:
+        # Another gateway may want the ports.
+        await gateway.listeners.stop_accepting()
+    await gateway.stop(inherited)
+
+
+async def _reload(gateway: RunningGateway, control: Control) -> None:
+    control.tell("reloaded", text=await reloaded(gateway))
+
+
+class _Orders:
+    """What the supervisor has told this worker about its end."""
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+        self.end: asyncio.Future[Sequence[int]] = asyncio.get_running_loop().create_future()
+        """Set when the worker has to end: the listeners that another process goes on with."""
+        self.is_alone = False
+        """Whether the supervisor is gone."""
+        self._are_others_empty = asyncio.Event()
+        control.on("end", self._end)
+        control.on("all empty", lambda _message: self._are_others_empty.set())
+        control.start(self._orphaned)
+
+    async def others_are_empty(self, within_s: float) -> None:
+        """Tell the supervisor that this worker has no connections left, and wait until no worker has any.
+
+        A worker without connections must still accept: new connections reach it as long as any worker serves.
+        """
+        self._control.tell("empty")
+        if not self.is_alone and within_s > 0:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._are_others_empty.wait(), within_s)
+
+    def _end(self, message: Message) -> None:
+        if not self.end.done():
+            self.end.set_result(message["inherited"])
+
+    def _orphaned(self) -> None:
+        self.is_alone = True
+        self._are_others_empty.set()
+        if not self.end.done():
+            self.end.set_result(())

@@ -1,0 +1,35 @@
+"""The place of a worker among the workers of one gateway."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+
+from gateway.workers.control import Control
+from gateway.workers.shared_memory import SharedMemory
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WorkerPlace:
+    """A worker's slot, and everything it shares with the other workers.  A gateway of one process has no place."""
+
+    slot: int
+    workers: int
+    """The number of slots."""
+    generation: int
+    """The number of processes that have had this slot, including this one."""
+    shared: SharedMemory
+    hop_socket: socket.socket
+    """The listening Unix socket for requests that other workers pass to this one."""
+    hop_paths: tuple[str, ...]
+    """The path of each slot's `hop_socket`."""
+    peer_socket: socket.socket
+    """The listening Unix socket of this worker's private admin port."""
+    peer_paths: tuple[str, ...]
+    """The path of each slot's `peer_socket`."""
+    folder: str
+    """A folder that only the gateway's user can enter.  The supervisor removes it at its end."""
+    secret: bytes
+    """32 random bytes, the same at all workers of a gateway."""
+    control: Control
+    """The channel to the supervisor."""
