@@ -20,7 +20,7 @@ from gateway.config.gateway import GatewayConfig
 from tests.commands.warm import altered_command
 from tests.fast_clock import CommonClock
 from tests.scenarios.wire import Answer, Dropped, Wire
-from tests.waiting import pause
+from tests.waiting import eventually, pause
 from tests.workers.clock import SharedClock
 from tests.workers.program import CLOCK, MUTANT, QUIET
 from tests.workers.toml import as_toml
@@ -84,8 +84,7 @@ class GatewayProcess:
         folder = tempfile.TemporaryDirectory(prefix="workers-")
         _write(folder.name, config)
         command = ["serve", "--config", f"{folder.name}/gateway.toml"]
-        if workers != 1:
-            command += ["--workers", str(workers)]
+        command += ["--workers", str(workers)]
         errors = os.open(f"{folder.name}/stderr", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
         try:
             process = await asyncio.create_subprocess_exec(
@@ -153,6 +152,14 @@ class GatewayProcess:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
+
+    async def upgrade(self) -> None:
+        """Have the next version take over, as SIGUSR2 does, and wait until this one has ended."""
+        old = self.pid
+        os.kill(old, signal.SIGUSR2)
+        await eventually(lambda: not runs(old), within_s=_EXIT_S, look_s=_AGAIN_S, state=self.said)
+        ours = {pid for pid in _all_pids() if self._folder.name in _file(pid, "cmdline")}
+        (self.pid,) = [pid for pid in ours if _parent(pid) not in ours]
 
     # -- the admin port
 
@@ -232,9 +239,10 @@ class GatewayProcess:
     async def stop(self) -> str:
         """End it in order, as SIGTERM does.  Returns its metrics just before.  AssertionError if it fails."""
         exposition = await self.exposition()
-        self._process.terminate()
+        is_first = self._process.returncode is None
+        os.kill(self.pid, signal.SIGTERM)
         status = await self._end()
-        assert status == 0, f"exit status {status}: {self.said_at_end}"
+        assert status == 0 or not is_first, f"exit status {status}: {self.said_at_end}"
         assert "Traceback" not in self.said_at_end, self.said_at_end
         return exposition
 
@@ -242,7 +250,9 @@ class GatewayProcess:
         try:
             async with asyncio.timeout(_EXIT_S):
                 status = await self._process.wait()
-        except TimeoutError:
+            # A version that has taken over is no child of this process.
+            await eventually(lambda: not runs(self.pid), within_s=_EXIT_S, look_s=_AGAIN_S)
+        except (TimeoutError, AssertionError):
             os.killpg(self.pid or self._process.pid, signal.SIGKILL)
             status = await self._process.wait()
         self.said_at_end = self.said()
@@ -265,19 +275,29 @@ def _write(folder: str, config: GatewayConfig) -> None:
 
 def children(pid: int) -> list[int]:
     """The processes that this one has forked and that run still."""
-    try:
-        found = [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except FileNotFoundError:
-        return []
-    return sorted(one for one in found if _runs(one))
+    return sorted(one for one in map(int, _file(pid, f"task/{pid}/children").split()) if runs(one))
 
 
-def _runs(pid: int) -> bool:
+def runs(pid: int) -> bool:
+    """Whether a process has not ended."""
+    return _file(pid, "stat").rpartition(")")[2].split()[:1] not in ([], ["Z"], ["X"])
+
+
+def _parent(pid: int) -> int:
+    fields = _file(pid, "stat").rpartition(")")[2].split()
+    return int(fields[1]) if fields else 0
+
+
+def _all_pids() -> list[int]:
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+
+
+def _file(pid: int, name: str) -> str:
+    """A file of /proc; empty if the process is gone."""
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return Path(f"/proc/{pid}/{name}").read_text()
     except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state not in "ZX"
+        return ""
 
 
 def samples(exposition: str) -> list[tuple[str, str, str]]:
