@@ -19,7 +19,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 from statistics import median
@@ -220,17 +219,21 @@ async def write(storm: Storm, log: Log, rng: Random) -> None:
 async def _read_own(storm: Storm, log: Log, tail: str) -> None:
     """Ask over a new connection where the tail is."""
     for _ in range(100):
-        with suppress(*LOST):
+        client: Client | None = None
+        try:
             client = await storm.client()
-            try:
-                reply = await client.send("HEAD", log.path)
-            finally:
-                client.close()
+            reply = await client.send("HEAD", log.path)
+        except LOST as error:
+            storm.lost(f"own read of {log.path}", error)
+        else:
             if reply.status < 500:
                 storm.counts["own reads"] += 1
                 if reply.status != 200 or reply.next_offset < tail:
                     storm.fault(f"{log.path} ends at {reply}, and {tail} was acknowledged")
                 return
+        finally:
+            if client is not None:
+                client.close()
         await pause(_AGAIN_S)
     storm.fault(f"no answer to the writer of {log.path}")
 
@@ -334,10 +337,14 @@ def report(run: Storm) -> str:
     recoveries = sorted(run.recoveries_s) or [0.0]
     lines = [
         ", ".join(f"{count:,} {what}" for what, count in sorted(run.counts.items())),
-        f"origin: {live} live requests, {counters.live_peak} at once, for {run.plan.streams} streams; "
-        f"{counters.requests[Kind.CATCHUP]} catch-up reads",
-        f"recoveries: {len(run.recoveries_s):,}, median {median(recoveries):.2f} s, 99 % within "
-        f"{recoveries[int(len(recoveries) * 0.99)]:.2f} s, longest {recoveries[-1]:.2f} s",
+        (
+            f"origin: {live} live requests, {counters.live_peak} at once, for {run.plan.streams} streams; "
+            f"{counters.requests[Kind.CATCHUP]} catch-up reads"
+        ),
+        (
+            f"recoveries: {len(run.recoveries_s):,}, median {median(recoveries):.2f} s, 99 % within "
+            f"{recoveries[int(len(recoveries) * 0.99)]:.2f} s, longest {recoveries[-1]:.2f} s"
+        ),
         f"{len(run.faults)} faults",
         *run.faults,
     ]
