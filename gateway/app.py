@@ -40,7 +40,7 @@ from gateway.ops.admin import admin_application
 from gateway.ops.admin.app import MOST_LINE_BYTES
 from gateway.ops.admin.connections import IDLE_S, AdminConnections
 from gateway.ops.admin.guard import Guard, admin_token
-from gateway.ops.admin.subject import NothingToRead
+from gateway.ops.admin.subject import NothingToRead, NotUpgraded
 from gateway.ops.console.wiring import add_console
 from gateway.ops.history import History, Sample, Sampling, sampled
 from gateway.ops.loop_delay import LoopDelay
@@ -256,7 +256,22 @@ class RunningGateway:
             self.metrics.operations.reload(is_taken=False)
             raise
         self.metrics.operations.reload(is_taken=True)
+        if self.handed is not None:
+            # Workers that start later begin with this configuration.
+            self.handed.place.control.tell("configured")
         return change
+
+    async def upgrade(self) -> str:
+        """Start the next version of the gateway on the same sockets, and return one line once it serves.
+
+        Raises NotUpgraded.
+        """
+        if self.handed is None:
+            raise NotUpgraded("a gateway of one process is not upgraded in place: set server.workers above 1")
+        outcome = await self.handed.place.control.ask("upgrade", "upgraded")
+        if not outcome["is_done"]:
+            raise NotUpgraded(outcome["text"])
+        return str(outcome["text"])
 
     async def _take_anew(self) -> Change:
         async with self._reloading:
@@ -323,6 +338,9 @@ class RunningGateway:
         gone_at = asyncio.get_running_loop().time() + timeout_s
         self._is_open = False
         self.listeners.inherited = frozenset(inherited)
+        if self.listeners.inherited:
+            for server in self._admin_servers:
+                server.close()
         await self.listeners.stop_accepting(only_shared=True)
         # Live readers must end before idle connections are closed, and the timer wheel may end them up to one tick
         # late.  Therefore end them a tick earlier.

@@ -36,6 +36,7 @@ from gateway.commands.sign import sign
 from gateway.commands.streams import streams
 from gateway.commands.tail import tail
 from gateway.commands.top import top
+from gateway.commands.upgrade import upgrade
 from gateway.config.addresses import Address, parse_address
 from gateway.config.errors import ConfigError
 from gateway.config.sizes import parse_bytes
@@ -269,7 +270,7 @@ def origin(
     servers.run(servers.run_origin(address, long_poll_timeout, sse_lifetime, chunk_bytes))
 
 
-for _command in (check, tail, append, bench, top, streams, purge, sign, drain, reload):
+for _command in (check, tail, append, bench, top, streams, purge, sign, drain, reload, upgrade):
     app.command()(_command)
 app.add_typer(pipeline)
 

@@ -32,6 +32,10 @@ class ServiceManager:
         """Report that a reload begins. systemd distinguishes reloads by their time."""
         self._send("RELOADING=1", f"MONOTONIC_USEC={int(SystemClock().now() * 1e6)}")
 
+    def hand_over(self, pid: int) -> None:
+        """Report that another process is the service's main process from now on."""
+        self._send(f"MAINPID={pid}")
+
     def stopping(self) -> None:
         """Report that the drain begins."""
         self._send("STOPPING=1", "STATUS=draining")

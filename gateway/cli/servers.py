@@ -30,6 +30,7 @@ from gateway.config.addresses import Address
 from gateway.config.file import Flag, load_config
 from gateway.config.gateway import GatewayConfig
 from gateway.config.server import ServerConfig
+from gateway.config.variables import HANDED_VARIABLE
 
 if TYPE_CHECKING:
     from gateway.app import RunningGateway
@@ -75,14 +76,12 @@ def serve(load: Callable[[], GatewayConfig], *, has_file: bool) -> None:
         return fit_open_files(load())
 
     allow_many_connections()
-    config = load_fitting()
-    if config.server.worker_count == 1:
-        run(_serve_alone(config, load_fitting, has_file=has_file))
+    if HANDED_VARIABLE not in os.environ and (config := load()).server.worker_count == 1:
+        run(_serve_alone(fit_open_files(config), load_fitting, has_file=has_file))
     else:
-        from gateway.cli.supervisor.process import WorkerSupervisor
+        from gateway.cli.supervisor.process import supervise
 
-        collect_rarely()
-        WorkerSupervisor(config, load_fitting, os.environ, has_file=has_file).run()
+        supervise(load_fitting, has_file=has_file)
 
 
 async def _serve_alone(config: GatewayConfig, load: Callable[[], GatewayConfig], *, has_file: bool) -> None:

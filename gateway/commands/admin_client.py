@@ -44,13 +44,13 @@ class AdminClient:
         """Send a GET; return the answer's JSON object.  Raises CommandFailed."""
         return await self._send("GET", path + (f"?{urlencode(query)}" if query else ""), None)
 
-    async def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    async def post(self, path: str, body: Mapping[str, Any], *, within_s: float = _ANSWER_S) -> dict[str, Any]:
         """Send a POST; return the answer's JSON object.  Raises CommandFailed."""
         import orjson
 
-        return await self._send("POST", path, orjson.dumps(body))
+        return await self._send("POST", path, orjson.dumps(body), within_s)
 
-    async def _send(self, method: str, path: str, body: bytes | None) -> dict[str, Any]:
+    async def _send(self, method: str, path: str, body: bytes | None, within_s: float = _ANSWER_S) -> dict[str, Any]:
         import asyncio
 
         from gateway.commands.exchange import Transient, request
@@ -58,14 +58,14 @@ class AdminClient:
         headers = {"Content-Type": "application/json"} if body is not None else None
         try:
             async with (
-                asyncio.timeout(_ANSWER_S),
+                asyncio.timeout(within_s),
                 request(self._session, method, f"{self.url}{path}", headers, body) as response,
             ):
                 return self._answer(response.status, await response.read())
         except Transient as error:
             raise CommandFailed(f"admin port: {error}") from None
         except TimeoutError:
-            raise CommandFailed(f"admin port: {self.url} did not answer within {_ANSWER_S:g} s") from None
+            raise CommandFailed(f"admin port: {self.url} did not answer within {within_s:g} s") from None
 
     def _answer(self, status: int, body: bytes) -> dict[str, Any]:
         import orjson

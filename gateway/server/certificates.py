@@ -95,6 +95,15 @@ class LoadedCertificates:
         evict_oldest(contexts, MOST_SESSION_NAMES if is_known else MOST_UNKNOWN_NAMES)
         return found
 
+    def with_sessions_of(self, old: LoadedCertificates) -> LoadedCertificates:
+        """Return a copy with the first contexts of `old`, whose settings must be the same."""
+        return replace(
+            self,
+            _sessions=old._sessions,
+            _wildcard_sessions=old._wildcard_sessions,
+            _unknown_sessions=old._unknown_sessions,
+        )
+
     def make_session_contexts(self) -> None:
         """Make the first contexts of all names in the certificates.  The processes forked afterwards share them, and a
         session that one has begun can be resumed at another one."""
@@ -213,7 +222,16 @@ def load(
                 raise
             kept.append(str(error))
             found.append(_with_current_authorities(before[pair], config, f"{where}.tls", alpn))
-    return _with_choices(LoadedCertificates(config, tuple(found), tuple(kept), alpn=tuple(alpn)), f"{where}.tls")
+    loaded = LoadedCertificates(config, tuple(found), tuple(kept), alpn=tuple(alpn))
+    if (
+        old is not None
+        and not config.client_ca
+        and old.alpn == loaded.alpn
+        and _is_same_but_certificates(old.config, config)
+    ):
+        # Clients go on with their sessions.  With client certificates they must not: their authority may be gone.
+        loaded = loaded.with_sessions_of(old)
+    return _with_choices(loaded, f"{where}.tls")
 
 
 def _with_current_authorities(

@@ -59,6 +59,7 @@ class Control:
     def __init__(self, sock: socket.socket) -> None:
         self._end = ChannelEnd(sock)
         self._handlers: dict[str, Callable[[Message], None]] = {}
+        self._asked: dict[str, list[asyncio.Future[Message]]] = {}
         self._on_end: Callable[[], None] = lambda: None
 
     def __repr__(self) -> str:
@@ -77,6 +78,13 @@ class Control:
         """Send a message to the supervisor."""
         self._end.send({"kind": kind, **fields})
 
+    async def ask(self, kind: str, answer: str) -> Message:
+        """Send a message to the supervisor, and wait for the next message of the kind `answer`."""
+        future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        self._asked.setdefault(answer, []).append(future)
+        self.tell(kind)
+        return await future
+
     def close(self) -> None:
         """Stop reading."""
         asyncio.get_running_loop().remove_reader(self._end.sock.fileno())
@@ -91,3 +99,6 @@ class Control:
         for message in messages:
             if (handler := self._handlers.get(message["kind"])) is not None:
                 handler(message)
+            for future in self._asked.pop(message["kind"], ()):
+                if not future.done():
+                    future.set_result(message)

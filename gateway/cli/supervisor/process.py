@@ -29,16 +29,20 @@ from gateway.cli.process import was_hung_up
 from gateway.cli.sd_notify import ServiceManager
 from gateway.cli.starting import bind_addresses, cannot_listen
 from gateway.cli.supervisor.slots import Slot, end_of
-from gateway.cli.supervisor.sockets import HandedSockets, ListeningSockets
+from gateway.cli.supervisor.sockets import ListeningSockets
+from gateway.cli.supervisor.upgrade import Predecessor, Upgrade
 from gateway.cli.supervisor.worker import ignore_signals, run_worker
+from gateway.commands.run import collect_rarely
+from gateway.config.change import change as config_change
 from gateway.config.errors import ConfigError
 from gateway.config.gateway import GatewayConfig
 from gateway.server.certificate_reloader import load_certificates
 from gateway.server.handed import Handed
 from gateway.server.handshake import ALPN
+from gateway.server.listeners import Certificates
 from gateway.workers.control import ChannelEnd, Control, Message
 from gateway.workers.place import WorkerPlace
-from gateway.workers.shared_memory import SharedMemory, SlotState
+from gateway.workers.shared_memory import SlotState
 from gateway.workers.write_log import WriteLog
 
 _SPARE_S: Final = 5.0
@@ -46,6 +50,23 @@ _SPARE_S: Final = 5.0
 _HOP_BACKLOG: Final = 1_024
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2, signal.SIGCHLD)
+
+
+def supervise(load: Callable[[], GatewayConfig], *, has_file: bool) -> None:
+    """Run a gateway with several workers until it has drained.
+
+    Raises ConfigError or FailedToRunError if the workers cannot start, and KeyboardInterrupt if a second signal ends
+    them.
+    """
+    predecessor = Predecessor(os.environ)
+    try:
+        config = load()
+        # The workers share the objects that are not examined again.
+        collect_rarely()
+        WorkerSupervisor(config, load, os.environ, predecessor, has_file=has_file).run()
+    except (ConfigError, FailedToRunError) as error:
+        predecessor.tell({"kind": "failed", "text": str(error)})
+        raise
 
 
 class _Phase(Enum):
@@ -58,7 +79,13 @@ class WorkerSupervisor:
     """The supervisor of one gateway.  `load` reads the configuration again."""
 
     def __init__(
-        self, config: GatewayConfig, load: Callable[[], GatewayConfig], environ: Mapping[str, str], *, has_file: bool
+        self,
+        config: GatewayConfig,
+        load: Callable[[], GatewayConfig],
+        environ: Mapping[str, str],
+        predecessor: Predecessor,
+        *,
+        has_file: bool,
     ) -> None:
         self._config = config
         self._load = load
@@ -75,14 +102,17 @@ class WorkerSupervisor:
         self._reloads: dict[int, str | None] = {}
         """The outcome of the present reload at each slot that takes part; None if it is still to come."""
         self._is_hung_up = False
-        self._certificates = load_certificates(config.every_listener, ALPN)
-        for one in self._certificates.values():
-            one.make_session_contexts()
+        self._is_stale = False
+        """Whether the workers have read a configuration that the supervisor has not."""
+        self._upgrade: Upgrade | None = None
+        self._certificates: Certificates = {}
+        self._load_certificates()
+        self._predecessor = predecessor
         try:
-            self._sockets = ListeningSockets.open(config, len(self._slots), environ, HandedSockets({}))
+            self._sockets = ListeningSockets.open(config, len(self._slots), environ, predecessor.sockets)
         except OSError as error:
             raise cannot_listen(error, *bind_addresses(config)) from None
-        self._shared = SharedMemory.create(len(self._slots))
+        self._shared = predecessor.shared_memory(len(self._slots))
         self._secret = os.urandom(32)
         self._folder = _private_folder()
         self._hops = [self._private_socket(f"hop{slot.number}") for slot in self._slots]
@@ -92,11 +122,7 @@ class WorkerSupervisor:
         return f"<WorkerSupervisor {self._phase.value}, {len(self._slots)} slots>"
 
     def run(self) -> None:
-        """Run the gateway until it has drained.
-
-        Raises ConfigError or FailedToRunError if the workers cannot start, and KeyboardInterrupt if a second signal
-        ends them.
-        """
+        """Run the gateway until it has drained; see `supervise`."""
         self._catch_signals()
         try:
             for slot in self._slots:
@@ -128,6 +154,8 @@ class WorkerSupervisor:
         times = [slot.next_at for slot in self._slots if slot.next_at is not None]
         if self._kill_at is not None:
             times.append(self._kill_at)
+        if self._upgrade is not None:
+            times.append(self._upgrade.ends_at)
         for key, _ in self._selector.select(max(0.0, min(times) - self._now()) if times else None):
             key.data()
         while self._signalled:
@@ -136,6 +164,8 @@ class WorkerSupervisor:
         for slot in self._slots:
             if slot.next_at is not None and slot.next_at <= now:
                 self._fork(slot)
+        if self._upgrade is not None and self._upgrade.ends_at <= now:
+            self._stop_upgrade("the next version does not serve in time")
         if self._kill_at is not None and self._kill_at <= now:
             self._kill_at = None
             for slot in self._slots:
@@ -151,6 +181,8 @@ class WorkerSupervisor:
             case signal.SIGHUP:
                 self._is_hung_up = True
                 self._reload()
+            case signal.SIGUSR2:
+                self._begin_upgrade()
             case signal.SIGTERM | signal.SIGINT:
                 if self._phase is _Phase.DRAINING:
                     raise KeyboardInterrupt
@@ -158,8 +190,27 @@ class WorkerSupervisor:
 
     # -- workers
 
+    def _refresh(self) -> None:
+        """Take what the running workers have read since their start: the configuration, and certificates.
+
+        A file that has become unusable since then changes nothing.
+        """
+        if self._is_stale:
+            with suppress(ConfigError):
+                self._config = config_change(self._config, self._load()).config
+                self._is_stale = False
+        with suppress(ConfigError):
+            self._load_certificates()
+
+    def _load_certificates(self) -> None:
+        self._certificates = load_certificates(self._config.every_listener, ALPN, self._certificates)
+        for one in self._certificates.values():
+            one.make_session_contexts()
+
     def _fork(self, slot: Slot) -> None:
         """Start a worker in a slot."""
+        if slot.generation:
+            self._refresh()
         slot.next_at, slot.is_serving, slot.failure = None, False, None
         slot.generation += 1
         slot.began_at = self._now()
@@ -222,6 +273,9 @@ class WorkerSupervisor:
         self._selector.close()
         self._wakeups.close()
         self._wakes.close()
+        self._predecessor.close()
+        if self._upgrade is not None:
+            self._upgrade.channel.close()
         for other in self._slots:
             if other.channel is not None:
                 other.channel.close()
@@ -254,6 +308,11 @@ class WorkerSupervisor:
                 if slot.number in self._reloads:
                     self._reloads[slot.number] = message["text"]
                     self._end_reload()
+            case "configured":
+                self._is_stale = True
+            case "upgrade":
+                slot.waits_for_upgrade = True
+                self._begin_upgrade()
             case "empty":
                 slot.is_empty = True
                 self._tell_when_empty()
@@ -263,6 +322,7 @@ class WorkerSupervisor:
         for url in message["urls"]:
             print_ready("gateway", url)
         print_ready("admin", message["admin"])
+        self._predecessor.tell({"kind": "serving", "taken": self._predecessor.sockets.taken})
         self._manager.ready()
         if self._is_hung_up:
             self._reload()
@@ -347,8 +407,61 @@ class WorkerSupervisor:
         if self._is_hung_up:
             self._reload()
 
+    def _begin_upgrade(self) -> None:
+        """Start the next version of the gateway, unless it is starting already."""
+        if self._upgrade is not None or self._phase is not _Phase.SERVING:
+            return
+        if os.getpid() == 1:
+            self._end_upgrade("not upgraded: this is process 1, and its end would end the container")
+            return
+        try:
+            self._upgrade = Upgrade(self._sockets, self._shared, self._environ, self._now())
+        except OSError as error:
+            self._end_upgrade(f"not upgraded, all stays as it was: {error.strerror or error}")
+            return
+        print_message(f"upgrade: the next version starts as process {self._upgrade.pid}")
+        self._selector.register(self._upgrade.channel.sock, selectors.EVENT_READ, self._hear_upgrade)
+
+    def _hear_upgrade(self) -> None:
+        """Read what the next version says: that it serves, or why it does not."""
+        upgrade = self._upgrade
+        messages = upgrade.channel.receive() if upgrade is not None else []
+        if upgrade is None or messages == []:
+            return
+        self._selector.unregister(upgrade.channel.sock)
+        self._upgrade = None
+        if messages is None or messages[0]["kind"] != "serving":
+            why = upgrade.failure()
+            if messages:
+                why = messages[0]["text"]
+            self._end_upgrade(f"not upgraded, all stays as it was: the next version does not start: {why}")
+            return
+        upgrade.release()
+        self._end_upgrade(f"upgraded: process {upgrade.pid} serves, and this one drains", is_done=True)
+        self._manager.hand_over(upgrade.pid)
+        taken = set(messages[0]["taken"])
+        self._phase = _Phase.DRAINING
+        self._end_workers(tuple(index for index, place in self._sockets.places.items() if place.key in taken))
+        self._sockets.close(taken)
+
+    def _end_upgrade(self, outcome: str, *, is_done: bool = False) -> None:
+        print_message(outcome)
+        for slot in self._slots:
+            if slot.waits_for_upgrade:
+                slot.waits_for_upgrade = False
+                self._tell(slot, "upgraded", text=outcome, is_done=is_done)
+
+    def _stop_upgrade(self, why: str) -> None:
+        """Give up an upgrade that has not been done yet."""
+        if self._upgrade is not None:
+            self._selector.unregister(self._upgrade.channel.sock)
+            self._upgrade.give_up()
+            self._upgrade = None
+            self._end_upgrade(f"not upgraded: {why}")
+
     def _drain(self) -> None:
         """End all workers in order."""
+        self._stop_upgrade("the gateway stops")
         self._phase = _Phase.DRAINING
         self._manager.stopping()
         self._end_workers(())

@@ -41,6 +41,8 @@ class Slot:
     is_serving: bool = False
     is_empty: bool = False
     """Whether the worker has lost its last connection in a drain."""
+    waits_for_upgrade: bool = False
+    """Whether the worker wants to know the outcome of an upgrade."""
     failure: dict[str, Any] | None = None
     """Why the worker could not start, in its own words."""
     next_at: float | None = None

@@ -12,7 +12,7 @@ import asyncio
 import errno
 import os
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -116,11 +116,12 @@ class ListeningSockets:
             own = place.of(slot)
             yield from (sock for sock in place.sockets() if sock not in own)
 
-    def close(self, *, is_kept: bool = False) -> None:
-        """Close the supervisor's descriptors.  With `is_kept`, files of Unix sockets stay for another process."""
+    def close(self, taken: Collection[str] = ()) -> None:
+        """Close the supervisor's descriptors.  The files of Unix sockets that another process has `taken` stay."""
         for place in self.places.values():
-            if place.file is not None and not is_kept:
+            if place.file is not None and place.key not in taken:
                 place.file.remove()
+            place.file = None
             for sock in place.sockets():
                 sock.close()
 

@@ -6,11 +6,10 @@ import asyncio
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import uvloop
 
-from gateway.app import RunningGateway, start_gateway
 from gateway.cli.errors import FailedToRunError
 from gateway.cli.reloading import reloaded
 from gateway.cli.starting import bind_addresses, started
@@ -22,6 +21,9 @@ from gateway.workers.control import Control, Message
 _FOR_SUPERVISOR: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 """Signals that a terminal or a service manager sends to all processes of the gateway.  The supervisor acts on them, and
 tells its workers."""
+
+if TYPE_CHECKING:
+    from gateway.app import RunningGateway
 
 Load = Callable[[], GatewayConfig]
 
@@ -49,6 +51,8 @@ def run_worker(handed: Handed, config: GatewayConfig, load: Load, *, has_file: b
 
 
 async def _serve(handed: Handed, config: GatewayConfig, load: Load, *, has_file: bool) -> None:
+    from gateway.app import start_gateway
+
     control = handed.place.control
     orders = _Orders(control)
     gateway = await started(start_gateway(config, load=load, handed=handed), *bind_addresses(config))

@@ -11,7 +11,7 @@ from pydantic import Field, with_config
 
 from gateway.config.errors import ConfigError
 from gateway.ops.admin.endpoint import API_TYPE, ApiRequest, Endpoint, Nothing, Refused
-from gateway.ops.admin.subject import NothingToRead, Subject
+from gateway.ops.admin.subject import NothingToRead, NotUpgraded, Subject
 
 Level = Literal["debug", "info", "warning", "error"]
 
@@ -66,8 +66,16 @@ class Reloaded:
     read."""
 
 
+@dataclass(frozen=True, slots=True)
+class Upgraded:
+    """The answer to an upgrade."""
+
+    outcome: str
+    """One line that names the new process."""
+
+
 def controls_endpoints(subject: Subject) -> list[Endpoint]:
-    """Make the endpoints `/api/config`, `/api/drain`, `/api/log-level` and `/api/reload`."""
+    """Make the endpoints `/api/config`, `/api/drain`, `/api/log-level`, `/api/reload` and `/api/upgrade`."""
 
     async def config(_: ApiRequest[Nothing, Nothing]) -> dict[str, Any]:
         # Secrets have pydantic's type SecretStr, which is dumped as asterisks.
@@ -98,6 +106,12 @@ def controls_endpoints(subject: Subject) -> list[Endpoint]:
             raise Refused(409, str(error)) from None
         return Reloaded(list(change.changed), list(change.needs_restart), subject.has_file)
 
+    async def upgrade(_: ApiRequest[Nothing, Nothing]) -> Upgraded:
+        try:
+            return Upgraded(await subject.upgrade())
+        except NotUpgraded as error:
+            raise Refused(409, str(error)) from None
+
     return [
         Endpoint("GET", "/api/config", "The configuration in effect, secrets hidden", config, dict[str, Any]),
         Endpoint(
@@ -127,6 +141,15 @@ def controls_endpoints(subject: Subject) -> list[Endpoint]:
                 422: "The configuration is invalid; the old one stays in effect.",
             },
         ),
+        Endpoint(
+            "POST",
+            "/api/upgrade",
+            "Start the next version on the same sockets, and drain this one",
+            upgrade,
+            Upgraded,
+            audited=_upgraded,
+            refusals={409: "The next version does not start, or there is no supervisor. The old version serves."},
+        ),
     ]
 
 
@@ -143,6 +166,10 @@ def _level_set(_: LogLevel, now: LogLevel) -> str:
 def _reloaded(_: Nothing, done: Reloaded) -> str:
     waiting = [f"needs a restart: {', '.join(done.needs_restart)}"] if done.needs_restart else []
     return "; ".join([", ".join(done.changed) or "nothing changed", *waiting])
+
+
+def _upgraded(_: Nothing, done: Upgraded) -> str:
+    return done.outcome
 
 
 def _level_now() -> Level:

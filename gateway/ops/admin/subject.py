@@ -17,6 +17,10 @@ class NothingToRead(Exception):
     """There is no configuration that could be read again.  The text is one line."""
 
 
+class NotUpgraded(Exception):
+    """The gateway has not been replaced by its next version.  The text is one line."""
+
+
 class Subject(Protocol):
     """A running gateway, as the admin port uses it."""
 
@@ -58,4 +62,10 @@ class Subject(Protocol):
 
         Raises ConfigError if the configuration is invalid, and NothingToRead if there is no file to read.  In both
         cases, nothing changes.
+        """
+
+    async def upgrade(self) -> str:
+        """Start the next version of the gateway on the same sockets, and return one line once it serves.
+
+        Raises NotUpgraded if it does not start, or if the gateway has no supervisor that could start it.
         """

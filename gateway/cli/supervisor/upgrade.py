@@ -1,0 +1,116 @@
+"""The change to the next version of the gateway, without a refused connection.
+
+The supervisor starts the program again, with its own arguments, and hands over every listening socket and the shared
+memory.  The new supervisor forks its workers, which accept from the same queues as the old workers.  Once all of them
+serve, the old workers drain.  If the new supervisor ends before that, nothing has changed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, MutableMapping
+from contextlib import suppress
+from typing import Final
+
+from gateway.cli.supervisor.sockets import HandedSockets, ListeningSockets
+from gateway.config.variables import HANDED_VARIABLE
+from gateway.workers.control import ChannelEnd, Message
+from gateway.workers.shared_memory import SharedMemory
+
+_BOUND_S: Final = 120.0
+"""Seconds until the next version has to serve."""
+
+
+class Upgrade:
+    """The next version, as the version before it sees it until it serves."""
+
+    def __init__(self, sockets: ListeningSockets, shared: SharedMemory, environ: Mapping[str, str], now: float) -> None:
+        """Start the next version.  Raises OSError."""
+        ours, theirs = socket.socketpair()
+        described = sockets.described()
+        handed = {"sockets": described, "memory": shared.descriptor, "channel": theirs.fileno()}
+        passed = [fd for by_slot in described.values() for fds in by_slot for fd in fds]
+        self.ends_at = now + _BOUND_S
+        self.channel = ChannelEnd(ours)
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, *sys.orig_argv[1:]],
+                env={**environ, HANDED_VARIABLE: json.dumps(handed)},
+                pass_fds=[*passed, shared.descriptor, theirs.fileno()],
+            )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self.pid = self._process.pid
+
+    def __repr__(self) -> str:
+        return f"<Upgrade to process {self.pid}>"
+
+    def give_up(self) -> None:
+        """End the next version."""
+        with suppress(ProcessLookupError):
+            self._process.kill()
+        self._process.wait()
+        self.channel.close()
+
+    def failure(self) -> str:
+        """Wait for the end of a version that does not serve, and describe it.  It has closed its channel."""
+        try:
+            status = self._process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            self.give_up()
+            return "it has closed its channel"
+        self.channel.close()
+        return f"it ended with status {status}" if status >= 0 else f"it was ended by {signal.Signals(-status).name}"
+
+    def release(self) -> None:
+        """Leave the next version to itself, which serves."""
+        self.channel.close()
+        # Nobody waits for a process that outlives this one.
+        self._process.returncode = 0
+
+
+class Predecessor:
+    """The version that has started this one; without one, there is nothing to take over."""
+
+    def __init__(self, environ: MutableMapping[str, str]) -> None:
+        """Take the descriptors that the environment names, and remove the variable."""
+        text = environ.pop(HANDED_VARIABLE, "")
+        handed = json.loads(text) if text else {"sockets": {}}
+        self.sockets = HandedSockets(handed["sockets"])
+        self._memory: int | None = handed.get("memory")
+        self._channel: ChannelEnd | None = None
+        if (fd := handed.get("channel")) is not None:
+            sock = socket.socket(fileno=fd)
+            sock.set_inheritable(False)
+            self._channel = ChannelEnd(sock)
+
+    def shared_memory(self, workers: int) -> SharedMemory:
+        """Return the memory of both versions, or a new one if the layouts differ."""
+        shared = None
+        if self._memory is not None:
+            os.set_inheritable(self._memory, False)
+            shared = SharedMemory.attach(self._memory, workers)
+            if shared is None:
+                os.close(self._memory)
+        return shared or SharedMemory.create(workers)
+
+    def tell(self, message: Message) -> None:
+        """Tell the version before this one, which is waiting, and close the channel."""
+        if self._channel is not None:
+            self._channel.send(message)
+        self.close()
+
+    def close(self) -> None:
+        """Close the channel: in a worker, which has nothing to say to the version before."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        self.sockets.close_rest()
