@@ -20,6 +20,7 @@ from gateway.errors import UpstreamBroken
 from gateway.http.reply_lines import FieldLine, ReplyShape
 from gateway.protocol.forwarded_headers import Headers, response_headers_for_client
 from gateway.protocol.freshness_headers import Lifetime, lifetime_from_headers, lifetime_here
+from gateway.protocol.hop import HopSaid
 from gateway.protocol.names import NOW, START, is_before, is_sentinel, is_well_formed, stated_offset
 from gateway.protocol.stream_version import Version
 from gateway.tape.stream import Stream
@@ -54,6 +55,8 @@ class TapeFacts(NamedTuple):
     version: Version
     asked_at: float
     """When the request was sent, in Unix seconds."""
+    said: HopSaid | None = None
+    """What the stream's owner, another worker, says about its record; None if the origin itself has answered."""
 
     @classmethod
     def of(cls, stream: Stream, start: str, wall: float) -> TapeFacts:
@@ -61,7 +64,7 @@ class TapeFacts(NamedTuple):
         tape, has_seen = stream.tape, stream.tape.has_seen(start)
         is_token = start not in (METADATA, NOW, START)
         seen_token = has_seen and is_token
-        return make(cls, (tape.tail, tape.closed_at, has_seen, seen_token, stream.identity, stream.version, wall))
+        return make(cls, (tape.tail, tape.closed_at, has_seen, seen_token, stream.identity, stream.version, wall, None))
 
 
 class ReplyHead(Protocol):

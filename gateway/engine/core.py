@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from gateway.aio.timers import Wheel
 from gateway.bridge.bridge import Bridge
@@ -22,9 +22,11 @@ from gateway.engine.fetch_table import FetchTable
 from gateway.engine.first_read import FirstRead
 from gateway.engine.hit_for_miss import HEAD
 from gateway.engine.live_start import LiveReads
+from gateway.engine.hop import HopUpstream
 from gateway.engine.long_poll import LongPoll
 from gateway.engine.long_poll_waiter import WaitingPoll
 from gateway.engine.negative_cache import NegativeCache
+from gateway.engine.others_writes import OthersWrites
 from gateway.engine.path_events import Purge
 from gateway.engine.read import Read, Uncacheable
 from gateway.engine.read_runner import ReadRunner, is_kept, is_known_kept
@@ -54,11 +56,31 @@ from gateway.upstream.client import OriginClient
 from gateway.upstream.dialer import TlsReloader
 from gateway.upstream.flight import METADATA
 from gateway.upstream.health import Health
+from gateway.upstream.hop_client import HopClient
 from gateway.upstream.keep_alive import KeepAlive
 from gateway.upstream.origin_pool import Credentials, Origins, origin_names
 from gateway.upstream.slots import SlotLimits
+from gateway.workers.owners import Owners
+from gateway.workers.shared_memory import SharedMemory
+from gateway.workers.write_log import WriteLog
 
 _log = logging.getLogger("gateway.origins")
+
+
+class Crew(Protocol):
+    """The workers of a gateway, as seen from one of them: `gateway.workers.place.WorkerPlace`."""
+
+    @property
+    def slot(self) -> int: ...
+
+    @property
+    def generation(self) -> int: ...
+
+    @property
+    def shared(self) -> SharedMemory: ...
+
+    @property
+    def hop_paths(self) -> Sequence[str]: ...
 
 
 class Engine:
@@ -75,7 +97,9 @@ class Engine:
         credentials: Credentials | None = None,
         upstream: Upstream | None = None,
         tls: Mapping[str, OriginTls] | None = None,
+        crew: Crew | None = None,
     ) -> None:
+        """`crew` are the other workers of the gateway; None if this process is the only one."""
         limits = config.limits
         self.surroundings = surroundings
         clock, rng, tasks, metrics, _, tracer = surroundings
@@ -94,7 +118,7 @@ class Engine:
             tracer,
             self.origins,
         )
-        upstream = self.bridge = Bridge(self.client if upstream is None else upstream, clock, rng, self.tasks)
+        origin_side = self.bridge = Bridge(self.client if upstream is None else upstream, clock, rng, self.tasks)
         self.health = Health(self.client.exchanges, self.origins, clock, rng)
         self.take_origins(config, credentials or {}, tls)
         self.tls_reloader = TlsReloader(lambda: self._config, self.client.exchanges.configure_tls, clock, _log.warning)
@@ -114,18 +138,31 @@ class Engine:
         self.on_forget: Callable[[Stream], None] = lambda stream: None
         """Called when a stream has dropped bytes, so that the server drops the remembered answers made of these
         bytes."""
-        self.accounts = Accounts(client_nets(limits.client_v4_bits, limits.client_v6_bits), clock.now)
-        self.live_table = LiveTable(self.store, surroundings, limits.followed_streams, self.accounts)
-        self.live = LiveTopics(upstream, self.store, surroundings, self.live_table, limits.max_flight_bytes)
         self.pending_writes = PendingWrites()
+        self.accounts = Accounts(client_nets(limits.client_v4_bits, limits.client_v6_bits), clock.now)
         self.negative_cache = NegativeCache(clock.now, self.pending_writes, self.accounts)
+        shared: Upstream = origin_side
+        self.others: OthersWrites | None = None
+        """The writes of other workers; None if this process is the only one."""
+        self.hop: HopUpstream | None = None
+        """Asks the owners of streams; None if this process is the only one."""
+        if crew is not None:
+            owners = Owners(crew.shared, crew.slot)
+            log = WriteLog(crew.shared, crew.slot, clock.now)
+            self.others = OthersWrites(log, owners, self.store, self.negative_cache, crew.generation)
+            self.hop = shared = HopUpstream(origin_side, HopClient(crew.hop_paths), self.others, owners, clock)
+        self.live_table = LiveTable(self.store, surroundings, limits.followed_streams, self.accounts)
+        self.live = LiveTopics(shared, self.store, surroundings, self.live_table, limits.max_flight_bytes)
         self._cold_read_limit = ColdReadLimit(self.negative_cache, self.accounts, metrics, rng, clock.now)
         self.s2_writes = S2Writes(self.store)
         self.writes = Writes(
             self.store, self.live, self.pending_writes, self.negative_cache, clock, self.s2_writes.written
         )
+        self.writes.others = self.others
+        if self.others is not None:
+            self.others.applying = self.writes
         self.fetches = FetchTable(
-            upstream,
+            shared,
             self.store,
             surroundings,
             limits.max_flight_bytes,
@@ -133,7 +170,7 @@ class Engine:
             self.writes,
             self.negative_cache,
         )
-        self.relay = Relay(upstream, self.store, self.writes, clock, metrics)
+        self.relay = Relay(origin_side, self.store, self.writes, clock, metrics)
         self.purge = Purge(self.store, self.live)
         confirming = Confirming(self.fetches, clock)
         wheel = Wheel(clock)
@@ -145,7 +182,7 @@ class Engine:
         self.sse = Sse(self._reads, self._runner, self.tasks, wheel)
         """Opens SSE reads.  The server calls it directly for SSE requests that it recognises."""
         self.s2 = S2Reads(
-            upstream,
+            origin_side,
             self.store,
             surroundings,
             self.live_table,
@@ -381,6 +418,8 @@ class Engine:
         self.live_table.close()
         self.s2.shut_down()
         self.fetches.close()
+        if self.hop is not None:
+            await self.hop.close()
         await self.tls_reloader.close()
         await self.health.close()
         await self.tasks.close()

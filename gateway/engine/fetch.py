@@ -38,6 +38,7 @@ from gateway.errors import (
 from gateway.http.reply import Interim
 from gateway.limits.inflow import Inflow
 from gateway.live.walk_pace import WalkPace
+from gateway.protocol.hop import HopSaid
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import NOW
 from gateway.tape.store import TapeStore
@@ -46,7 +47,7 @@ from gateway.telemetry.metrics import MetricsRecorder
 from gateway.telemetry.tracing import NO_FLIGHT
 from gateway.tuples import make
 from gateway.upstream.asking import PendingRequest, Upstream
-from gateway.upstream.call import OriginCall, Source
+from gateway.upstream.call import OriginCall, Shared, Source
 from gateway.upstream.flight import (
     CONFIRMATION,
     METADATA,
@@ -269,7 +270,8 @@ class Fetch:
             headers["Cache-Control"] = "no-cache"
         method, offset = ("HEAD", None) if start == METADATA else ("GET", start)
         url, bounds = source.url(offset), source.bounds
-        call = make(OriginCall, (method, url, headers, bounds, None, False, flight.askers, None))
+        shared = make(Shared, (self.stream.key, source.is_handed))
+        call = make(OriginCall, (method, url, headers, bounds, None, False, flight.askers, None, shared))
         self.asked_at = work.clock.now()
         flight.version = self.stream.version
         self.facts = TapeFacts.of(self.stream, start, work.clock.wall())
@@ -281,6 +283,11 @@ class Fetch:
             self._pending = pending
 
     # -- the outcome of a request
+
+    def told(self, said: HopSaid) -> None:
+        """Record what the owner of the stream, another worker, says about its record.  `head_arrived` follows."""
+        self.facts = self.facts._replace(said=said)
+        self.asked_at = min(self.asked_at, said.as_of)
 
     def sent(self) -> None:
         """Count a request that is being sent to an origin."""
@@ -300,7 +307,9 @@ class Fetch:
         try:
             work.metrics.upstream_head(self.mode, reply.status, work.clock.now() - self.asked_at, route.name)
             route.heard()
-            if reply.status in _RETRIED and not self._is_last and "Retry-After" not in reply.headers:
+            # An owner that answers for another worker has repeated its request already.
+            may_repeat = "Retry-After" not in reply.headers and self.facts.said is None
+            if reply.status in _RETRIED and not self._is_last and may_repeat:
                 reply.close()
                 self._repeat_or_fail(UpstreamUnavailable())
             elif reply.has_arrived:

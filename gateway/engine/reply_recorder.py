@@ -95,6 +95,9 @@ class ReplyRecorder:
 
     def _apply_part(self, fetch: SentFetch, learned: Learned) -> Applied:
         stream, facts, asked_at, tail = fetch.stream, fetch.facts, fetch.asked_at, None
+        if (said := facts.said) is not None and stream.own_record().has_dropped_bytes(said):
+            # The owner's bytes may have been another stream's, and so may this worker's, which it got from there.
+            self._store.forget_bytes(stream)
         if is_overtaken(stream, fetch.flight):
             content_type = _content_type(stream, learned)
             if content_type is not None and not stream.learn_type(content_type):
@@ -106,10 +109,12 @@ class ReplyRecorder:
             if learned.is_beyond and learned.up_to_date:
                 # The stated tail is not before the known tail, so the stream is still the same.
                 stream.contacted(asked_at)
-                stream.revalidated(facts.version)
+                if said is None or not said.is_stale:
+                    stream.revalidated(facts.version)
         if learned.start != METADATA and not learned.is_beyond:
             stream.contacted(asked_at)
-            stream.revalidated(facts.version)
+            if said is None or not said.is_stale:
+                stream.revalidated(facts.version)
         return make(Applied, (learned.head(), None, tail))
 
     def _learn(self, fetch: SentFetch, learned: Learned) -> None:
@@ -124,7 +129,11 @@ class ReplyRecorder:
         has_reopened = not is_closed and facts.closed_at is not None and (not is_fetch or facts.closed_at == offset)
         if has_reopened or (content_type is not None and not stream.learn_type(content_type)):
             raise TailMovedBack
-        if not stream.learn_identity(stream_identity(headers, start if is_fetch else START, offset)):
+        if facts.said is not None:
+            is_same = stream.learn_owner(facts.said)
+        else:
+            is_same = stream.learn_identity(stream_identity(headers, start if is_fetch else START, offset))
+        if not is_same:
             raise TailMovedBack
         if is_closed and tape.closed_at is None and (tape.tail is not None or stream.sighting is not None):
             stream.lost_tail()

@@ -37,7 +37,7 @@ from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream
 from gateway.telemetry.metrics import MetricsRecorder
 from gateway.upstream.asking import Upstream
-from gateway.upstream.call import OriginCall
+from gateway.upstream.call import OriginCall, Shared
 from gateway.upstream.flight import CONFIRMATION, METADATA, NotShareable, OriginError, StreamHead
 from gateway.upstream.reply import Reply
 
@@ -202,7 +202,14 @@ class ReplyTaker:
         source, route = fetch.source, fetch.route.name
         for method, mode, offset in (("HEAD", Mode.HEAD, None), ("GET", Mode.CATCHUP, START)):
             asked_at = self.clock.now()
-            call = OriginCall(method, source.url(offset), source.headers, source.bounds, client=fetch.flight.askers)
+            call = OriginCall(
+                method,
+                source.url(offset),
+                source.headers,
+                source.bounds,
+                client=fetch.flight.askers,
+                shared=Shared(fetch.stream.key, source.is_handed),
+            )
             # Only the head is needed.  A body is dropped together with its connection.
             async with await self.upstream.send(call, partial(fetch.count_sent, mode)) as reply:
                 self.metrics.upstream_head(mode, reply.status, self.clock.now() - asked_at, route)

@@ -110,7 +110,8 @@ def stream_headers(read: Read, run: BodyRun, size: int | str, said: Said) -> CIM
         add(_CLOSED, "true")
     if cursor is not None and not said.is_closed:
         headers[STREAM_CURSOR] = cursor
-    add(_ETAG, mint(run.edition.incarnation, _tagged_start(run.start, stream, size), end, said.is_closed))
+    name = stream.tag_name(run.edition.incarnation)
+    add(_ETAG, mint(name, _tagged_start(run.start, stream, size), end, said.is_closed))
     cache_control = _cache_control(read, stream, said.up_to_date or cursor is not None)
     if stream.caching.is_verbatim and "no-transform" not in cache_control:
         cache_control += ", no-transform"
@@ -164,7 +165,8 @@ def head_answer(read: Read, stream: Stream, tail: str) -> Answer:
     is_closed = stream.tape.is_closed_at(tail)
     if is_closed:
         headers[STREAM_CLOSED] = "true"
-    headers["ETag"] = mint(stream.version.incarnation, _tagged_start(START, stream, "head"), tail, is_closed)
+    name = stream.tag_name(stream.version.incarnation)
+    headers["ETag"] = mint(name, _tagged_start(START, stream, "head"), tail, is_closed)
     headers["Cache-Control"] = "no-store"
     headers["Cache-Status"] = cache_status(read.route.node, Outcome.HIT)
     if is_not_modified(read, headers):

@@ -365,7 +365,7 @@ class Route:
         computed it already.
         """
         path = group.path if group is not None else self.upstream_path(target.path)
-        return make(Source, (self.url + path, target, headers, self.bounds, self.live_bounds, client))
+        return make(Source, (self.url + path, target, headers, self.bounds, self.live_bounds, client, False))
 
 
 def _is_personal(name: str) -> bool:

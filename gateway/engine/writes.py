@@ -22,6 +22,7 @@ from multidict import CIMultiDict, istr
 
 from gateway.aio.clock import Clock
 from gateway.engine.negative_cache import NegativeCache
+from gateway.engine.others_writes import OthersWrites, ReplyHead
 from gateway.engine.path_events import Acknowledged, PathChange
 from gateway.engine.relayed_request import (
     CREATES,
@@ -46,6 +47,7 @@ from gateway.protocol.names import (
     is_well_formed,
 )
 from gateway.protocol.sharing import ALLOW_ORIGIN, Group
+from gateway.tape.record_stream import RecordStream
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import SEVERAL, End, Stream
 from gateway.upstream.call import Body
@@ -80,9 +82,45 @@ class Writes:
         self._negative_cache = negative_cache
         self._clock = clock
         self._s2_written = s2_written
+        self.others: OthersWrites | None = None
+        """The writes of other workers; None if this process is the only one."""
 
     def write_started(self, write: SentRequest) -> None:
         """Record that a write is about to be sent; `write_answered` or `write_failed` must follow."""
+        if (others := self.others) is not None:
+            others.look(write.request.group)
+            others.begun(write)
+        self.apply_started(write)
+
+    def write_answered(self, write: SentRequest, reply: Reply) -> None:
+        """Record the effects of a write from the head of its answer."""
+        if (others := self.others) is not None:
+            others.look(write.request.group)
+        try:
+            self.apply_answered(write, reply)
+        finally:
+            if others is not None:
+                others.answered(write, reply)
+
+    def write_failed(self, write: SentRequest, error: GatewayError) -> None:
+        """Record that a write has failed without an answer."""
+        if (others := self.others) is not None:
+            others.look(write.request.group)
+        # The origin changes nothing if it never got the request, or if the client did not finish the body.
+        may_be_done = not error.is_unsent and not write.is_cut_short
+        try:
+            if may_be_done:
+                self.apply_unanswered(write)
+            else:
+                self.apply_without_effect(write)
+        finally:
+            if others is not None:
+                others.unanswered(write, may_be_done=may_be_done)
+
+    # -- the effects of a write of this worker or of another one
+
+    def apply_started(self, write: SentRequest) -> None:
+        """Apply the beginning of a write."""
         group = write.request.group
         self._pending.add_write(write)
         self._negative_cache.forget_path(group)
@@ -91,8 +129,8 @@ class Writes:
             # any moment.
             stream.forget_beyond()
 
-    def write_answered(self, write: SentRequest, reply: Reply) -> None:
-        """Record the effects of a write from the head of its answer."""
+    def apply_answered(self, write: SentRequest, reply: ReplyHead) -> None:
+        """Apply the effects of a write from the head of its answer."""
         try:
             if write.stream is not None:
                 self._look_up(write.stream)
@@ -103,18 +141,35 @@ class Writes:
         finally:
             self._pending.remove_write(write)
 
-    def write_failed(self, write: SentRequest, error: GatewayError) -> None:
-        """Record that a write has failed without an answer."""
+    def apply_unanswered(self, write: SentRequest) -> None:
+        """Apply the effects that a write without an answer may have had."""
         try:
             if write.stream is not None:
                 self._look_up(write.stream)
-            # The origin changes nothing if it never got the request, or if the client did not finish the body.
-            if not error.is_unsent and not write.is_cut_short:
-                self._mark_stale(write)
+            self._mark_stale(write)
         finally:
             self._pending.remove_write(write)
 
-    def missing(self, sent: SentRequest, reply: Reply) -> None:
+    def apply_without_effect(self, write: SentRequest) -> None:
+        """Apply the end of a write that has changed nothing."""
+        if write.stream is not None:
+            self._look_up(write.stream)
+        self._pending.remove_write(write)
+
+    def apply_anything(self, group: Group) -> None:
+        """Assume that anything has happened to the path."""
+        self._negative_cache.forget_path(group)
+        self._pending.overtake(group)
+
+        def anything(stream: Stream) -> None:
+            if isinstance(stream, RecordStream):
+                self._store.doubt_records(stream)
+            else:
+                self._doubt(stream)
+
+        self._tell(group, anything, "doubt")
+
+    def missing(self, sent: SentRequest, reply: ReplyHead) -> None:
         """Record that the origin has answered 404 or 410 to this client; other clients may still see the stream."""
         status, route = reply.status, sent.request.route
         if sent.stream is None or status not in _ABSENT:
@@ -158,7 +213,7 @@ class Writes:
         """
         self._store.tell(group, PathChange(change, self._live, self._clock.now(), self._clock.wall(), kind))
 
-    def _record(self, write: SentRequest, reply: Reply) -> None:
+    def _record(self, write: SentRequest, reply: ReplyHead) -> None:
         request = write.request
         if request.route.is_s2:
             self._s2_written(request, reply.status, write.body)
@@ -193,7 +248,7 @@ class Writes:
             write.request.group, lambda stream: self._live.drop_stream(stream, why if stream is known else End.PURGED)
         )
 
-    def _record_created(self, write: SentRequest, reply: Reply) -> None:
+    def _record_created(self, write: SentRequest, reply: ReplyHead) -> None:
         """Record the stream that a PUT has created: the answer has the same headers as the answer to a HEAD."""
         request = write.request
         if request.tape_key is None or STREAM_FORKED_FROM in request.headers or "Content-Type" not in reply.headers:
@@ -219,7 +274,7 @@ class Writes:
         self._store.weigh(stream)
         self._reached(stream, _offset(reply.headers), is_closed=is_true(reply.headers.get(_CLOSED)))
 
-    def _acknowledge(self, write: SentRequest, reply: Reply) -> None:
+    def _acknowledge(self, write: SentRequest, reply: ReplyHead) -> None:
         request, own = write.request, write.stream
         change, is_doubted = self._change(write), False
         is_remade = bool(change) and may_remake(change)
@@ -267,7 +322,7 @@ class Writes:
         self._tell(group, reached)
         return is_doubted
 
-    def _record_overtaken(self, write: SentRequest, reply: Reply) -> None:
+    def _record_overtaken(self, write: SentRequest, reply: ReplyHead) -> None:
         """Record a write whose answer may concern the earlier stream or the present stream.
 
         The two streams may have equal offsets.

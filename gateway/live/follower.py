@@ -35,6 +35,7 @@ from gateway.live.topic import Topic
 from gateway.live.walk_pace import WalkPace
 from gateway.protocol.cursor import next_cursor
 from gateway.protocol.etag import stream_identity
+from gateway.protocol.hop import HOP_RECORD, HopSaid
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import (
     EVENT_CONTROL,
@@ -58,7 +59,7 @@ from gateway.tape.stream import End
 from gateway.telemetry.access_record import RecordedStream
 from gateway.telemetry.surroundings import Surroundings
 from gateway.upstream.asking import Upstream
-from gateway.upstream.call import Bounds, OriginCall
+from gateway.upstream.call import Bounds, OriginCall, Shared
 from gateway.upstream.flight import NotShareable, OriginError, StreamHead
 from gateway.upstream.reply import Reply
 
@@ -257,7 +258,7 @@ class Follower:
             body = b"".join(chunks)
             if self._stream.tape.is_json:
                 body = unwrapped(body)
-        if not self._stream.learn_identity(stream_identity(reply.headers, at, end)):
+        if HOP_RECORD not in reply.headers and not self._stream.learn_identity(stream_identity(reply.headers, at, end)):
             raise TailMovedBack
         is_closed = is_true(reply.headers.get(STREAM_CLOSED))
         up_to_date = is_closed or reply.status == 204 or is_true(reply.headers.get(STREAM_UP_TO_DATE))
@@ -370,8 +371,19 @@ class Follower:
             headers = headers.copy()
             headers["Accept"] = SSE_TYPE
         asked_at = self._clock.now()
-        call = OriginCall("GET", source.url(at, live, cursor), headers, bounds, is_live=True, client=source.client)
+        call = OriginCall(
+            "GET",
+            source.url(at, live, cursor),
+            headers,
+            bounds,
+            is_live=True,
+            client=source.client,
+            shared=Shared(self._stream.key, source.is_handed),
+        )
         reply = await self._upstream.send(call, self._sent)
+        if (said := HopSaid.of(reply.headers)) is not None and not self._stream.learn_owner(said):
+            reply.close()
+            raise TailMovedBack
         self._metrics.upstream_head(self._mode, reply.status, self._clock.now() - asked_at, self._route)
         return reply
 

@@ -25,6 +25,8 @@ Headers = CIMultiDict[str] | CIMultiDictProxy[str]
 HOP_BY_HOP: Final = frozenset(
     {
         "connection",
+        "gateway-hop",
+        "gateway-hop-record",
         "http2-settings",
         "keep-alive",
         "proxy-authenticate",

@@ -17,6 +17,7 @@ from multidict import CIMultiDict
 from gateway.limits.memory import SharedBytes
 from gateway.protocol.forwarded_headers import Headers
 from gateway.protocol.freshness_headers import Lifetime
+from gateway.protocol.hop import HopSaid
 from gateway.protocol.names import START, STREAM_EXPIRES_AT, STREAM_TTL, is_before, is_json, is_sse_text
 from gateway.protocol.sharing import StreamKey
 from gateway.protocol.stream_version import FIRST, Version
@@ -32,6 +33,7 @@ from gateway.tape.origin_statements import (
     OffsetsBeyond,
     Sighting,
 )
+from gateway.tape.owners_record import OwnersRecord
 from gateway.tape.tape import Tape
 
 TAIL_READ_BURST = 3
@@ -144,6 +146,8 @@ class Stream:
     """Whether `facts_cost` is up to date.  If not, storing bytes or releasing the stream updates it."""
     facts_cost: int = 0
     """The bytes that the budget is charged for this object without its tape.  Only the `TapeStore` sets this."""
+    elsewhere: OwnersRecord | None = None
+    """The records of other workers; None if none was asked, and none has asked."""
 
     def __repr__(self) -> str:
         state = self.ended or "in memory"
@@ -296,6 +300,26 @@ class Stream:
             self.identity = self.identity or identity
             return True
         return identity == self.identity
+
+    def learn_owner(self, said: HopSaid) -> bool:
+        """Record what the stream's owner says about its record; return False if it is a record of another stream."""
+        record = self.elsewhere
+        if record is None:
+            record = self.elsewhere = OwnersRecord()
+        if not record.is_same(said, self.identity) or not self.learn_identity(said.identity):
+            return False
+        record.learn(said, self.version.incarnation)
+        return True
+
+    def own_record(self) -> OwnersRecord:
+        """Return the record by which other workers know this object."""
+        if self.elsewhere is None:
+            self.elsewhere = OwnersRecord()
+        return self.elsewhere
+
+    def tag_name(self, incarnation: str) -> str:
+        """Return the name in entity tags for bytes of this incarnation."""
+        return incarnation if self.elsewhere is None else self.elsewhere.tag_name(incarnation)
 
     def acknowledged(self, tail: str, *, is_closed: bool, query: str) -> None:
         """Record that the origin has acknowledged a write to this path, with this query, which ended at `tail`."""

@@ -23,6 +23,7 @@ from yarl import URL
 from gateway.http.outgoing import request_head
 from gateway.limits.queues import Askers
 from gateway.protocol.forwarded_headers import Headers
+from gateway.protocol.sharing import StreamKey
 from gateway.protocol.target import Target, upstream_query
 
 
@@ -53,6 +54,14 @@ def endpoint_of(origin: str) -> Endpoint:
     if url.scheme not in ("http", "https") or not url.raw_host or not url.port:
         raise ValueError("no URL to send requests to")
     return Endpoint(url.scheme, url.raw_host, url.port, url.host_port_subcomponent or "")
+
+
+class Shared(NamedTuple):
+    """The tape for which a shared request is made.  With several workers, the owner of its stream makes the request."""
+
+    key: StreamKey
+    is_handed: bool
+    """Whether the request has come from another worker, and must not be handed to yet another one."""
 
 
 Body: TypeAlias = AsyncIterator[bytes] | bytes | None
@@ -118,6 +127,8 @@ class OriginCall(NamedTuple):
     """
     repeated: RepeatedUrl | None = None
     """The shared state for `url`, if the call is likely to be repeated."""
+    shared: Shared | None = None
+    """The tape that the call is for; None if the reply is for one client alone."""
 
     @property
     def is_upload(self) -> bool:
@@ -138,6 +149,8 @@ class Source(NamedTuple):
     live_bounds: Bounds
     client: str = ""
     """The network of the client that fetches are for; empty for the gateway's own fetches."""
+    is_handed: bool = False
+    """Whether the read has come from another worker (`Shared.is_handed`)."""
 
     @property
     def asker(self) -> int:

@@ -51,6 +51,11 @@ class Owners:
     def __repr__(self) -> str:
         return f"<Owners {self._serving} seen by {self._slot}>"
 
+    @property
+    def epoch(self) -> int:
+        """A number that changes when the owners may have changed."""
+        return self._shared.epoch
+
     def hash_of(self, origin: str, path: str) -> int:
         """Return the hash of a path at an origin."""
         return path_hash(self._shared.secret, origin, path)

@@ -1,0 +1,252 @@
+"""Asks the owner of a stream, which is another worker, in place of the origin.
+
+With several workers, each stream has one owner (`gateway.workers.owners`), and only the owner asks the origin for the
+stream's bytes and holds its live request.  The other workers send their shared requests to the owner, over its own Unix
+socket.  Requests that are for one client alone, and writes, go straight to the origin.
+
+If the owner dies, its requests fail.  The asker waits a moment for the supervisor to notice, and then asks the next
+owner, which may be the asker itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, cast
+
+from gateway.aio.clock import Clock, Timer
+from gateway.engine.others_writes import OthersWrites
+from gateway.errors import GatewayError, UpstreamBroken, UpstreamUnavailable, UpstreamUnreachable
+from gateway.http.outgoing import RenderedHeaders
+from gateway.http.reply import Interim
+from gateway.live.topics import LiveTopics
+from gateway.protocol.hop import HOP, HopAsk, HopSaid
+from gateway.protocol.sharing import StreamKey
+from gateway.upstream.asking import PendingRequest, Requester, Upstream, answer_to
+from gateway.upstream.call import OriginCall, Shared, split_url
+from gateway.upstream.hop_client import HopClient
+from gateway.upstream.incoming import no_op
+from gateway.upstream.reply import Reply
+from gateway.workers.owners import Owners
+
+WATCH_S: Final = 0.1
+"""How often a worker looks whether the owners have changed."""
+_AGAIN_S: Final = 0.01
+_MOST_WAITS: Final = 30
+"""How often a failed request waits `_AGAIN_S` for the supervisor to notice that the owner has died."""
+_UNSETTLED_S: Final = 1.0
+"""For so long after a change, workers may have different views of the owners."""
+
+
+class HopUpstream:
+    """The `Upstream` of shared requests.  `by_hop` sends requests to other workers, `upstream` to origins."""
+
+    def __init__(
+        self, upstream: Upstream, by_hop: HopClient, others: OthersWrites, owners: Owners, clock: Clock
+    ) -> None:
+        self._upstream = upstream
+        self.by_hop = by_hop
+        self._others = others
+        self.owners = owners
+        self.clock = clock
+        self._epoch = owners.epoch
+        self._changed_at = clock.now()
+        self._asking: set[_Asking] = set()
+        """The requests that wait for the answer of another worker."""
+        self._followed: dict[StreamKey, int | None] = {}
+        """Whom the latest live request for each tape was sent to; None stands for the origin."""
+        self._timer: Timer | None = None
+
+    def __repr__(self) -> str:
+        return f"<HopUpstream {len(self._asking)} asking, {self.owners!r}>"
+
+    def ask(self, requester: Requester, call: OriginCall) -> PendingRequest:
+        """Send one request, to the owner of its stream if that is another worker."""
+        shared = call.shared
+        if shared is None:
+            return self._upstream.ask(requester, call)
+        self._others.look(shared.key.group)
+        asking = _Asking(self, requester, call, shared)
+        asking.begin()
+        return asking
+
+    async def send(self, call: OriginCall, on_sent: Callable[[], object] = no_op) -> Reply:
+        """Send one request and wait for the head of its reply; `on_sent` is called for each attempt at an origin."""
+        return await answer_to(self.ask, call, on_sent)
+
+    # -- for the requests
+
+    def owner_for(self, shared: Shared) -> int | None:
+        """Return the slot to ask; None stands for the origin."""
+        self.notice_change()
+        if shared.is_handed and self.clock.now() < self._changed_at + _UNSETTLED_S:
+            # Another worker takes this one for the owner.
+            return None
+        group = shared.key.group
+        return self.owners.other_owner(self.owners.hash_of(*group))
+
+    def ask_origin(self, requester: Requester, call: OriginCall) -> PendingRequest:
+        """Send a request to the origin."""
+        return self._upstream.ask(requester, call)
+
+    def answered(self, shared: Shared) -> None:
+        """Apply what others have written meanwhile, before a reply is recorded."""
+        self._others.look(shared.key.group)
+
+    def sends(self, asking: _Asking, owner: int | None) -> None:
+        """Record that a request is sent to this owner; None stands for the origin."""
+        if asking.is_live:
+            self._followed[asking.shared.key] = owner
+        if owner is not None:
+            self._asking.add(asking)
+
+    def is_over(self, asking: _Asking) -> None:
+        """Record that a request waits no more."""
+        self._asking.discard(asking)
+
+    # -- changes of the owners
+
+    def notice_change(self) -> bool:
+        """Return whether the owners have changed since the last call."""
+        if (epoch := self.owners.epoch) == self._epoch:
+            return False
+        self._epoch, self._changed_at = epoch, self.clock.now()
+        return True
+
+    def watch(self, live: LiveTopics) -> None:
+        """Look regularly whether the owners have changed, until `close`."""
+        seen = self._epoch
+
+        def look() -> None:
+            nonlocal seen
+            self._timer = self.clock.call_later(WATCH_S, look)
+            self.notice_change()
+            if seen != self._epoch:
+                seen = self._epoch
+                self._owners_changed(live)
+
+        self._timer = self.clock.call_later(WATCH_S, look)
+
+    def _owners_changed(self, live: LiveTopics) -> None:
+        for asking in list(self._asking):
+            asking.owners_changed()
+        followed = {topic.stream.key for topic in live.topics()}
+        for key in self._followed.keys() - followed:
+            del self._followed[key]
+        for topic in list(live.topics()):
+            key = topic.stream.key
+            if key in self._followed and self._followed[key] != self.owner_for(Shared(key, False)):
+                live.restart(topic.stream)
+
+    async def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        await self.by_hop.close()
+
+
+class _Asking:
+    """One shared request.  It is the requester of its attempts at other workers and at the origin."""
+
+    __slots__ = ("_call", "_hop", "_is_given_up", "_owner", "_pending", "_requester", "_timer", "_waits", "shared")
+
+    def __init__(self, hop: HopUpstream, requester: Requester, call: OriginCall, shared: Shared) -> None:
+        self._hop = hop
+        self._requester = requester
+        self._call = call
+        self.shared = shared
+        self._owner: int | None = None
+        self._pending: PendingRequest | None = None
+        self._timer: Timer | None = None
+        self._waits = 0
+        self._is_given_up = False
+
+    @property
+    def is_live(self) -> bool:
+        """Whether this is a live request."""
+        return self._call.is_live
+
+    def begin(self) -> None:
+        """Send the request to the present owner."""
+        hop, shared = self._hop, self.shared
+        owner = self._owner = hop.owner_for(shared) if self._waits <= _MOST_WAITS else None
+        hop.sends(self, owner)
+        self._pending = None
+        if owner is None:
+            pending = hop.ask_origin(self, self._call)
+        else:
+            pending = hop.by_hop.ask(self, handed(self._call, shared, owner))
+        if self._requester is not None:
+            self._pending = pending
+
+    def owners_changed(self) -> None:
+        """Ask the new owner, if it is another."""
+        if self._owner is not None and self._pending is not None and self._hop.owner_for(self.shared) != self._owner:
+            pending, self._pending = self._pending, None
+            pending.give_up()
+            self.begin()
+
+    def give_up(self) -> None:
+        self._is_given_up = True
+        self._hop.is_over(self)
+        if self._timer is not None:
+            self._timer.cancel()
+        if (pending := self._pending) is not None:
+            self._pending = None
+            pending.give_up()
+
+    # -- called by the upstream clients
+
+    @property
+    def sent(self) -> Callable[[], object]:
+        # Only requests to origins count as sent.
+        return self._requester.sent if self._owner is None else no_op
+
+    def informed(self, interim: Interim) -> None:
+        self._requester.informed(interim)
+
+    def head_arrived(self, reply: Reply) -> None:
+        self._pending = None
+        self._hop.is_over(self)
+        self._hop.answered(self.shared)
+        if self._owner is not None:
+            said = HopSaid.of(reply.headers)
+            told = getattr(self._requester, "told", None)
+            if said is not None and told is not None:
+                told(said)
+        self._requester.head_arrived(reply)
+
+    def failed(self, error: GatewayError) -> None:
+        self._pending = None
+        is_lost = isinstance(error, UpstreamBroken | UpstreamUnavailable | UpstreamUnreachable)
+        if self._owner is None or not is_lost or self._is_given_up:
+            self._hop.is_over(self)
+            self._requester.failed(error)
+            return
+        # The owner has probably died.
+        self._waits += 1
+        self._timer = self._hop.clock.call_later(_AGAIN_S, self._again)
+
+    def _again(self) -> None:
+        self._timer = None
+        self._waits += 1
+        owner = self._hop.owner_for(self.shared)
+        if owner == self._owner and self._waits <= _MOST_WAITS:
+            self._timer = self._hop.clock.call_later(_AGAIN_S, self._again)
+        else:
+            self.begin()
+
+
+def handed(call: OriginCall, shared: Shared, slot: int) -> OriginCall:
+    """Return the call as it is handed to the worker in this slot."""
+    key, client = shared.key, call.client
+    partition = key.partition
+    net = client if isinstance(client, str) else next(iter(client.nets), "")
+    asked = HopAsk(partition.route, partition.generation, partition.readers, key.query, net).rendered()
+    headers = call.headers
+    if isinstance(headers, RenderedHeaders) and headers.lines is not None:
+        changed = headers.copy()
+        changed.lines = f"{headers.lines}{HOP}: {asked}\r\n"
+        changed[HOP] = asked
+    else:
+        changed = cast("RenderedHeaders", headers.copy())
+        changed[HOP] = asked
+    return call._replace(url=f"http://worker-{slot}:1{split_url(call.url)[1]}", headers=changed, client="", shared=None)

@@ -1,0 +1,232 @@
+"""The writes that other workers relay, and their effects on the streams in this worker's memory.
+
+Each worker records the beginning and the end of the writes that it relays (`gateway.workers.write_log`).  Before this
+worker uses what it knows of a path, it looks whether others have recorded anything for it.  If so, it applies their
+writes by the same rules as its own (`gateway.engine.writes`): it has a record of the write, which is pending from its
+beginning to its end.
+
+A record may be lost: it was overwritten, or did not fit, or its worker died.  Then anything may have happened to the
+path, and the bytes in memory are dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Final, Protocol
+
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from gateway.engine.negative_cache import NegativeCache
+from gateway.engine.relayed_request import RelayedRequest, SentRequest
+from gateway.engine.route import Route
+from gateway.protocol.mode import Mode
+from gateway.protocol.names import STREAM_CLOSED, STREAM_NEXT_OFFSET
+from gateway.protocol.sharing import Group, StreamKey
+from gateway.tape.store import TapeStore
+from gateway.upstream.reply import Reply
+from gateway.workers.owners import Owners, cell_index
+from gateway.workers.write_log import Record, WriteLog
+
+_BEGUN, _ANSWERED, _UNANSWERED, _WITHOUT_EFFECT = b"B", b"A", b"U", b"N"
+"""The kinds of records: a write was sent, was answered, got no answer, or has certainly changed nothing."""
+_MOST_KNOWN: Final = 1 << 16
+_WORDS: Final = ((STREAM_NEXT_OFFSET, "Stream-Next-Offset"), (STREAM_CLOSED, "Stream-Closed"))
+
+
+class ReplyHead(Protocol):
+    """The parts of a reply that show the effects of a write."""
+
+    @property
+    def status(self) -> int: ...
+
+    @property
+    def headers(self) -> CIMultiDict[str] | CIMultiDictProxy[str]: ...
+
+
+class Applying(Protocol):
+    """Applies writes: `gateway.engine.writes.Writes`."""
+
+    def apply_started(self, write: SentRequest) -> None: ...
+
+    def apply_answered(self, write: SentRequest, reply: ReplyHead) -> None: ...
+
+    def apply_unanswered(self, write: SentRequest) -> None: ...
+
+    def apply_without_effect(self, write: SentRequest) -> None: ...
+
+    def apply_anything(self, group: Group) -> None: ...
+
+
+class ToldReply:
+    """The head of a reply that another worker has received, as far as it has told."""
+
+    __slots__ = ("headers", "status")
+
+    def __init__(self, status: int, headers: CIMultiDict[str]) -> None:
+        self.status = status
+        self.headers = headers
+
+
+class OthersWrites:
+    """Records this worker's writes for the others, and applies theirs."""
+
+    def __init__(
+        self,
+        log: WriteLog,
+        owners: Owners,
+        store: TapeStore,
+        negative_cache: NegativeCache,
+        generation: int,
+    ) -> None:
+        self._log = log
+        self._store = store
+        self._negative_cache = negative_cache
+        self._generation = generation
+        self._raw = log.raw
+        self._count = 0
+        self._own: dict[SentRequest, bytes] = {}
+        """The names of this worker's writes under way."""
+        self._others: dict[tuple[int, bytes], SentRequest] = {}
+        """The writes of other workers under way, by place and name."""
+        self._seen: dict[int, bytes] = {}
+        """The rows that were looked at, as they were then."""
+        self._rows: dict[int, slice] = {}
+        self.routes: Callable[[str], Route | None] = lambda name: None
+        """Returns the route with this name."""
+        self.applying: Applying
+        self.index_of: Final = lru_cache(_MOST_KNOWN)(lambda group: cell_index(owners.hash_of(*group)))
+        """Returns the number of a path's row."""
+
+    def __repr__(self) -> str:
+        return f"<OthersWrites {len(self._own)} own, {len(self._others)} of others, {len(self._seen)} rows seen>"
+
+    def look(self, group: Group) -> None:
+        """Apply what other workers have recorded for the path.  Call this before using what is known of the path."""
+        index = self.index_of(group)
+        row = self._rows.get(index)
+        if row is None:
+            row = self._rows[index] = self._log.row(index)
+        if self._raw[row] != self._seen.get(index):
+            self._read(index)
+
+    # -- recording this worker's writes
+
+    def begun(self, write: SentRequest) -> None:
+        """Record that a write is about to be sent."""
+        request = write.request
+        self._count += 1
+        name = self._own[write] = b"%d.%d" % (self._generation, self._count)
+        key = request.tape_key
+        words = (request.route.name, *request.group, request.mode.value, request.query)
+        own = (key.query, str(key.partition.generation), key.partition.readers) if key is not None else ()
+        self._log.begin(self.index_of(request.group), _text(_BEGUN, name, *words, *own))
+
+    def answered(self, write: SentRequest, reply: Reply) -> None:
+        """Record the head of a write's answer, before a byte of the answer leaves."""
+        headers = reply.headers
+        varies = write.request.route.sharing.varies(headers)
+        # An answer to a write that was cut short, and failed, changes nothing.
+        if reply.status >= 500:
+            self._end(write, _text(_WITHOUT_EFFECT if write.is_cut_short else _UNANSWERED, self._own[write]))
+            return
+        said = [headers.getall(name, ()) for name, _ in _WORDS]
+        # Repeated lines are no valid offset, and are told as such.
+        words = ("\n".join(lines) if lines else "" for lines in said)
+        self._end(write, _text(_ANSWERED, self._own[write], str(reply.status), "v" if varies else "", *words))
+
+    def unanswered(self, write: SentRequest, *, may_be_done: bool) -> None:
+        """Record that a write has got no answer.  `may_be_done`: the origin may have executed it."""
+        self._end(write, _text(_UNANSWERED if may_be_done else _WITHOUT_EFFECT, self._own[write]))
+
+    def _end(self, write: SentRequest, text: bytes) -> None:
+        del self._own[write]
+        self._log.end(self.index_of(write.request.group), text)
+
+    # -- applying those of other workers
+
+    def _read(self, index: int) -> None:
+        seen = self._seen.get(index)
+        news = self._log.read(index, seen if seen is not None else self._log.blank)
+        self._seen[index] = news.row
+        if seen is None and not self._log.under_way_elsewhere(news.row):
+            # Nothing of these paths is in memory yet, and no write to them is under way.
+            return
+        lost = set(news.lost) if seen is not None else set()
+        for record in news.records:
+            if not self._apply(record, is_first=seen is None):
+                lost.add(record.place)
+        if lost:
+            self._lose(index, lost)
+
+    def _apply(self, record: Record, *, is_first: bool) -> bool:
+        """Apply a record; return False if it does not show what has happened.
+
+        `is_first` is true when the row is read for the first time: only writes that are still under way matter then.
+        """
+        if not record.text:
+            return False
+        kind, name, *words = record.text.split(b"\0")
+        key = (record.place, name)
+        if kind == _BEGUN:
+            write = self._written(record, words)
+            if write is None:
+                return False
+            self._others[key] = write
+            self.applying.apply_started(write)
+            return True
+        write = self._others.pop(key, None)
+        if write is None:
+            # Its beginning was lost, or the row was not looked at before.
+            return is_first
+        if kind == _ANSWERED:
+            self.applying.apply_answered(write, _told(words))
+        elif kind == _UNANSWERED:
+            self.applying.apply_unanswered(write)
+        else:
+            self.applying.apply_without_effect(write)
+        return True
+
+    def _written(self, record: Record, words: list[bytes]) -> SentRequest | None:
+        """Return another worker's write as if this worker had sent it; None if its route is not known."""
+        name, origin, path, mode, query, *own = (word.decode("utf-8", "surrogateescape") for word in words)
+        route = self.routes(name)
+        if route is None:
+            return None
+        group = Group(origin, path)
+        stream = None
+        if own:
+            partition = route.public._replace(readers=own[2])
+            if partition.generation == int(own[1]):
+                stream = self._store.find(StreamKey(group, own[0], partition))
+        request = RelayedRequest(
+            route, group, None, Mode(mode), "", path, query, "", CIMultiDict(), "", partition=route.public
+        )
+        return SentRequest(request, stream, record.at)
+
+    def _lose(self, index: int, places: set[int]) -> None:
+        """Assume that anything has happened to the paths of this row, because records of these places were lost."""
+        groups = {stream.key.group for stream in self._store} | set(self._negative_cache.groups)
+        groups = {group for group in groups if self.index_of(group) == index}
+        for key, write in list(self._others.items()):
+            if key[0] in places and self.index_of(write.request.group) == index:
+                del self._others[key]
+                self.applying.apply_unanswered(write)
+                groups.add(write.request.group)
+        for group in groups:
+            self.applying.apply_anything(group)
+
+
+def _text(kind: bytes, name: bytes, *words: str) -> bytes:
+    return b"\0".join((kind, name, *(word.encode("utf-8", "surrogateescape") for word in words)))
+
+
+def _told(words: list[bytes]) -> ToldReply:
+    status, varies, *said = (word.decode("utf-8", "surrogateescape") for word in words)
+    headers: CIMultiDict[str] = CIMultiDict()
+    for (_, name), value in zip(_WORDS, said, strict=True):
+        for line in value.split("\n") if value else ():
+            headers.add(name, line)
+    if varies:
+        headers["Vary"] = "*"
+    return ToldReply(int(status), headers)
