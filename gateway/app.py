@@ -56,6 +56,7 @@ from gateway.plan.entries import budget_bytes, is_too_short
 from gateway.server.certificate_reloader import CertificateReloader, certificate_files, load_certificates
 from gateway.server.frontend import Frontend
 from gateway.server.handed import Handed
+from gateway.server.hop import HopServer
 from gateway.server.listeners import Certificates
 from gateway.server.shedding import Shedding
 from gateway.server.sockets import adopt_bound, listen_at, serve_on
@@ -143,6 +144,8 @@ class RunningGateway:
         metrics.loop_delays = self._loop_delay.delays
         self.history = History()
         self._sampling = Sampling(engine.clock, self._take_sample)
+        self._hop_server: HopServer | None = None
+        """Answers the requests of other workers; None if the process is the whole gateway."""
         self._is_open = False
         self.gateway_url = ""
         """URL of the first listener."""
@@ -194,6 +197,12 @@ class RunningGateway:
             else:
                 self._admin_servers = await listen_at(private, self.admin_connections)
             self.admin_url = _url(private, self._admin_servers[0].sockets[0].getsockname()[1])
+            if self.handed is not None:
+                place = self.handed.place
+                self._hop_server = self._frontend.hop_server(f"{place.slot}.{place.generation}.{os.getpid()}")
+                await self._hop_server.open(place.hop_socket)
+                assert self.engine.hop is not None
+                self.engine.hop.watch(self.engine.live)
             await self.listeners.open(self._environ)
             self._tasks.start(self.memory.run(), "memory")
             self._is_open = True
@@ -351,6 +360,8 @@ class RunningGateway:
             idle_at - min(_LAST_ACCEPTED_S, timeout_s * 0.1), idle_at, gone_at - timeout_s * 0.1
         )
         await self.listeners.wait_closed()
+        if self._hop_server is not None:
+            await self._hop_server.close()
         await self._tasks.close()
         await self.auth_services.close()
         await self.engine.close()
@@ -410,7 +421,11 @@ async def start_gateway(
     partitions = PartitionIds(config.log.partition_key.get_secret_value())
     log = open_access_log(config, clock, metrics, rng, partitions)
     engine = Engine(
-        config, Surroundings(clock, rng, Tasks(), metrics, log or NO_ACCESS_LOG, tracer), credentials, tls=tls
+        config,
+        Surroundings(clock, rng, Tasks(), metrics, log or NO_ACCESS_LOG, tracer),
+        credentials,
+        tls=tls,
+        crew=handed.place if handed is not None else None,
     )
     frontend = Frontend(config, engine, metrics.listeners, rules)
     metrics.auth_services = auth_services = frontend.auth_services

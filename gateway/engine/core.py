@@ -21,8 +21,8 @@ from gateway.engine.confirming import Confirming
 from gateway.engine.fetch_table import FetchTable
 from gateway.engine.first_read import FirstRead
 from gateway.engine.hit_for_miss import HEAD
-from gateway.engine.live_start import LiveReads
 from gateway.engine.hop import HopUpstream
+from gateway.engine.live_start import LiveReads
 from gateway.engine.long_poll import LongPoll
 from gateway.engine.long_poll_waiter import WaitingPoll
 from gateway.engine.negative_cache import NegativeCache
@@ -32,13 +32,13 @@ from gateway.engine.read import Read, Uncacheable
 from gateway.engine.read_runner import ReadRunner, is_kept, is_known_kept
 from gateway.engine.relay import Relay
 from gateway.engine.relayed_request import PendingWrites
-from gateway.engine.response_heads import origin_error_answer
+from gateway.engine.response_heads import head_answer, origin_error_answer
 from gateway.engine.route import Route
 from gateway.engine.s2.reads import S2Reads
 from gateway.engine.s2.writes import S2Writes
 from gateway.engine.sse import Sse, Subscription
 from gateway.engine.writes import Writes
-from gateway.errors import TailMovedBack
+from gateway.errors import GatewayError, TailMovedBack
 from gateway.limits.accounts import Account, Accounts, client_nets
 from gateway.live.drain import Drain
 from gateway.live.table import LiveTable
@@ -54,7 +54,7 @@ from gateway.telemetry.surroundings import Surroundings
 from gateway.upstream.asking import Upstream
 from gateway.upstream.client import OriginClient
 from gateway.upstream.dialer import TlsReloader
-from gateway.upstream.flight import METADATA
+from gateway.upstream.flight import METADATA, NotShareable, OriginError, StreamHead
 from gateway.upstream.health import Health
 from gateway.upstream.hop_client import HopClient
 from gateway.upstream.keep_alive import KeepAlive
@@ -258,7 +258,7 @@ class Engine:
         stream = self.store.find(read.key)
         now = self.clock.now()
         if stream is None or stream.has_expired(now, self.clock.wall()):
-            if stream is None:
+            if stream is None and not read.source.is_handed:
                 self._cold_read_limit.admit_read(read.route, read.source.client)
             return None
         if is_known_kept(read, stream):
@@ -277,6 +277,27 @@ class Engine:
             if unshared.why.is_lasting:
                 read.route.unshared.remember(read.key, HEAD, unshared.why.reason)
             return None
+        finally:
+            self.store.release(stream)
+
+    async def fetched_head(self, read: Read) -> Answer:
+        """Answer a HEAD for another worker: ask the origin, once for all workers, and record what it says.
+
+        Raises Uncacheable or a GatewayError.
+        """
+        stream = self._runner.open(read)
+        stream.hold()
+        try:
+            head = await self.fetches.fresh_head(stream, METADATA, read.route, read.source)
+            match head:
+                case StreamHead(tail):
+                    return head_answer(read, stream, tail)
+                case NotShareable():
+                    raise Uncacheable(head)
+                case OriginError():
+                    return origin_error_answer(read.route, head, Outcome.MISS)
+            assert isinstance(head, GatewayError), "the tail is not behind itself"
+            raise head.anew()
         finally:
             self.store.release(stream)
 

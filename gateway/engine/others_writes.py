@@ -119,7 +119,7 @@ class OthersWrites:
         name = self._own[write] = b"%d.%d" % (self._generation, self._count)
         key = request.tape_key
         words = (request.route.name, *request.group, request.mode.value, request.query)
-        own = (key.query, str(key.partition.generation), key.partition.readers) if key is not None else ()
+        own = (key.query, key.partition.readers) if key is not None else ()
         self._log.begin(self.index_of(request.group), _text(_BEGUN, name, *words, *own))
 
     def answered(self, write: SentRequest, reply: Reply) -> None:
@@ -196,9 +196,7 @@ class OthersWrites:
         group = Group(origin, path)
         stream = None
         if own:
-            partition = route.public._replace(readers=own[2])
-            if partition.generation == int(own[1]):
-                stream = self._store.find(StreamKey(group, own[0], partition))
+            stream = self._store.find(StreamKey(group, own[0], route.public._replace(readers=own[1])))
         request = RelayedRequest(
             route, group, None, Mode(mode), "", path, query, "", CIMultiDict(), "", partition=route.public
         )

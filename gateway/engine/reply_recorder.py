@@ -131,6 +131,8 @@ class ReplyRecorder:
             raise TailMovedBack
         if facts.said is not None:
             is_same = stream.learn_owner(facts.said)
+            if facts.said.lifetime is not None and not _may_be_of_predecessor(stream, facts):
+                stream.expiry.know(facts.said.lifetime)
         else:
             is_same = stream.learn_identity(stream_identity(headers, start if is_fetch else START, offset))
         if not is_same:

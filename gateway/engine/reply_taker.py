@@ -75,6 +75,9 @@ class ReplyTaker:
 
         Raises TailMovedBack if the reply belongs to another stream, or another GatewayError.
         """
+        said = fetch.facts.said
+        if said is not None and said.alone is not None:
+            return self._take_other(fetch, NotShareable(*said.alone), reply)
         learned = classify(fetch.flight.start, reply.head, fetch.route, fetch.facts, self.clock.wall())
         if type(learned) is Learned and not learned.is_beyond:
             return self._take_meaning(fetch, learned, reply)

@@ -381,9 +381,13 @@ class Follower:
             shared=Shared(self._stream.key, source.is_handed),
         )
         reply = await self._upstream.send(call, self._sent)
-        if (said := HopSaid.of(reply.headers)) is not None and not self._stream.learn_owner(said):
-            reply.close()
-            raise TailMovedBack
+        if (said := HopSaid.of(reply.headers)) is not None:
+            if said.alone is not None:
+                reply.close()
+                self._stop_sharing(NotShareable(*said.alone))
+            if not self._stream.learn_owner(said):
+                reply.close()
+                raise TailMovedBack
         self._metrics.upstream_head(self._mode, reply.status, self._clock.now() - asked_at, self._route)
         return reply
 

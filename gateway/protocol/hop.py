@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
 
+from gateway.protocol.freshness_headers import Lifetime
+
 HOP: Final = "Gateway-Hop"
 HOP_RECORD: Final = "Gateway-Hop-Record"
 _ABSENT: Final = "-"
@@ -23,23 +25,30 @@ class HopAsk(NamedTuple):
     """The tape that a worker asks for, and the network of the client that causes the request."""
 
     route: str
-    generation: int
     readers: str
-    """The route's name, and the rest of the `Partition`."""
+    """The route's name, and the readers of its `Partition`."""
     query: str
     """The query of the tape's key."""
     client: str
 
     def rendered(self) -> str:
         """Return the value of `HOP`."""
-        words = (self.route, str(self.generation), self.readers, self.query, self.client)
+        words = (self.route, self.readers, self.query, self.client)
         return " ".join(quote(word, safe="") or _ABSENT for word in words)
 
     @classmethod
     def parse(cls, text: str) -> HopAsk:
         """Read the value of `HOP`.  Raises ValueError."""
-        route, generation, readers, query, client = ("" if word == _ABSENT else unquote(word) for word in text.split())
-        return cls(route, int(generation), readers, query, client)
+        route, readers, query, client = ("" if word == _ABSENT else unquote(word) for word in text.split())
+        return cls(route, readers, query, client)
+
+
+class Alone(NamedTuple):
+    """Why the origin's reply is for one reader alone (`gateway.upstream.flight.NotShareable`)."""
+
+    reason: str
+    is_lasting: bool
+    is_personal: bool
 
 
 class HopSaid(NamedTuple):
@@ -47,23 +56,36 @@ class HopSaid(NamedTuple):
 
     owner: str
     """The owner's process: another process knows nothing of the records of this one."""
-    life: str
-    """The record's name.  A stream that was created again has another record."""
-    name: str
-    """The name of the record's incarnation in entity tags.  It changes if the record drops all bytes."""
-    identity: str | None
-    """The origin's identifier of the incarnation, if there is one."""
     as_of: float
     """When the origin was last in contact about all that the answer states (monotonic seconds, which all processes of a
     machine share)."""
-    is_stale: bool
+    life: str = ""
+    """The record's name; empty without a record.  A stream that was created again has another record."""
+    name: str = ""
+    """The name of the record's incarnation in entity tags.  It changes if the record drops all bytes."""
+    identity: str | None = None
+    """The origin's identifier of the incarnation, if there is one."""
+    is_stale: bool = False
     """Whether the answer was given because the origin has failed."""
+    lifetime: Lifetime | None = None
+    """The stream's lifetime, if the owner knows it."""
+    alone: Alone | None = None
+    """Set if the owner has no answer, because the origin's reply is for one reader alone."""
 
     def rendered(self) -> str:
         """Return the value of `HOP_RECORD`."""
-        identity = quote(self.identity, safe="") if self.identity else _ABSENT
-        stale = "stale" if self.is_stale else "fresh"
-        return f"{self.owner} {self.life or _ABSENT} {self.name or _ABSENT} {identity} {self.as_of:.6f} {stale}"
+        life, alone = self.lifetime, self.alone
+        words = [
+            self.owner,
+            f"{self.as_of:.6f}",
+            self.life or _ABSENT,
+            self.name or _ABSENT,
+            quote(self.identity, safe="") if self.identity else _ABSENT,
+            "stale" if self.is_stale else _ABSENT,
+            _ABSENT if life is None else f"{_number(life.ttl_s)},{_number(life.expires_at)}",
+            _ABSENT if alone is None else f"{alone.is_lasting:d}{alone.is_personal:d}{quote(alone.reason, safe='')}",
+        ]
+        return " ".join(words)
 
     @classmethod
     def of(cls, headers: Mapping[str, str]) -> HopSaid | None:
@@ -71,10 +93,24 @@ class HopSaid(NamedTuple):
         text = headers.get(HOP_RECORD)
         if text is None:
             return None
-        owner, life, name, identity, as_of, stale = text.split(" ")
-        known = None if identity == _ABSENT else unquote(identity)
-        return cls(owner, _read(life), _read(name), known, float(as_of), stale == "stale")
+        owner, as_of, *words = text.split(" ")
+        life, name, identity, stale, lifetime, alone = (None if word == _ABSENT else word for word in words)
+        return cls(
+            owner,
+            float(as_of),
+            life or "",
+            name or "",
+            unquote(identity) if identity is not None else None,
+            stale is not None,
+            _lifetime(lifetime) if lifetime is not None else None,
+            Alone(unquote(alone[2:]), alone[0] == "1", alone[1] == "1") if alone is not None else None,
+        )
 
 
-def _read(word: str) -> str:
-    return "" if word == _ABSENT else word
+def _number(value: float | None) -> str:
+    return "" if value is None else repr(value)
+
+
+def _lifetime(word: str) -> Lifetime:
+    ttl_s, _, expires_at = word.partition(",")
+    return Lifetime(int(ttl_s) if ttl_s else None, float(expires_at) if expires_at else None)

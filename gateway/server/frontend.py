@@ -21,7 +21,7 @@ from multidict import CIMultiDict
 from gateway.auth.rules import Rules
 from gateway.config.gateway import GatewayConfig
 from gateway.engine.core import Engine
-from gateway.engine.route import HeaderRules
+from gateway.engine.route import HeaderRules, Route
 from gateway.engine.route_table import RouteTable, newly_guarded
 from gateway.limits.accounts import NO_PARTIES, client_nets
 from gateway.limits.rate_limits import RateLimits
@@ -35,6 +35,7 @@ from gateway.server.connection import Connection, SecureConnection
 from gateway.server.guarded_reads import SPREAD_S, GuardedReads
 from gateway.server.handler import RequestHandler
 from gateway.server.handshake import HTTP_1, HTTP_2, Connect
+from gateway.server.hop import HopServer
 from gateway.server.http2.connection import Http2Connection
 from gateway.server.joins import Joins
 from gateway.server.listeners import Certificates, ListenerRecorder, Listeners
@@ -141,7 +142,10 @@ class Frontend:
         self.clients.turns.backlog = engine.fetches.backlog
         self.clients.on_bad_request = self._note_bad_request
         self.clients.speaks_s2 = self._speaks_s2()
-        self.clients.refusals = engine.negative_cache.groups
+        # With several workers, each remembered answer has to be looked at (`RememberedAnswers.is_current`).
+        self.clients.refusals = engine.negative_cache.groups if engine.others is None else (None,)
+        if engine.others is not None:
+            engine.others.routes = self._route_named
         self.every_clients = [self.clients]
         """The registry of the main connections, followed by the registry for listeners that only redirect.
         """
@@ -158,6 +162,16 @@ class Frontend:
 
     def __repr__(self) -> str:
         return f"<Frontend {self.connections()} connections, {len(self.listeners)} listeners>"
+
+    def hop_server(self, owner: str) -> HopServer:
+        """Make the server for other workers.  `owner` names this process."""
+        config = self._config
+        return HopServer(
+            config.server.node_name, config.limits, self._engine, self._route_named, self._authoriser, owner
+        )
+
+    def _route_named(self, name: str) -> Route | None:
+        return next((route for route in self.routes.routes if route.name == name), None)
 
     def connections(self) -> int:
         """Return the number of open client connections at all listeners."""
@@ -310,6 +324,7 @@ class Frontend:
             self._sections,
             engine.touch_stream,
             engine.negative_cache.has_any,
+            engine.others.look if engine.others is not None else None,
         )
         engine.on_forget = remembered.forget_stream
         return remembered

@@ -80,6 +80,7 @@ class RequestHandler:
         self._admission = admission
         self._authoriser = authoriser
         self._engine = engine
+        self._others = engine.others
         self._now = now
         self._is_guarded = any(route.guard is not None for route in routes)
         self._interpreter = RequestInterpreter(node, routes, admission.accounts.net_of)
@@ -191,21 +192,19 @@ class RequestHandler:
                 self._admit(context, meaning)
             if context.allowed is not None:
                 context.usage = context.allowed.usage
-            is_alone = request.is_alone
             if context.observed is not None and context.observed.record is not None:
                 note_request(context.mode, meaning.recorded, meaning.start)
+            if self._others is not None:
+                self._others.look(meaning.key.group)
             if meaning.s2 is not None:
                 return self._answer_s2(context, meaning, meaning.s2)
             read = meaning.read
-            if read is not None and is_alone:
+            if read is not None and request.is_alone:
                 context.why_alone = self._why_alone(read)
             elif read is not None:
                 if context.mode in LIVE and self.live_requests.begins_at_once(context, read):
                     return None
-                if context.mode is _CATCHUP and (first := self._engine.begin_catch_up(read)) is not None:
-                    waiting = WaitingRead(context, meaning, self, read, first, self._engine.store)
-                    request.channel.hand_over(waiting)
-                    first.wait(waiting.ready)
+                if context.mode is _CATCHUP and self._waits(context, meaning, read):
                     return None
                 if context.mode is not _HEAD or self._engine.knows(read):
                     return self._answer_shared(context, meaning, read)
@@ -217,6 +216,15 @@ class RequestHandler:
             return self._recorder.refuse(context, BadRequest(str(error)))
         except GatewayError as error:
             return self._recorder.refuse(context, error)
+
+    def _waits(self, context: RequestContext, meaning: RequestMeaning, read: Read) -> bool:
+        """Wait, without a task, for the fetch of a first read.  Returns False if the read is none."""
+        if (first := self._engine.begin_catch_up(read)) is None:
+            return False
+        waiting = WaitingRead(context, meaning, self, read, first, self._engine.store)
+        context.request.channel.hand_over(waiting)
+        first.wait(waiting.ready)
+        return True
 
     def _conceal(self, context: RequestContext, meaning: RequestMeaning, guard: Guard) -> Work:
         """Answer a forbidden request in the same way as a request for a missing stream."""

@@ -45,6 +45,7 @@ class LiveRequests:
         authoriser: Authoriser,
     ) -> None:
         self._engine = engine
+        self._others = engine.others
         self._live = live
         self._joins = joins
         self._observers = observers
@@ -129,6 +130,8 @@ class LiveRequests:
         Returns False, without any effect, if the request has to be parsed.
         """
         admission, observers, read = self._admission, self._observers, join.read
+        if self._others is not None:
+            self._others.look(read.key.group)
         # The origin has recently refused a reader of the stream.  This client may be that reader, so the origin has to
         # decide.
         if (self._refusals and self._negative_cache.has_any(read.key)) or (

@@ -35,20 +35,21 @@ class OwnersRecord:
     def is_same(self, said: HopSaid, identity: str | None) -> bool:
         """Return whether the owner still has the stream that this worker knows, whose `identity` is the origin's."""
         known = self.said
-        if known is None or said.owner != known.owner:
-            return True
-        if said.life == known.life:
+        if known is None or said.owner != known.owner or not said.life or said.life == known.life:
             return True
         return identity is not None and identity == said.identity
 
     def has_dropped_bytes(self, said: HopSaid) -> bool:
         """Return whether the owner has dropped all bytes of its record since it was heard last."""
         known = self.said
-        return known is not None and known[:2] == said[:2] and known.name != said.name
+        if known is None or not said.name:
+            return False
+        return (known.owner, known.life) == (said.owner, said.life) and known.name != said.name
 
     def learn(self, said: HopSaid, incarnation: str) -> None:
         """Record what the owner says; `incarnation` is this worker's own name for the bytes that it has."""
-        self.said, self._incarnation, self._name = said, incarnation, said.name
+        if said.life:
+            self.said, self._incarnation, self._name = said, incarnation, said.name
 
     def tag_name(self, incarnation: str) -> str:
         """Return the name in entity tags for bytes of this incarnation: the same at all workers."""

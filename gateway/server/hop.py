@@ -1,0 +1,362 @@
+"""Answers the shared requests of the other workers, at this worker's own Unix socket (`gateway.engine.hop`).
+
+The clients' limits, authorisation and records are applied by the worker that has accepted the client.  Here the read is
+made of what that worker says (`gateway.protocol.hop`), and answered by this worker's engine.  The answer looks like the
+origin's own, and has the field `HOP_RECORD` besides.
+
+Nothing is relayed.  If the origin's reply is for one reader alone, the other worker is told why, and relays the
+requests of its clients itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import socket
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from multidict import CIMultiDict
+
+from gateway.config.limits import LimitsConfig
+from gateway.engine.answer import Answer
+from gateway.engine.core import Engine
+from gateway.engine.first_read import FirstRead
+from gateway.engine.long_poll_waiter import WaitingPoll
+from gateway.engine.read import Read, Uncacheable
+from gateway.engine.route import Route
+from gateway.engine.sse import Subscription
+from gateway.errors import BadRequest, GatewayError, NoRoute
+from gateway.http.outgoing import RenderedHeaders
+from gateway.limits.accounts import Accounts, client_nets
+from gateway.limits.rate_limits import RateLimits
+from gateway.protocol.cache_status import Outcome
+from gateway.protocol.coding import PLAIN
+from gateway.protocol.forwarded_headers import joined
+from gateway.protocol.freshness_headers import SURROGATE_KEY, requested_max_age
+from gateway.protocol.hop import HOP, HOP_RECORD, Alone, HopAsk, HopSaid
+from gateway.protocol.mode import Mode
+from gateway.protocol.names import START, STREAM_UP_TO_DATE
+from gateway.protocol.sharing import Ground, Group, StreamKey
+from gateway.protocol.target import BadTarget, parse_target
+from gateway.server.authorising import Authoriser
+from gateway.server.client_connections import Clients, Work
+from gateway.server.connection import Connection
+from gateway.server.context import RequestContext, ResponseRecorder
+from gateway.server.deferred import DeferredRequest, WaitingRead
+from gateway.server.delivery import Delivery
+from gateway.server.handler import RequestHandler
+from gateway.server.interpreting import LIVE, HeaderFacts, RequestMeaning, mode_of
+from gateway.server.joins import Joins
+from gateway.server.live import LiveAnswers, LiveRequest
+from gateway.server.live_requests import LiveRequests
+from gateway.server.poll_group import PollGroup, Rendering
+from gateway.server.request import Answered, Request
+from gateway.server.request_admission import Admission
+from gateway.server.request_keys import Sections
+from gateway.server.request_records import Observers
+from gateway.server.sockets import serve_on
+from gateway.tape.stream import Stream
+from gateway.telemetry.access_record import NO_ACCESS_LOG
+from gateway.telemetry.metrics import NoMetrics
+from gateway.telemetry.tracing import NO_TRACER
+
+_PASSED: Final = ("Accept-Encoding", "Via", "CDN-Loop")
+"""The headers of a shared fetch, besides the credentials."""
+_OWN: Final = ("Age", "Cache-Control", "Cache-Status", "Via")
+"""Headers by which this worker speaks for itself."""
+_MANY: Final = 1 << 20
+_BACKLOG: Final = 1_024
+
+# Enum members are slow to reach in Python 3.11.
+_CATCHUP, _HEAD = Mode.CATCHUP, Mode.HEAD
+_FRESH: Final = frozenset({Outcome.MISS, Outcome.COLLAPSED})
+"""Outcomes of answers whose bytes have all just come from the origin."""
+
+
+class HopDress:
+    """Makes the fields `HOP_RECORD` of this worker's answers."""
+
+    def __init__(self, engine: Engine, owner: str) -> None:
+        self._engine = engine
+        self._owner = owner
+        self._now = engine.clock.now
+
+    def said(self, stream: Stream | None, as_of: float | None = None, *, is_stale: bool = False) -> HopSaid:
+        """Return what is to be said about a record."""
+        at = self._now() if as_of is None else as_of
+        if stream is None:
+            return HopSaid(self._owner, at, is_stale=is_stale)
+        lifetime = None if stream.expiry.is_lost else stream.expiry.lifetime
+        life, name = stream.own_record().life, stream.version.incarnation
+        return HopSaid(self._owner, at, life, name, stream.identity, is_stale, lifetime)
+
+    def alone(self, alone: Alone) -> HopSaid:
+        """Return what is to be said if the origin's reply is for one reader alone."""
+        return HopSaid(self._owner, self._now(), alone=alone)
+
+    def dress_answer(self, read: Read, answer: Answer) -> None:
+        """Turn the headers of an answer for a client into those of an answer for another worker."""
+        headers = answer.headers
+        for name in _OWN:
+            headers.popall(name, None)
+        stream = answer.run.stream if answer.run is not None else self._engine.store.find(read.key)
+        if stream is not None and answer.status == 200:
+            self._describe(stream, headers)
+        as_of = self._as_of(read, answer, stream) if stream is not None else None
+        said = self.said(stream, as_of, is_stale=answer.outcome is Outcome.STALE_IF_ERROR)
+        headers[HOP_RECORD] = said.rendered()
+
+    @staticmethod
+    def _describe(stream: Stream, headers: CIMultiDict[str]) -> None:
+        if STREAM_UP_TO_DATE in headers:
+            # What the origin says of its other replies does not apply to the tail.
+            headers["Cache-Control"] = "no-cache"
+        elif stream.caching.cache_control is not None:
+            headers["Cache-Control"] = stream.caching.cache_control
+        if stream.surrogate_keys:
+            headers[SURROGATE_KEY] = " ".join(sorted(stream.surrogate_keys))
+
+    def _as_of(self, read: Read, answer: Answer, stream: Stream) -> float:
+        """Return when the origin was last in contact about all that the answer states."""
+        now = self._now()
+        if answer.outcome in _FRESH:
+            return now
+        as_of = now if stream.is_followed else stream.contacted_at
+        if (
+            answer.parts is not None
+            and not answer.parts.is_empty
+            and (at := stream.confirmed_at(read.start)) > -math.inf
+        ):
+            as_of = min(as_of, at)
+        if STREAM_UP_TO_DATE in answer.headers and answer.outcome is Outcome.HIT and stream.sighting is not None:
+            as_of = min(as_of, stream.sighting.seen_at)
+        return as_of
+
+
+class _HopInterpreter:
+    """Makes reads of the requests of other workers."""
+
+    def __init__(self, node: str, routes: Callable[[str], Route | None]) -> None:
+        self._node = node
+        self._routes = routes
+
+    def read(self, request: Request) -> tuple[Mode, Read]:
+        """Return the mode and the read.  Raises BadRequest or NoRoute."""
+        try:
+            asked = HopAsk.parse(request.headers.get(HOP, ""))
+            target = parse_target(request.target)
+        except (ValueError, BadTarget) as error:
+            raise BadRequest(str(error)) from None
+        route = self._routes(asked.route)
+        if route is None:
+            raise NoRoute
+        mode = mode_of(request.method, target)
+        if mode not in (Mode.CATCHUP, Mode.HEAD, *LIVE):
+            raise BadRequest("Workers ask each other for streams only")
+        group = Group(route.authority, target.path)
+        key = StreamKey(group, asked.query, route.public._replace(readers=asked.readers))
+        is_live = mode in LIVE
+        sent = CIMultiDict(
+            (name, value)
+            for name, value in request.headers.items()
+            if name.lower() in route.credential_names or name in _PASSED
+        )
+        source = route.source(target, RenderedHeaders.of(sent), "" if is_live else asked.client, group)
+        read = Read(
+            route,
+            key,
+            source._replace(is_handed=True),
+            START if mode is Mode.HEAD or target.offset is None else target.offset,
+            target.cursor,
+            None,
+            False,
+            PLAIN,
+            is_live,
+            None,
+            None if is_live else requested_max_age(joined(request.headers, "Cache-Control")),
+        )
+        return mode, read
+
+
+class _HopRecorder(ResponseRecorder):
+    """Adds nothing to answers but what other workers need."""
+
+    def __init__(self, node: str, engine: Engine, admission: Admission, observers: Observers, dress: HopDress) -> None:
+        super().__init__(node, NoMetrics(), engine.clock.now, admission, observers)
+        self._dress = dress
+
+    def finish(self, context: RequestContext, headers: CIMultiDict[str]) -> None:
+        if HOP_RECORD not in headers:
+            headers[HOP_RECORD] = self._dress.said(None).rendered()
+
+
+class _HopLiveAnswers(LiveAnswers):
+    """Begins the live answers to other workers."""
+
+    def __init__(self, node: str, engine: Engine, dress: HopDress) -> None:
+        self._hop_dress = dress
+        self._engine = engine
+        super().__init__(self._rendering_of(node, None), NO_ACCESS_LOG)
+        self._node = node
+
+    def _rendering_of(self, node: str, stream: Stream | None) -> Rendering:
+        engine = self._engine
+        dress = partial(self._dress_live, stream)
+        return Rendering(node, dress, engine.clock, engine.drain, NoMetrics(), NO_ACCESS_LOG)
+
+    def _dress_live(
+        self, stream: Stream | None, route: Route | None, origin: str | None, headers: CIMultiDict[str]
+    ) -> None:
+        for name in _OWN:
+            headers.popall(name, None)
+        headers["Cache-Control"] = "no-cache"
+        headers[HOP_RECORD] = self._hop_dress.said(stream).rendered()
+
+    def subscribe(self, request: LiveRequest, subscription: Subscription) -> None:
+        self._rendering = self._rendering_of(self._node, subscription.stream)
+        super().subscribe(request, subscription)
+
+    def wait(self, request: LiveRequest, waiting: WaitingPoll) -> PollGroup:
+        self._rendering = self._rendering_of(self._node, waiting.stream)
+        return super().wait(request, waiting)
+
+
+class _HopLiveRequests(LiveRequests):
+    """Begins the answers to live requests of other workers, each on its own."""
+
+    def _remember(self, alias: bytes | None, request: LiveRequest) -> None:
+        """Do nothing: workers repeat no live request."""
+
+
+class HopHandler(RequestHandler):
+    """Answers the requests of other workers."""
+
+    def __init__(
+        self,
+        node: str,
+        engine: Engine,
+        routes: Callable[[str], Route | None],
+        admission: Admission,
+        authoriser: Authoriser,
+        owner: str,
+    ) -> None:
+        # Not `super().__init__`: nothing is relayed, remembered or recorded here.
+        self._node = node
+        self._engine = engine
+        self._others = engine.others
+        self._now = engine.clock.now
+        self._metrics = NoMetrics()
+        self._observers = Observers(NO_ACCESS_LOG, NO_TRACER, engine.clock)
+        self._dress = HopDress(engine, owner)
+        self._hop_interpreter = _HopInterpreter(node, routes)
+        self._recorder = _HopRecorder(node, engine, admission, self._observers, self._dress)
+        live = _HopLiveAnswers(node, engine, self._dress)
+        joins = Joins(Sections([]))
+        self.live_requests = _HopLiveRequests(engine, live, joins, self._observers, admission, authoriser)
+
+    def handle(self, request: Request) -> Work | None:
+        context = RequestContext(request, Delivery(request, self._metrics, self._now), self._now(), None)
+        return self._recorded(context)
+
+    def _begin(self, context: RequestContext, undecided: object = None) -> Answered | Work | None:
+        request = context.request
+        try:
+            context.mode, read = self._hop_interpreter.read(request)
+            context.route = read.route
+            if self._others is not None:
+                self._others.look(read.key.group)
+            if (reason := read.route.unshared.reason(read.key, read.shape)) is not None or request.is_alone:
+                return self._say_alone(context, Alone(reason or Ground.ORIGIN, True, False))
+            if context.mode in LIVE and self.live_requests.begins_at_once(context, read):
+                return None
+            meaning = _meaning(context.mode, read)
+            if context.mode is _CATCHUP and self._waits(context, meaning, read):
+                return None
+            return self._answer_shared(context, meaning, read)
+        except GatewayError as error:
+            return self._recorder.refuse(context, error)
+
+    def _resume(self, context: RequestContext, waiting: DeferredRequest) -> Answered | Work | None:
+        assert isinstance(waiting, WaitingRead)
+        return super()._resume(context, waiting)
+
+    async def _answer_shared(
+        self, context: RequestContext, meaning: RequestMeaning, read: Read, first: FirstRead | None = None
+    ) -> Answered | None:
+        engine = self._engine
+        try:
+            if context.mode is _HEAD:
+                answer = await engine.head(read) or await engine.fetched_head(read)
+            elif context.mode is _CATCHUP:
+                answer = await engine.catch_up(read, first)
+            elif (live := await self.live_requests.begin_answer(context, read)) is not None:
+                answer = live
+            else:
+                return None
+            return await self._deliver(context, read, answer)
+        except Uncacheable as error:
+            why = error.why
+            return self._say_alone(context, Alone(why.reason, why.is_lasting, why.is_personal))
+
+    def _say_alone(self, context: RequestContext, alone: Alone) -> Answered:
+        headers = CIMultiDict({HOP_RECORD: self._dress.alone(alone).rendered(), "Cache-Control": "no-store"})
+        return context.delivery.text(200, headers, b"")
+
+    def _begin_delivery(self, context: RequestContext, read: Read, answer: Answer) -> Answered | Work:
+        context.outcome = answer.outcome
+        answered: Answered | None = None
+        try:
+            self._dress.dress_answer(read, answer)
+            answered = context.delivery.whole_answer(answer)
+        except BaseException:
+            answer.close()
+            raise
+        if answered is None:
+            return self._deliver_rest(context, answer)
+        answer.close()
+        return answered
+
+
+def _meaning(mode: Mode, read: Read) -> RequestMeaning:
+    facts = HeaderFacts(CIMultiDict(), read.route.node)
+    return RequestMeaning(mode, read.route, read.source.target, read.key, True, facts, read, read.source.client)
+
+
+class HopServer:
+    """The connections of other workers.  `close` ends them."""
+
+    def __init__(
+        self,
+        node: str,
+        limits: LimitsConfig,
+        engine: Engine,
+        routes: Callable[[str], Route | None],
+        authoriser: Authoriser,
+        owner: str,
+    ) -> None:
+        """`owner` names this process."""
+        unlimited = limits.model_copy(
+            update={"max_connections": _MANY, "client_connections": _MANY, "client_live_reads": _MANY}
+        )
+        clock, metrics = engine.clock, NoMetrics()
+        accounts = Accounts(client_nets(limits.client_v4_bits, limits.client_v6_bits), clock.now)
+        rates = RateLimits(accounts, ())
+        admission = Admission(unlimited, accounts, rates, metrics, engine.surroundings.rng, clock.now)
+        handler = HopHandler(node, engine, routes, admission, authoriser, owner)
+        self.clients = Clients(handler.handle, unlimited, None, clock, metrics, accounts=accounts)
+        self._server: asyncio.Server | None = None
+
+    def __repr__(self) -> str:
+        return f"<HopServer {self.clients!r}>"
+
+    async def open(self, sock: socket.socket) -> None:
+        """Accept the connections of other workers at a listening Unix socket."""
+        self._server = await serve_on(sock.dup(), lambda: Connection(self.clients, None, is_local=True), _BACKLOG)
+
+    async def close(self) -> None:
+        """Accept no more, and cut every connection."""
+        if self._server is not None:
+            self._server.close()
+        await self.clients.abort()
