@@ -164,6 +164,12 @@ class Client:
         assert reply.headers["content-type"] == "text/event-stream", reply
         return Subscription(self, reply)
 
+    @property
+    def port(self) -> int:
+        """This end's."""
+        port: int = self._writer.get_extra_info("sockname")[1]
+        return port
+
     def close(self) -> None:
         self._writer.close()
 

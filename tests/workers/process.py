@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -153,6 +154,15 @@ class GatewayProcess:
         except ProcessLookupError:
             pass
 
+    def worker_at(self, port: int) -> int | None:
+        """The worker that has accepted the connection from this port of loopback; None if none has yet."""
+        for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+            fields = line.split()
+            if int(fields[2].rpartition(":")[2], 16) == port and (inode := fields[9]) != "0":
+                link = f"socket:[{inode}]"
+                return next((pid for pid in self.worker_pids() if link in _descriptors(pid)), None)
+        return None
+
     async def upgrade(self) -> None:
         """Have the next version take over, as SIGUSR2 does, and wait until this one has ended."""
         old = self.pid
@@ -290,6 +300,15 @@ def _parent(pid: int) -> int:
 
 def _all_pids() -> list[int]:
     return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+
+
+def _descriptors(pid: int) -> set[str]:
+    """What the descriptors of a process are open on."""
+    found = set()
+    for one in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            found.add(str(one.readlink()))
+    return found
 
 
 def _file(pid: int, name: str) -> str:

@@ -1,0 +1,114 @@
+"""An origin that counts, in the test's process, and a gateway with workers before it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from gateway.config.gateway import GatewayConfig
+from gateway.origin.app import RunningOrigin, start_origin
+from tests.offload.crowd import Client, Reply, Tally
+from tests.waiting import eventually
+from tests.workers.process import GatewayProcess
+
+WORKERS: Final = 3
+JSON: Final = {"Content-Type": "application/json"}
+_MOST_TRIES: Final = 200
+
+
+@dataclass
+class Site:
+    """The origin, the gateway, and connections to it."""
+
+    origin: RunningOrigin
+    gateway: GatewayProcess
+    tally: Tally = field(default_factory=Tally)
+    clients: list[Client] = field(default_factory=list)
+
+    async def client(self) -> Client:
+        """A connection to whichever worker accepts it."""
+        client = await Client.open(self.gateway.url, self.tally)
+        self.clients.append(client)
+        return client
+
+    async def origin_client(self) -> Client:
+        """A connection to the origin itself."""
+        client = await Client.open(self.origin.url, self.tally)
+        self.clients.append(client)
+        return client
+
+    async def client_of_each(self) -> list[Client]:
+        """A connection to each worker, in the order of their pids."""
+        found: dict[int, Client] = {}
+        for _ in range(_MOST_TRIES):
+            client = await self.client()
+            found.setdefault(await self._worker_of(client), client)
+            if len(found) == self.gateway.workers:
+                return [found[pid] for pid in sorted(found)]
+        raise AssertionError(f"{_MOST_TRIES} connections reach {sorted(found)} alone")
+
+    async def _worker_of(self, client: Client) -> int:
+        pids: list[int] = []
+
+        def is_accepted() -> bool:
+            pid = self.gateway.worker_at(client.port)
+            pids.extend([pid] if pid is not None else [])
+            return bool(pids)
+
+        await eventually(is_accepted)
+        return pids[-1]
+
+    async def close(self) -> None:
+        for client in self.clients:
+            client.close()
+        await self.gateway.stop()
+        await self.origin.stop(grace_s=0)
+
+
+@asynccontextmanager
+async def made_site(mutant: str = "", **settings: Any) -> AsyncIterator[Site]:
+    """A site whose gateway has these settings, and may be a mutant."""
+    async with AsyncExitStack() as stack:
+        origin = await start_origin()
+        stack.push_async_callback(origin.stop, grace_s=0)
+        defaults = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "client_new_streams_per_s": 0}
+        config = GatewayConfig.for_origin(origin.url, **{**defaults, "shutdown_timeout_s": 0.5, **settings})
+        site = Site(origin, await GatewayProcess.start(config, WORKERS, mutant=mutant))
+        stack.push_async_callback(site.close)
+        yield site
+
+
+@asynccontextmanager
+async def followed(clients: Sequence[Client], path: str) -> AsyncIterator[None]:
+    """Have each of these connections follow a stream by SSE inside the block, if it is there."""
+
+    async def follow(client: Client, is_open: asyncio.Event) -> None:
+        try:
+            subscription = await client.subscribe(f"{path}?live=sse&offset=-1")
+            async for _ in subscription.events():
+                is_open.set()
+        finally:
+            is_open.set()
+
+    opened = [asyncio.Event() for _ in clients]
+    tasks = [asyncio.create_task(follow(*one)) for one in zip(clients, opened, strict=True)]
+    try:
+        for one in opened:
+            await one.wait()
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for client in clients:
+            client.close()
+
+
+async def read_all(client: Client, path: str, offset: str = "-1") -> tuple[Reply, bytes]:
+    """A catch-up read."""
+    body = bytearray()
+    reply = await client.send("GET", f"{path}?offset={offset}", take=body.extend)
+    return reply, bytes(body)
