@@ -42,15 +42,16 @@ from gateway.ops.admin.connections import IDLE_S, AdminConnections
 from gateway.ops.admin.guard import Guard, admin_token
 from gateway.ops.admin.subject import NothingToRead, NotUpgraded
 from gateway.ops.console.wiring import add_console
+from gateway.ops.gathering.worker_admin import WorkerAdmin
 from gateway.ops.history import History, Sample, Sampling, sampled
 from gateway.ops.loop_delay import LoopDelay
-from gateway.ops.memory_watch import MemoryLimits, MemoryWatch
+from gateway.ops.memory_watch import MemoryWatch, memory_limits
 from gateway.ops.metrics import Metrics
 from gateway.ops.partition_ids import PartitionIds
 from gateway.ops.plan_figures import PlanFigures
-from gateway.ops.process_memory import container_limit_bytes, resident_bytes, return_freed_memory
+from gateway.ops.process_memory import resident_bytes, return_freed_memory
 from gateway.ops.state import Unsent, look_at
-from gateway.ops.tracing_extra import check_tracing
+from gateway.ops.tracing_extra import open_tracer, sampled_trace
 from gateway.plan.applier import PlanApplier
 from gateway.plan.entries import budget_bytes, is_too_short
 from gateway.server.certificate_reloader import CertificateReloader, certificate_files, load_certificates
@@ -62,8 +63,9 @@ from gateway.server.shedding import Shedding
 from gateway.server.sockets import adopt_bound, listen_at, serve_on
 from gateway.telemetry.access_record import NO_ACCESS_LOG, AccessLog
 from gateway.telemetry.surroundings import Surroundings
-from gateway.telemetry.tracing import NO_TRACER, Tracer, current
+from gateway.telemetry.tracing import NO_TRACER, Tracer
 from gateway.upstream.origin_pool import Credentials
+from gateway.workers.portions import portion, share
 
 _log = logging.getLogger("gateway.app")
 
@@ -73,9 +75,6 @@ send a request."""
 
 _ADMIN_BACKLOG: Final = 100
 """The queue of new connections at the admin port."""
-
-_CONTAINER_SHARE: Final = 0.9
-"""The share of the container's memory limit that the process may use if `memory_max_bytes` is 0."""
 
 
 class RunningGateway:
@@ -90,10 +89,12 @@ class RunningGateway:
         load: Load | None,
         log: LogWriter | None = None,
         environ: Mapping[str, str] = os.environ,
+        handed: Handed | None = None,
     ) -> None:
         self._environ = environ
-        self.handed: Handed | None = None
+        self.handed = handed
         """What the supervisor of several workers has handed to this one; None if the process is the whole gateway."""
+        self.workers = 1 if handed is None else handed.place.workers
         self.config = config
         """The configuration in effect."""
         self.engine = engine
@@ -125,11 +126,13 @@ class RunningGateway:
         self._tasks = Tasks()
         """Background tasks outside the engine, from the first connection until `stop`."""
         self._admin: web.AppRunner | None = None
+        self.worker_admin: WorkerAdmin | None = None
+        """The admin port's part for several workers; None if the process is the whole gateway."""
         self._admin_servers: list[asyncio.Server] = []
         self.memory = MemoryWatch(
             engine.store,
             Shedding(frontend.every_clients),
-            _memory_limits(config),
+            memory_limits(config, self.workers),
             lambda: metrics.cache_limit_bytes,
             resident_bytes,
             return_freed_memory,
@@ -190,6 +193,8 @@ class RunningGateway:
             await self._admin.setup()
             if self.handed is not None:
                 self.listeners.handed = self.handed.listening
+                assert self.worker_admin is not None
+                await self.worker_admin.open()
                 self._admin_servers = [
                     await serve_on(adopt_bound(one), self.admin_connections, _ADMIN_BACKLOG)
                     for one in self.handed.admin
@@ -294,10 +299,10 @@ class RunningGateway:
                 change = replace(change, changed=(*change.changed, *names))
             # Resolve the names of origins again: an origin may have moved, even if its URL has not changed.
             self.engine.client.exchanges.renew()
-            self.engine.limit_clients(change.config.limits)
+            self.engine.limit_clients(portion(change.config, self.workers).limits)
             self.auth_services.configure_tls(auth_tls)
             self._frontend.reconfigure(change.config, rules)
-            self.memory.limits = _memory_limits(change.config)
+            self.memory.limits = memory_limits(change.config, self.workers)
             if self.take_plan(plan, is_budget_set=_is_budget_set(wanted)):
                 # The file of the plan may have new content, although its name stays the same.
                 change = replace(change, changed=(*change.changed, "cache.plan"))
@@ -317,8 +322,8 @@ class RunningGateway:
     def take_plan(self, plan: CachePlan | None, *, is_budget_set: bool) -> bool:
         """Apply this plan under the current configuration; return whether it differs from the previous one."""
         grants, limits = self.config.cache.plan, self.config.limits
-        budget = budget_bytes(limits.cache_bytes, is_set=is_budget_set, plan=plan, grants=grants)
-        _configure(self.metrics, self.config, budget)
+        budget = share(budget_bytes(limits.cache_bytes, is_set=is_budget_set, plan=plan, grants=grants), self.workers)
+        _configure(self.metrics, portion(self.config, self.workers), budget)
         is_new = self.planned.apply(plan, grants, self.routes.routes, budget)
         if is_new:
             self.plan_figures.begin()
@@ -378,6 +383,8 @@ class RunningGateway:
             server.close()
         if self._admin is not None:
             await self._admin.cleanup()
+        if self.worker_admin is not None:
+            await self.worker_admin.close()
 
     def _serve_admin(self) -> web.RequestHandler:
         """Make a protocol of the admin port's HTTP server."""
@@ -415,19 +422,19 @@ async def start_gateway(
     address = config.server.admin_address
     guard = Guard(address, admin_token(environ, address))
     rng = rng or random.Random()
-    tracer = tracer or _tracer(config, clock, rng)
-    metrics = Metrics(wall=clock.wall, trace_now=_sampled_trace if tracer is not NO_TRACER else None)
+    tracer = tracer or open_tracer(config, clock, rng)
+    metrics = Metrics(wall=clock.wall, trace_now=sampled_trace if tracer is not NO_TRACER else None)
     _configure(metrics, config, config.limits.cache_bytes)
-    partitions = PartitionIds(config.log.partition_key.get_secret_value())
-    log = open_access_log(config, clock, metrics, rng, partitions)
-    engine = Engine(
-        config,
-        Surroundings(clock, rng, Tasks(), metrics, log or NO_ACCESS_LOG, tracer),
-        credentials,
-        tls=tls,
-        crew=handed.place if handed is not None else None,
+    place = None if handed is None else handed.place
+    divided = config if place is None else portion(config, place.workers)
+    # All workers give a partition the same id.
+    partitions = PartitionIds(
+        config.log.partition_key.get_secret_value() or ("" if place is None else place.secret.hex())
     )
-    frontend = Frontend(config, engine, metrics.listeners, rules)
+    log = open_access_log(config, clock, metrics, rng, partitions)
+    surroundings = Surroundings(clock, rng, Tasks(), metrics, log or NO_ACCESS_LOG, tracer)
+    engine = Engine(divided, surroundings, credentials, tls=tls, crew=place)
+    frontend = Frontend(divided, engine, metrics.listeners, rules)
     metrics.auth_services = auth_services = frontend.auth_services
     auth_services.configure_tls(auth_tls)
     auth_services.configure(rules.values())
@@ -442,26 +449,21 @@ async def start_gateway(
     metrics.listeners.refused = frontend.refused
     metrics.listeners.waited = frontend.waited
     metrics.listeners.expiries = frontend.listeners.expiries
-    gateway = RunningGateway(config, engine, metrics, frontend, load, log, environ)
-    gateway.handed = handed
+    gateway = RunningGateway(config, engine, metrics, frontend, load, log, environ, handed)
     metrics.plan = gateway.plan_figures.look
     metrics.tenants = frontend.routes.verdicts.tenants.items
     metrics.look = partial(
         look_at, engine, frontend.connections, lambda: Unsent(*frontend.unsent()), lambda: gateway.is_ready
     )
-    application = admin_application(gateway, guard, partitions)
+    if place is not None:
+        gateway.worker_admin = WorkerAdmin(place, gateway, partitions)
+    answering = gateway.worker_admin.answering if gateway.worker_admin is not None else None
+    application = admin_application(gateway, guard, partitions, answering)
     places = (lambda: gateway.gateway_url, lambda: frontend.listeners.inside_url)
     add_console(application, lambda: gateway.config, *places)
     gateway.take_plan(plan, is_budget_set=_is_budget_set(config))
     engine.tls_reloader.start(known)
     return await gateway.listen(application, certificate_stamp)
-
-
-def _memory_limits(config: GatewayConfig) -> MemoryLimits:
-    limits = config.limits
-    container = container_limit_bytes() if not limits.memory_max_bytes else None
-    most = limits.memory_max_bytes if container is None else int(_CONTAINER_SHARE * container)
-    return MemoryLimits(most, limits.most_client_bytes)
 
 
 _Loaded = tuple[
@@ -492,21 +494,6 @@ def _configure(metrics: Metrics, config: GatewayConfig, budget: int) -> None:
     metrics.protocols = {one.name: "durable-streams" if one.is_bridged else one.protocol for one in config.routes}
     metrics.limit_figures.configure(config.rate_limits, routes)
     metrics.guarded_routes = tuple(route.name for route in config.routes if route.auth)
-
-
-def _sampled_trace() -> str | None:
-    """Return the trace id of the current request if the trace is sampled, for exemplars in the metrics; else None."""
-    span = current()
-    return span.trace_id if span.is_sampled else None
-
-
-def _tracer(config: GatewayConfig, clock: Clock, rng: random.Random) -> Tracer:
-    if not config.tracing.endpoint:
-        return NO_TRACER
-    check_tracing(config.tracing)
-    from gateway.ops.tracing import OpenTelemetryTracer
-
-    return OpenTelemetryTracer(config.tracing, clock, rng)
 
 
 def _url(address: Address, port: int) -> str:

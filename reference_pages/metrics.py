@@ -7,10 +7,13 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from prometheus_client.metrics_core import Metric
+
 from gateway.aio.clock import ManualClock
 from gateway.config.cache_plan import parse_plan
 from gateway.config.origins import OriginsConfig
 from gateway.config.routes import RouteConfig
+from gateway.ops.gathering.worker_families import worker_families
 from gateway.ops.metrics import Metrics
 from gateway.ops.plan_state import PlanState
 from gateway.ops.state import State
@@ -23,12 +26,22 @@ _PLAN = Path(__file__).parent.parent / "config" / "cache-plan.json"
 def metrics() -> str:
     """A table of the families: name, type, labels and help text."""
     rows = []
-    for family in sorted(_everything().collect(), key=lambda family: family.name):
+    for family in sorted(_own_families(), key=lambda family: family.name):
         name = f"{family.name}_total" if family.type == "counter" else family.name
         # The library has no public name for the labels of a family without samples.
         labels = getattr(family, "_labelnames", ())
         rows.append((f"`{name}`", family.type, ", ".join(f"`{label}`" for label in labels), family.documentation))
     return table(("series", "type", "labels", "what it counts"), rows)
+
+
+def every_family() -> list[Metric]:
+    """The families of `/metrics`, with those of the process."""
+    metrics = _everything()
+    return [*metrics.registry.collect(), *worker_families({}, {})]
+
+
+def _own_families() -> list[Metric]:
+    return [*_everything().collect(), *worker_families({}, {})]
 
 
 def _everything() -> Metrics:

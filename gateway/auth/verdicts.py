@@ -155,6 +155,11 @@ class Verdicts:
             one.revoke()
         return len(ended)
 
+    def revocations(self) -> list[tuple[Revocation, float]]:
+        """Return the revocations in effect, each with the seconds for which it still holds."""
+        now = self.wall()
+        return [(revocation, until - now) for revocation, until in self._revoked.items() if until > now]
+
     def end_reads_without_grounds(self, rules: Mapping[str, Rules]) -> None:
         """End live reads that the new rules would not allow.  `rules` has the rules of each route by its name."""
         self._end_reads(lambda grounds, key_id: not grounds.stand_in(rules.get(grounds.route, ()), key_id))

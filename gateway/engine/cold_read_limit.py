@@ -52,7 +52,7 @@ class ColdReadLimit:
         if not per_s:
             self._rate = None
         elif self._rate is None or self._rate.per_s != per_s:
-            self._rate = Rate(per_s, max(1.0, per_s * _BURST_S))
+            self._rate = Rate(per_s, max(1.0, per_s * _BURST_S), "cold reads")
 
     def suspend(self, account: Account, until: float) -> None:
         """Give this client network no allowance before `until`.  From then on its allowance grows as usual."""

@@ -39,7 +39,8 @@ from gateway.engine.s2.writes import S2Writes
 from gateway.engine.sse import Sse, Subscription
 from gateway.engine.writes import Writes
 from gateway.errors import GatewayError, TailMovedBack
-from gateway.limits.accounts import Account, Accounts, client_nets
+from gateway.limits.accounts import Account
+from gateway.limits.shared_accounts import open_accounts
 from gateway.live.drain import Drain
 from gateway.live.table import LiveTable
 from gateway.live.topics import LiveTopics
@@ -139,7 +140,7 @@ class Engine:
         """Called when a stream has dropped bytes, so that the server drops the remembered answers made of these
         bytes."""
         self.pending_writes = PendingWrites()
-        self.accounts = Accounts(client_nets(limits.client_v4_bits, limits.client_v6_bits), clock.now)
+        self.accounts = open_accounts(limits, clock.now, crew)
         self.negative_cache = NegativeCache(clock.now, self.pending_writes, self.accounts)
         shared: Upstream = origin_side
         self.others: OthersWrites | None = None

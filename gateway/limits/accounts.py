@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import ipaddress
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, MutableMapping
+from enum import Enum
 from functools import lru_cache
 from itertools import islice
 from typing import Final, NamedTuple
@@ -80,6 +81,17 @@ _LOOKED_AT: Final = 8
 """The number of accounts that one call of `_make_room` examines."""
 
 
+class Room(Enum):
+    """Whether there is room for a new connection."""
+
+    FREE = "free"
+    NO_SHARE = "no_share"
+    """The network has its share of the connections already."""
+    BY_DISPLACING = "by_displacing"
+    """All connections are in use.  An idle connection of the network with the most connections may have to go."""
+    NONE = "none"
+
+
 class Account:
     """The account of a client network, a principal, a tenant, a route, or of all clients together.
 
@@ -106,10 +118,10 @@ class Account:
         self.live_reads = 0
         self.followed = 0
         """The number of live requests at origins that are charged to the network."""
-        self.full_at: dict[Hashable, float] = NO_TIMES
+        self.full_at: MutableMapping[Hashable, float] = NO_TIMES
         """For each rate whose bucket is not full, the time at which it will be full (monotonic seconds).  Only `Rate`
         changes this dictionary.  Before the first change, `Rate` replaces `NO_TIMES` by a new dictionary."""
-        self.live: dict[Hashable, int] = NO_COUNTS
+        self.live: MutableMapping[Hashable, int] = NO_COUNTS
         """The number of live reads that each rate limit counts.  A limit that counts none has no entry.  Only
         `LimitedLive` changes this dictionary.  Before the first change, `LimitedLive` replaces `NO_COUNTS` by a new
         dictionary."""
@@ -167,6 +179,8 @@ class Accounts:
         """The number of open connections, including connections without a network."""
         self.most_connections = 0
         """The largest number of connections of any network."""
+        self.may_ban = False
+        """Whether networks can be banned."""
 
     def __repr__(self) -> str:
         return f"<Accounts {len(self._all)} networks, {self.most_connections} connections at most>"
@@ -186,8 +200,15 @@ class Accounts:
         if account is None and net != UNKNOWN:
             if len(self._all) >= MOST_UNUSED + self.open_connections:
                 self._make_room()
-            account = self._all[net] = Account(net, self)
+            account = self._all[net] = self._make(net)
         return account
+
+    def _make(self, net: str) -> Account:
+        return Account(net, self)
+
+    def separate(self, name: str) -> Account:
+        """Return a new account that is not in the table: of a route, or of all clients together."""
+        return Account(name)
 
     def find(self, net: str) -> Account | None:
         """Return the account of a network; None if it has none."""
@@ -198,12 +219,32 @@ class Accounts:
         account = self._all.get(net)
         return account.live_reads if account is not None else 0
 
-    def connect(self, account: Account) -> None:
-        """Count a connection.  The caller must call `disconnect` at its end."""
-        self._resize(account, 1)
+    def room_for(self, account: Account | None, most: int, most_of_one: int) -> Room:
+        """Return whether there is room for a connection of this network, or of no network.  If there is, the caller
+        must call `connect` at once.
+
+        `most` is the limit of all connections, and `most_of_one` that of one network.
+        """
+        connections = account.connections if account is not None else 0
+        has_share = connections < most_of_one
+        if self.open_connections < most:
+            return Room.FREE if has_share else Room.NO_SHARE
+        # The two networks must differ by two or more.  Otherwise they would displace each other's connections for ever.
+        may_displace = has_share and connections + 1 < self.most_connections
+        return Room.BY_DISPLACING if may_displace else Room.NONE
+
+    def connect(self, account: Account | None) -> None:
+        """Count a connection.  The caller must call `disconnect` and `end_connection` at its end."""
+        self.open_connections += 1
+        if account is not None:
+            self._resize(account, 1)
+
+    def end_connection(self) -> None:
+        """Stop counting a connection among all connections."""
+        self.open_connections -= 1
 
     def disconnect(self, account: Account) -> None:
-        """Stop counting a connection."""
+        """Stop counting a connection of a network."""
         self._resize(account, -1)
         account.forget_if_unused()
 

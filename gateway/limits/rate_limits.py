@@ -43,9 +43,11 @@ class Rate:
     `now` is monotonic seconds in all methods.
     """
 
-    __slots__ = ("_may_miss_s", "_one_s", "burst", "per_s")
+    __slots__ = ("_may_miss_s", "_one_s", "burst", "name", "per_s")
 
-    def __init__(self, per_s: float, burst: float) -> None:
+    def __init__(self, per_s: float, burst: float, name: str = "") -> None:
+        self.name = name
+        """The name by which several workers share the buckets; empty if each worker has buckets of its own."""
         self.per_s = per_s
         self.burst = burst
         self._one_s = 1 / per_s
@@ -152,7 +154,7 @@ class Bans:
             for account in accounts:
                 account.banned_until = account.ban_s = 0.0
         elif self._refusals is None or self._refusals.per_s != per_s:
-            self._refusals = Rate(per_s, max(1.0, per_s * _BURST_S))
+            self._refusals = Rate(per_s, max(1.0, per_s * _BURST_S), "refusals")
 
     def refused(self, account: Account, now: float) -> float:
         """Record a refused request; return the length of the ban that this causes, or 0."""
@@ -192,12 +194,14 @@ class RateLimitFields(NamedTuple):
 class RateLimit:
     """One configured limit."""
 
-    def __init__(self, config: RateLimitConfig) -> None:
+    def __init__(self, config: RateLimitConfig, accounts: Accounts) -> None:
         self.config = config
-        per_s = config.requests_per_s
-        self.requests = Rate(per_s, config.burst or max(1.0, per_s)) if per_s is not None else None
+        self._accounts = accounts
+        per_s, name = config.requests_per_s, f"limit {config.name}"
+        self.requests = Rate(per_s, config.burst or max(1.0, per_s), name) if per_s is not None else None
         # The burst is one second's bytes, which may all be sent at once.
-        self.bytes = Rate(config.bytes_per_s, config.bytes_per_s) if config.bytes_per_s is not None else None
+        most = config.bytes_per_s
+        self.bytes = Rate(most, most, f"{name} bytes") if most is not None else None
         self.counts_live = config.live_reads is not None or self.bytes is not None
         """Whether the end of a live read must be recorded in the limit."""
         self.party = {"principal": 0, "tenant": 1}.get(config.per)
@@ -218,9 +222,15 @@ class RateLimit:
             case "client" | "principal" | "tenant":
                 return None
             case "route":
-                return self._shared.setdefault(route, Account(route))
+                return self._separate(route)
             case "all":
-                return self._shared.setdefault("", Account(""))
+                return self._separate("")
+
+    def _separate(self, name: str) -> Account:
+        found = self._shared.get(name)
+        if found is None:
+            found = self._shared[name] = self._accounts.separate(name)
+        return found
 
     def admits(self, account: Account, now: float, *, is_live: bool = False) -> bool:
         """Return whether a request is admitted now.  Equivalent to a `wait_s` of 0, but faster."""
@@ -328,7 +338,7 @@ class RateLimits:
         A limit that has not changed keeps its buckets.  Open live reads count only in the limits that they began with.
         """
         known = {limit.config: limit for limit in self.limits}
-        self.limits = tuple(known.get(config) or RateLimit(config) for config in configs)
+        self.limits = tuple(known.get(config) or RateLimit(config, self._accounts) for config in configs)
         self._of_route = {}
 
     def _applied(self, account: Account | None, route: str, parties: Parties) -> list[tuple[RateLimit, Account]]:

@@ -17,10 +17,13 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from gateway.aio.clock import Clock, pause
+from gateway.config.gateway import GatewayConfig
 from gateway.limits.inflow import Inflow
 from gateway.limits.memory import MemoryGuard, Pressure
 from gateway.ops.memory_figures import MemoryState
+from gateway.ops.process_memory import container_limit_bytes
 from gateway.tape.store import TapeStore
+from gateway.workers.portions import share
 
 INTERVAL_S: Final = 1.0
 _NEAR: Final = 0.7
@@ -34,6 +37,8 @@ it.  Hundreds of clients that connect together can exhaust the remaining memory 
 """
 _TRIM_S: Final = 5.0
 """The least seconds between two returns of freed memory to the system, because each walks the whole heap."""
+_CONTAINER_SHARE: Final = 0.9
+"""The share of the container's memory limit that the gateway may use if `memory_max_bytes` is 0."""
 _SHED_S: Final = 0.5
 """The most seconds until the memory of dropped clients is returned.  The return comes earlier if it takes little time.
 Until the return, no further clients are dropped.
@@ -76,6 +81,14 @@ class MemoryLimits:
 
     memory_max_bytes: int
     client_bytes: int
+
+
+def memory_limits(config: GatewayConfig, workers: int) -> MemoryLimits:
+    """Return the limits of one of so many workers.  All workers are in the same container."""
+    limits = config.limits
+    container = container_limit_bytes() if not limits.memory_max_bytes else None
+    most = limits.memory_max_bytes if container is None else int(_CONTAINER_SHARE * container)
+    return MemoryLimits(share(most, workers), share(limits.most_client_bytes, workers))
 
 
 class MemoryWatch:

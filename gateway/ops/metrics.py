@@ -63,6 +63,26 @@ _TURN_SAMPLES: Final = 500
 _EOF: Final = b"# EOF\n"
 
 
+async def in_turns(families: Iterable[Metric], accept: str) -> tuple[bytes, str]:
+    """Encode the families in the format that the Accept header prefers, with turns of the loop between parts, because
+    with many routes the text takes as long as thousands of requests.  Return the text and the content type."""
+    encode, content_type = choose_encoder(accept)
+    text = bytearray()
+    for family in families:
+        for at in range(0, max(1, len(family.samples)), _TURN_SAMPLES):
+            part = Metric(family.name, family.documentation, family.type, family.unit)
+            part.samples = family.samples[at : at + _TURN_SAMPLES]
+            encoded = encode(_Part(part)).removesuffix(_EOF)
+            while at and encoded.startswith(b"# "):
+                # The first part has the family's header already.
+                encoded = encoded.partition(b"\n")[2]
+            text += encoded
+            await asyncio.sleep(0)
+    if content_type.startswith("application/openmetrics-text"):
+        text += _EOF
+    return bytes(text), content_type
+
+
 class _Part(Collector):
     """A part of a family, as a collector."""
 
@@ -268,25 +288,10 @@ class Metrics(Collector):
         return encode(self.registry), content_type
 
     async def scrape(self, accept: str = "") -> tuple[bytes, str]:
-        """Like `exposition`, but with turns of the loop between parts, because with many routes the text takes as long
-        as thousands of requests.  The samples of one family are from the same moment.  The samples of different
-        families may be from different moments.
+        """Like `exposition`, but with turns of the loop between parts.  The samples of one family are from the same
+        moment.  The samples of different families may be from different moments.
         """
-        encode, content_type = choose_encoder(accept)
-        text = bytearray()
-        for family in self.registry.collect():
-            for at in range(0, max(1, len(family.samples)), _TURN_SAMPLES):
-                part = Metric(family.name, family.documentation, family.type, family.unit)
-                part.samples = family.samples[at : at + _TURN_SAMPLES]
-                encoded = encode(_Part(part)).removesuffix(_EOF)
-                while at and encoded.startswith(b"# "):
-                    # The first part has the family's header already.
-                    encoded = encoded.partition(b"\n")[2]
-                text += encoded
-                await asyncio.sleep(0)
-        if content_type.startswith("application/openmetrics-text"):
-            text += _EOF
-        return bytes(text), content_type
+        return await in_turns(self.registry.collect(), accept)
 
     def describe(self) -> Iterable[Metric]:
         """Return the names of all families, by which a registry detects a second gateway."""

@@ -101,7 +101,7 @@ class Authoriser:
         self._remembered = remembered
         self._admission = admission
         self._rng = rng
-        self._bad = Rate(_BAD_PER_S, BAD_AT_ONCE)
+        self._bad = Rate(_BAD_PER_S, BAD_AT_ONCE, "bad credentials")
 
     def authorise(
         self,

@@ -28,7 +28,7 @@ from gateway.config.limits import LimitsConfig
 from gateway.http.http2.flood_limits import SessionCounts
 from gateway.http.known import HeaderCache
 from gateway.http.request import RequestParser
-from gateway.limits.accounts import Account, Accounts, client_nets
+from gateway.limits.accounts import Account, Accounts, Room, client_nets
 from gateway.limits.memory import Holding
 from gateway.limits.slow_clients import keeps_up
 from gateway.protocol.client_address import Proxies
@@ -283,11 +283,9 @@ class Clients:
             self.refused[refusal] += 1
             self._emptied.fire()
             return False
-        if account is not None:
-            self.accounts.connect(account)
-            client.use = account
+        self.accounts.connect(account)
+        client.use = account
         self._open[client] = None
-        self.accounts.open_connections += 1
         self._arrivals += 1
         if self._arrivals >= ARRIVALS_PER_LOOK:
             self._arrivals = 0
@@ -304,14 +302,15 @@ class Clients:
             return ConnectionRefusal.MEMORY
         if account is not None and account.is_banned(self.now()):
             return ConnectionRefusal.BANNED
-        accounts = self.accounts
-        connections = account.connections if account is not None else 0
-        has_share = connections < self._most_connections_of_one
-        if accounts.open_connections < self._most_connections:
-            return None if has_share else ConnectionRefusal.CLIENT
-        # The two networks must differ by two or more.  Otherwise they would displace each other's connections for ever.
-        may_displace = has_share and connections + 1 < accounts.most_connections
-        return None if may_displace and self._displace() else ConnectionRefusal.LIMIT
+        match self.accounts.room_for(account, self._most_connections, self._most_connections_of_one):
+            case Room.FREE:
+                return None
+            case Room.NO_SHARE:
+                return ConnectionRefusal.CLIENT
+            case Room.BY_DISPLACING:
+                return None if self._displace() else ConnectionRefusal.LIMIT
+            case Room.NONE:
+                return ConnectionRefusal.LIMIT
 
     def is_banned(self, account: Account) -> bool:
         """Return whether the network of an open connection is banned.  The caller then closes the connection without an
@@ -346,7 +345,7 @@ class Clients:
         """Unregister a connection.  Must be called when the connection and all its answers have ended."""
         if client in self._open:
             del self._open[client]
-            self.accounts.open_connections -= 1
+            self.accounts.end_connection()
         if client.use is not None:
             self._uncount(client)
         if not self._open:

@@ -51,6 +51,7 @@ class Admission:
 
     def use_limits(self, limits: LimitsConfig) -> None:
         self.most_live_reads = limits.most_client_live_reads
+        self.accounts.may_ban = bool(limits.client_refusals_per_s)
         self._bans.set_rate(limits.client_refusals_per_s, self.accounts)
         self.accounts.forget_full()
 

@@ -35,8 +35,9 @@ RECORDS: Final = 4_096
 """How many records each place keeps."""
 LIMIT_BYTES: Final = 1 << 16
 """The room of each place for shared limits."""
-COMMON_BYTES: Final = 1 << 22
-"""The room for shared limits that do not belong to one place."""
+COMMON_BYTES: Final = 1 << 19
+"""The room for shared limits that do not belong to one place, for each place that there is.  Pages that are never used
+take no memory."""
 
 _HEADER: Final = struct.Struct("=QQQQ16s")
 _PAGE: Final = 4_096
@@ -156,7 +157,7 @@ class SharedMemory:
     @property
     def common(self) -> memoryview:
         """The room for shared limits that do not belong to one slot."""
-        return self.bytes[self._common_at : self._common_at + COMMON_BYTES]
+        return self.bytes[self._common_at : self._common_at + self.places * COMMON_BYTES]
 
 
 def _check(workers: int) -> None:
@@ -169,5 +170,5 @@ def _page_up(size: int) -> int:
 
 
 def _size(places: int) -> int:
-    each = HASHES * 8 + RECORDS * RECORD_BYTES + LIMIT_BYTES
-    return _PAGE + _page_up(places * _PLACE_WORDS * 8) + places * each + COMMON_BYTES
+    each = HASHES * 8 + RECORDS * RECORD_BYTES + LIMIT_BYTES + COMMON_BYTES
+    return _PAGE + _page_up(places * _PLACE_WORDS * 8) + places * each

@@ -42,6 +42,7 @@ from gateway.server.handshake import ALPN
 from gateway.server.listeners import Certificates
 from gateway.workers.control import ChannelEnd, Control, Message
 from gateway.workers.place import WorkerPlace
+from gateway.workers.shared_counts import SharedCounts
 from gateway.workers.shared_memory import SlotState
 from gateway.workers.write_log import WriteLog
 
@@ -350,6 +351,7 @@ class WorkerSupervisor:
         self._shared.set_slot(slot.number, SlotState.DEAD, slot.generation, 0)
         # The writes that the worker had under way will never be answered.
         WriteLog(self._shared, slot.number, self._now).settle(slot.number)
+        SharedCounts(self._shared, slot.number).clear()
         if self._reloads.pop(slot.number, ""):
             self._end_reload()
         if self._phase is _Phase.DRAINING:

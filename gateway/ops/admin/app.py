@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from functools import cache, partial
-from typing import Final
+from typing import Final, Protocol
 
 from aiohttp import hdrs, web
 
@@ -34,8 +34,11 @@ MOST_LINE_BYTES: Final = 32_768
 query.
 """
 
-_QUESTIONS: Final = frozenset({"/api/tails"})
+QUESTIONS: Final = frozenset({"/api/tails"})
 """Endpoints that take a body but change nothing."""
+
+GATEWAY: Final = "gateway"
+"""The name of a gateway of one process among the things that are not ready."""
 
 _VERBOSE: Final = "verbose"
 """`/readyz?verbose` also lists the origins, so it needs the token, unlike the plain probe."""
@@ -45,11 +48,41 @@ _log = logging.getLogger("gateway.admin")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def admin_application(subject: Subject, guard: Guard, partitions: PartitionIds) -> web.Application:
-    """Make the application with `/healthz`, `/readyz`, `/metrics`, `/openapi.json` and everything below `/api/`."""
-    directory = Directory(subject.engine, partitions)
-    audit = Audit(subject.engine.clock)
-    endpoints: list[Endpoint] = [
+class Answering(Protocol):
+    """The subject of the admin port's answers: this process, or a gateway with several workers."""
+
+    def route(self, endpoint: Endpoint) -> web.RouteDef:
+        """Return the endpoint as an aiohttp route."""
+
+    async def unready(self) -> list[str]:
+        """Return what is not ready, each in one line; nothing if the gateway is ready."""
+
+    async def exposition(self, accept: str) -> tuple[bytes, str]:
+        """Return the metrics in the format that the Accept header prefers, and the content type."""
+
+
+class Alone:
+    """The answers of a gateway of one process."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+
+    def __repr__(self) -> str:
+        return "<Alone>"
+
+    def route(self, endpoint: Endpoint) -> web.RouteDef:
+        return endpoint.route()
+
+    async def unready(self) -> list[str]:
+        return [] if self._subject.is_ready else [GATEWAY]
+
+    async def exposition(self, accept: str) -> tuple[bytes, str]:
+        return await self._subject.metrics.scrape(accept)
+
+
+def admin_endpoints(subject: Subject, directory: Directory) -> list[Endpoint]:
+    """Make all endpoints below `/api/`."""
+    return [
         *overview_endpoints(subject),
         *history_endpoints(subject),
         *origins_endpoints(subject),
@@ -61,6 +94,17 @@ def admin_application(subject: Subject, guard: Guard, partitions: PartitionIds) 
         *plan_endpoints(subject),
         *controls_endpoints(subject),
     ]
+
+
+def admin_application(
+    subject: Subject, guard: Guard, partitions: PartitionIds, answering: Answering | None = None
+) -> web.Application:
+    """Make the application with `/healthz`, `/readyz`, `/metrics`, `/openapi.json` and everything below `/api/`.
+
+    Without `answering`, it answers for this process alone."""
+    answering = answering or Alone(subject)
+    audit = Audit(subject.engine.clock)
+    endpoints = admin_endpoints(subject, Directory(subject.engine, partitions))
     # Built at the first request, in a thread, because it takes a third of a second.
     document = cache(partial(openapi_document, endpoints))
 
@@ -70,14 +114,16 @@ def admin_application(subject: Subject, guard: Guard, partitions: PartitionIds) 
     async def readyz(request: web.Request) -> web.Response:
         # The gateway is ready whatever the state of the origins.  If the origins are down, the gateway still answers
         # from memory, and other requests fail at once.
-        status, text = (200, "ready\n") if subject.is_ready else (503, "not ready\n")
+        unready = await answering.unready()
+        status, text = (503, "not ready\n") if unready else (200, "ready\n")
         if _VERBOSE in request.query:
+            text += "".join(f"[-] {one}\n" for one in unready if one != GATEWAY)
             text += readiness_lines(subject.engine.origins.snapshot())
             text += auth_lines(subject.auth_services)
         return web.Response(status=status, text=text)
 
     async def exposition(request: web.Request) -> web.Response:
-        body, content_type = await subject.metrics.scrape(", ".join(request.headers.getall(hdrs.ACCEPT, [])))
+        body, content_type = await answering.exposition(", ".join(request.headers.getall(hdrs.ACCEPT, [])))
         return web.Response(body=body, headers={"Content-Type": content_type})
 
     async def openapi(_: web.Request) -> web.Response:
@@ -103,7 +149,7 @@ def admin_application(subject: Subject, guard: Guard, partitions: PartitionIds) 
             _log.exception("%s %s failed", request.method, request.rel_url.raw_path)
             refused = Refused(500, "internal error")
         path = request.rel_url.raw_path
-        is_change = is_endpoint and request.method not in ("GET", "HEAD") and path not in _QUESTIONS
+        is_change = is_endpoint and request.method not in ("GET", "HEAD") and path not in QUESTIONS
         if refused is not None:
             if is_change or refused.status in (401, 403):
                 audit.refused(request.method, path, request.remote, refused)
@@ -119,7 +165,7 @@ def admin_application(subject: Subject, guard: Guard, partitions: PartitionIds) 
             web.get("/readyz", readyz),
             web.get("/metrics", exposition),
             web.get("/openapi.json", openapi),
-            *(endpoint.route() for endpoint in endpoints),
+            *(answering.route(endpoint) for endpoint in endpoints),
         ]
     )
     return application

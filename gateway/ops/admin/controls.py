@@ -91,11 +91,11 @@ def controls_endpoints(subject: Subject) -> list[Endpoint]:
         return Draining(subject.engine.drain.is_set)
 
     async def log_level(_: ApiRequest[Nothing, Nothing]) -> LogLevel:
-        return LogLevel(_level_now())
+        return LogLevel(level_now())
 
     async def set_log_level(request: ApiRequest[Nothing, LogLevel]) -> LogLevel:
-        logging.getLogger(LOGGER).setLevel(_LEVELS[request.body.level])
-        return LogLevel(_level_now())
+        set_level(request.body.level)
+        return LogLevel(level_now())
 
     async def reload(_: ApiRequest[Nothing, Nothing]) -> Reloaded:
         try:
@@ -172,7 +172,13 @@ def _upgraded(_: Nothing, done: Upgraded) -> str:
     return done.outcome
 
 
-def _level_now() -> Level:
+def set_level(level: Level) -> None:
+    """Set the log level of the gateway's own loggers."""
+    logging.getLogger(LOGGER).setLevel(_LEVELS[level])
+
+
+def level_now() -> Level:
+    """Return the log level in effect."""
     level = logging.getLogger(LOGGER).getEffectiveLevel()
     names: list[Level] = [name for name, least in _LEVELS.items() if least <= level]
     return names[-1] if names else "debug"

@@ -108,7 +108,18 @@ class Endpoint:
 
     def route(self) -> web.RouteDef:
         """Return the endpoint as an aiohttp route."""
-        query, body = _adapter(self.query), _adapter(self.body)
+
+        async def answered(asked: ApiRequest[Any, Any], _: bytes, __: web.Request) -> object:
+            return await self.handle(asked)
+
+        return self.route_with(answered)
+
+    def route_with(
+        self, answered: Callable[[ApiRequest[Any, Any], bytes, web.Request], Awaitable[object]]
+    ) -> web.RouteDef:
+        """Return a route that validates requests as this endpoint does, and lets `answered` answer them.  The arguments
+        are the validated request, the text of its body, and the request itself."""
+        query, body = adapter_of(self.query), adapter_of(self.body)
 
         async def handle(request: web.Request) -> web.Response:
             given = await _read(request, self.most_bytes) if self.changes else b"{}"
@@ -118,7 +129,7 @@ class Endpoint:
                 _validated(partial(body.validate_json, given, strict=True), "body", self.expects),
                 request.match_info,
             )
-            answer = await self.handle(asked)
+            answer = await answered(asked, given, request)
             if self.audited is not None:
                 request[AUDITED] = self.audited(asked.body, answer)
             return json_response(answer, self.status)
@@ -127,7 +138,7 @@ class Endpoint:
 
 
 @cache
-def _adapter(shape: Any) -> TypeAdapter[Any]:
+def adapter_of(shape: Any) -> TypeAdapter[Any]:
     """Return the adapter of a type.  Made once, because pydantic parses source files for docstrings, 3 ms for each
     type.
     """

@@ -10,7 +10,7 @@ from pydantic import with_config
 from gateway.ops.admin.endpoint import API_TYPE, ApiRequest, Endpoint, Nothing
 from gateway.ops.admin.subject import Subject
 from gateway.ops.figures import DELAY_BOUNDS_S
-from gateway.ops.history import INTERVAL_S, WINDOW_S, Recent, Sample
+from gateway.ops.history import INTERVAL_S, WINDOW_S, History, Recent, Sample
 
 
 @with_config(API_TYPE)
@@ -53,14 +53,19 @@ def history_endpoints(subject: Subject) -> list[Endpoint]:
     """Make the endpoint `GET /api/history`."""
 
     async def history(_: ApiRequest[Nothing, Nothing]) -> HistoryShown:
-        return HistoryShown(
-            interval_s=INTERVAL_S,
-            window_s=WINDOW_S,
-            delivery_delay_bounds_s=list(DELAY_BOUNDS_S),
-            samples=[_shown(sample, recent, subject.started_at) for sample, recent in subject.history.samples()],
-        )
+        return show_history(subject.history, subject.started_at)
 
     return [Endpoint("GET", "/api/history", "The counters of the last ten minutes", history, HistoryShown)]
+
+
+def show_history(history: History, started_at: float) -> HistoryShown:
+    """Return a history as the API shows it.  `started_at` is in monotonic seconds."""
+    return HistoryShown(
+        interval_s=INTERVAL_S,
+        window_s=WINDOW_S,
+        delivery_delay_bounds_s=list(DELAY_BOUNDS_S),
+        samples=[_shown(sample, recent, started_at) for sample, recent in history.samples()],
+    )
 
 
 def _shown(sample: Sample, recent: Recent, started_at: float) -> HistorySample:

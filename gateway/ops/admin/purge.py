@@ -12,8 +12,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, with_config
 
+from gateway.engine.core import Engine
 from gateway.ops.admin.directory import (
     Directory,
+    Name,
     PrefixText,
     TargetText,
     in_turns,
@@ -94,26 +96,29 @@ class Purged:
     purged: int
 
 
-def purge_endpoints(subject: Subject, directory: Directory) -> list[Endpoint]:
-    """Make the endpoint `POST /api/purge`."""
-    engine = subject.engine
+class Purger:
+    """Selects streams, and purges them."""
 
-    async def purge(request: ApiRequest[Nothing, PurgeBody]) -> Purged:
-        done = await purge_streams(request.body)
-        subject.metrics.operations.purge(is_soft=request.body.soft)
-        return done
+    def __init__(self, engine: Engine, directory: Directory) -> None:
+        self._engine = engine
+        self._directory = directory
 
-    async def purge_streams(body: PurgeBody) -> Purged:
-        act = engine.purge.revalidate if body.soft else engine.purge.drop_stream
+    def __repr__(self) -> str:
+        return f"<Purger {self._directory!r}>"
 
-        async def purged(streams: list[Stream]) -> Purged:
-            return Purged(sum([act(stream) async for stream in in_turns(streams)]))
+    async def purge(self, body: PurgeBody) -> list[Name]:
+        """Purge the selected streams, or mark them for revalidation.  Return their names.  Raises Refused."""
+        act = self._engine.purge.revalidate if body.soft else self._engine.purge.drop_stream
+        directory, name = self._directory, self._directory.name
 
-        async def below(prefix: str) -> Purged:
-            count = 0
+        async def purged(streams: list[Stream]) -> list[Name]:
+            return [name(stream) async for stream in in_turns(streams) if act(stream)]
+
+        async def below(prefix: str) -> list[Name]:
+            names: list[Name] = []
             async for streams in directory.slices():
-                count += sum([act(one) for one in streams if one.key.group.path.startswith(prefix)])
-            return Purged(count)
+                names += [name(one) for one in streams if one.key.group.path.startswith(prefix) and act(one)]
+            return names
 
         match body:
             case PurgeStream(target, origin):
@@ -127,12 +132,22 @@ def purge_endpoints(subject: Subject, directory: Directory) -> list[Endpoint]:
             case PurgeAll():
                 return await below("/")
             case PurgeKey(key):
-                return await purged(engine.store.tagged(key))
+                return await purged(self._engine.store.tagged(key))
             case PurgeId(id_):
                 try:
                     return await purged([await directory.find(id_)])
                 except Refused:
-                    return Purged(0)
+                    return []
+
+
+def purge_endpoints(subject: Subject, directory: Directory) -> list[Endpoint]:
+    """Make the endpoint `POST /api/purge`."""
+    purger = Purger(subject.engine, directory)
+
+    async def purge(request: ApiRequest[Nothing, PurgeBody]) -> Purged:
+        purged = await purger.purge(request.body)
+        subject.metrics.operations.purge(is_soft=request.body.soft)
+        return Purged(len(purged))
 
     return [
         Endpoint(

@@ -1,0 +1,53 @@
+"""What a worker that starts again takes from the others: revocations, a drain, and the log level.
+
+Operators set these at run time, at all workers.  A worker that has died has lost them.  Its successor listens on its
+private socket before it asks the others.  A change that begins meanwhile therefore reaches the successor too, and none
+falls in between.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Final
+
+from pydantic import ValidationError
+
+from gateway.auth.verdicts import Revocation
+from gateway.ops.admin.controls import set_level
+from gateway.ops.admin.endpoint import adapter_of
+from gateway.ops.admin.subject import Subject
+from gateway.ops.gathering.peers import Peers
+from gateway.ops.gathering.private import SETTINGS, WorkerSettings
+
+_ADOPT_S: Final = 2.0
+"""The most seconds to wait for the others."""
+
+_log = logging.getLogger("gateway.admin")
+
+
+async def adopt_settings(subject: Subject, peers: Peers, slot: int) -> None:
+    """Ask the other workers for their settings, and apply them to this worker of the slot `slot`."""
+    found = []
+    for answer in await peers.ask_all("GET", SETTINGS, within_s=_ADOPT_S, but=slot):
+        if answer.is_good:
+            try:
+                found.append(adapter_of(WorkerSettings).validate_json(answer.body))
+            except ValidationError:
+                _log.exception("worker %d has answered in another form", answer.slot)
+    apply_settings(subject, found)
+
+
+def apply_settings(subject: Subject, found: Iterable[WorkerSettings]) -> None:
+    """Apply the settings of other workers."""
+    verdicts = subject.routes.verdicts
+    for settings in found:
+        set_level(settings.level)
+        known = dict(verdicts.revocations())
+        for one in settings.revocations:
+            revocation = Revocation(one.subject, one.name, one.issuer)
+            # A revocation that has come meanwhile may hold for longer.
+            if known.get(revocation, 0.0) < one.for_s:
+                verdicts.revoke(revocation, one.for_s)
+        if settings.is_draining and not subject.engine.drain.is_set:
+            subject.drain()

@@ -1,0 +1,226 @@
+"""The public admin port of a gateway with several workers: each request is asked of all workers.
+
+`GATHERINGS` says for each endpoint what the workers are asked, and how their answers become one answer.
+
+A look-up leaves out workers that refuse it, because one worker may not know a stream that another one holds.  A change
+has to be made by every worker.  If a worker has not made it, the answer is an error that names the worker.
+
+A purge is asked twice.  A worker that has purged a stream may fetch it again from the stream's owner, which may not
+have purged yet.  When the second round begins, each owner has purged, so the second round leaves no earlier byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+from urllib.parse import urlencode
+
+import orjson
+from aiohttp import web
+from prometheus_client.metrics_core import Metric
+from pydantic import ValidationError
+
+from gateway.ops.admin.app import QUESTIONS
+from gateway.ops.admin.endpoint import ApiRequest, Endpoint, Refused, adapter_of
+from gateway.ops.admin.history import HistoryShown, show_history
+from gateway.ops.admin.overview import Overview, spared
+from gateway.ops.admin.purge import Purged
+from gateway.ops.admin.streams import MOST_ROWS
+from gateway.ops.admin.subject import Subject
+from gateway.ops.gathering.answers import (
+    first_config,
+    first_level,
+    merge_counts,
+    merge_details,
+    merge_drains,
+    merge_origins,
+    merge_overviews,
+    merge_pages,
+    merge_plans,
+    merge_reloads,
+    merge_revoked,
+    merge_tail_pages,
+    merge_tails,
+    merge_tops,
+)
+from gateway.ops.gathering.ended_counts import EndedCounts
+from gateway.ops.gathering.families import families_from_json, merge_families
+from gateway.ops.gathering.peers import CHANGE_S, LOOK_S, PeerAnswer, Peers
+from gateway.ops.gathering.private import (
+    FAMILIES,
+    OVERVIEW,
+    PURGE,
+    READY,
+    SAMPLES,
+    WorkerOverview,
+    WorkerPurged,
+    WorkerSamples,
+)
+from gateway.ops.gathering.samples import add_samples, merge_samples
+from gateway.ops.gathering.worker_families import worker_families
+from gateway.ops.history import History, Recent
+from gateway.ops.metrics import in_turns
+from gateway.ops.spared import Tally
+
+_BUSY: Final = 504
+
+Asked = ApiRequest[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Gathering:
+    """How one endpoint's answer is gathered."""
+
+    merge: Callable[[Asked, Sequence[Any]], object]
+    """Merges the workers' answers, in the order of the slots."""
+    target: Callable[[Asked], str] | None = None
+    """What the workers are asked; None for the same as the gateway was asked."""
+    shape: Any = None
+    """The type of a worker's answer; None for the type of the endpoint's."""
+    rounds: int = 1
+
+
+def _overview(_: Asked, answers: Sequence[WorkerOverview]) -> Overview:
+    history = _history([one.samples for one in answers])
+    now = add_samples([one.samples.now for one in answers])
+    started_at = min(one.samples.started_at for one in answers)
+    return replace(
+        merge_overviews([one.overview for one in answers]),
+        spared=spared(history.recent(now)),
+        spared_since_start=spared(Recent(now.now - started_at, now.tally.since(Tally()))),
+    )
+
+
+def _shown_history(_: Asked, answers: Sequence[WorkerSamples]) -> HistoryShown:
+    return show_history(_history(answers), min(one.started_at for one in answers))
+
+
+def _history(workers: Sequence[WorkerSamples]) -> History:
+    history = History()
+    for sample in merge_samples([one.samples for one in workers]):
+        history.take(sample)
+    return history
+
+
+def _purged(_: Asked, answers: Sequence[WorkerPurged]) -> Purged:
+    return Purged(len({name for one in answers for name in one.names}))
+
+
+def _many(asked: Asked) -> str:
+    return f"/api/top?{urlencode({'by': asked.query.by, 'limit': MOST_ROWS})}"
+
+
+GATHERINGS: Final[Mapping[tuple[str, str], Gathering]] = {
+    ("GET", "/api/overview"): Gathering(_overview, lambda _: OVERVIEW, WorkerOverview),
+    ("GET", "/api/history"): Gathering(_shown_history, lambda _: SAMPLES, WorkerSamples),
+    ("GET", "/api/origins"): Gathering(merge_origins),
+    ("GET", "/api/streams"): Gathering(merge_pages),
+    ("GET", "/api/streams/{id}"): Gathering(merge_details),
+    ("GET", "/api/top"): Gathering(merge_tops, _many),
+    ("GET", "/api/tails"): Gathering(merge_tail_pages),
+    ("POST", "/api/tails"): Gathering(merge_tails),
+    ("GET", "/api/counts"): Gathering(merge_counts),
+    ("POST", "/api/purge"): Gathering(_purged, lambda _: PURGE, WorkerPurged, rounds=2),
+    ("POST", "/api/revoke"): Gathering(merge_revoked),
+    ("GET", "/api/plan"): Gathering(merge_plans),
+    ("GET", "/api/config"): Gathering(first_config),
+    ("POST", "/api/drain"): Gathering(merge_drains),
+    ("GET", "/api/log-level"): Gathering(first_level),
+    ("PUT", "/api/log-level"): Gathering(first_level),
+    ("POST", "/api/reload"): Gathering(merge_reloads),
+}
+
+ALONE: Final = frozenset({("POST", "/api/upgrade")})
+"""Endpoints that the worker answers that the request has reached: it passes them on to the supervisor."""
+
+
+class Gathered:
+    """The answers of a gateway with several workers (`gateway.ops.admin.app.Answering`)."""
+
+    def __init__(self, subject: Subject, peers: Peers, counts: EndedCounts) -> None:
+        """`subject` and `counts` are those of this worker."""
+        self._subject = subject
+        self._peers = peers
+        self._counts = counts
+
+    def __repr__(self) -> str:
+        return f"<Gathered {self._peers!r}>"
+
+    def route(self, endpoint: Endpoint) -> web.RouteDef:
+        """Return a route that asks all workers."""
+        if (endpoint.method, endpoint.path) in ALONE:
+            return endpoint.route()
+        gathering = GATHERINGS[endpoint.method, endpoint.path]
+        is_change = endpoint.changes and endpoint.path not in QUESTIONS
+        shape = adapter_of(gathering.shape or endpoint.answer)
+
+        async def answered(asked: Asked, body: bytes, request: web.Request) -> object:
+            target = gathering.target(asked) if gathering.target is not None else request.rel_url.raw_path_qs
+            given = body if endpoint.changes else b""
+            found: list[Any] = []
+            for _ in range(gathering.rounds):
+                answers = await self._peers.ask_all(endpoint.method, target, given, CHANGE_S if is_change else LOOK_S)
+                good = done_by_all(answers) if is_change else done_by_some(answers)
+                found += [_parsed(shape.validate_json, answer) for answer in good]
+            if endpoint.path == "/api/purge":
+                self._subject.metrics.operations.purge(is_soft=asked.body.soft)
+            return gathering.merge(asked, found)
+
+        return endpoint.route_with(answered)
+
+    async def unready(self) -> list[str]:
+        """Return the workers that do not serve."""
+        answers = {answer.slot: answer for answer in await self._peers.ask_all("GET", READY)}
+        return [f"worker {slot}" for slot in self._peers.slots if slot not in answers or not answers[slot].is_good]
+
+    async def exposition(self, accept: str) -> tuple[bytes, str]:
+        """Merge the metrics of all workers.  A worker that does not answer is represented by the counters that it has
+        written last."""
+        found: dict[int, list[Metric]] = {}
+        for answer in await self._peers.ask_all("GET", FAMILIES):
+            if answer.is_good:
+                found[answer.slot] = families_from_json(answer.body)
+        every = [found[slot] if slot in found else self._counts.of_slot(slot) for slot in self._peers.slots]
+        generations = {slot: self._peers.generation(slot) for slot in self._peers.slots}
+        merged = [*merge_families(every), *worker_families(found, generations)]
+        return await in_turns(merged, accept)
+
+
+def done_by_some(answers: Sequence[PeerAnswer]) -> list[PeerAnswer]:
+    """Return the answers of the workers that could answer a look-up.  Raises Refused if there are none."""
+    good = [answer for answer in answers if answer.is_good]
+    if not good:
+        refusals = [answer for answer in answers if 400 <= answer.status < 500]
+        raise _refusal(refusals[0]) if refusals else Refused(503, "no worker answers")
+    return good
+
+
+def done_by_all(answers: Sequence[PeerAnswer]) -> list[PeerAnswer]:
+    """Return the answers to a change.  Raises Refused if a worker has not made the change."""
+    failed = [answer for answer in answers if not answer.is_good]
+    if not failed:
+        if not answers:
+            raise Refused(503, "no worker answers")
+        return list(answers)
+    if len(failed) == len(answers) and len({(one.status, one.body) for one in failed}) == 1:
+        raise _refusal(failed[0])
+    done = [str(answer.slot) for answer in answers if answer.is_good]
+    reasons = "; ".join(f"worker {one.slot}: {_refusal(one)}" for one in failed)
+    raise Refused(503, f"not done by all workers: {reasons}; done by {', '.join(done) or 'none'}")
+
+
+def _refusal(answer: PeerAnswer) -> Refused:
+    """Return a worker's refusal."""
+    try:
+        text = str(orjson.loads(answer.body)["error"])
+    except (ValueError, TypeError, KeyError):
+        text = "it has not answered in time" if answer.status == _BUSY else "it does not answer"
+    return Refused(answer.status, text)
+
+
+def _parsed(parse: Callable[[bytes], Any], answer: PeerAnswer) -> Any:
+    try:
+        return parse(answer.body)
+    except ValidationError:
+        raise Refused(502, f"worker {answer.slot} has answered in another form") from None

@@ -1,0 +1,115 @@
+"""Asks all workers of this gateway over their private admin sockets.
+
+The supervisor holds each worker's socket open.  A request to a worker that starts again therefore waits in the socket's
+queue, and the new worker answers it.  A dead worker is not asked: it has nothing that could be shown or purged, and its
+successor takes over what operators have set (`adoption`).
+
+A question is over when every living worker has answered.  A worker that was replaced meanwhile is asked once more, so
+no change is lost between two generations.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from aiohttp import ClientError, ClientSession, ClientTimeout, DummyCookieJar, UnixConnector
+from yarl import URL
+
+LOOK_S: Final = 2.0
+"""The most seconds for all answers to a question that changes nothing."""
+CHANGE_S: Final = 10.0
+"""The most seconds for all workers to make a change."""
+_AGAIN_S: Final = 0.02
+"""The pause before a worker that has dropped the connection is asked again."""
+_LOST: Final = 502
+_LATE: Final = 504
+_BASE: Final = URL("http://worker")
+_JSON: Final = {"Content-Type": "application/json"}
+
+
+@dataclass(frozen=True, slots=True)
+class PeerAnswer:
+    """One worker's answer.  A worker that has not answered in time has status 504."""
+
+    slot: int
+    status: int
+    body: bytes
+
+    @property
+    def is_good(self) -> bool:
+        """Whether the worker has done what it was asked."""
+        return 200 <= self.status < 300
+
+
+class Peers:
+    """The workers of a gateway, by slot, and an HTTP session with each.  `close` closes the sessions."""
+
+    def __init__(self, paths: Sequence[str], generation: Callable[[int], int | None]) -> None:
+        """`paths` are the sockets of the slots.  `generation` returns the number of the worker that lives in a slot;
+        None if none does."""
+        self._paths = tuple(paths)
+        self.generation = generation
+        self._sessions: dict[int, ClientSession] = {}
+
+    def __repr__(self) -> str:
+        return f"<Peers {self.living()} of {len(self._paths)}>"
+
+    @property
+    def slots(self) -> range:
+        """All slots."""
+        return range(len(self._paths))
+
+    def living(self) -> list[int]:
+        """Return the slots with a worker."""
+        return [slot for slot in self.slots if self.generation(slot) is not None]
+
+    async def ask_all(
+        self, method: str, target: str, body: bytes = b"", within_s: float = LOOK_S, but: int | None = None
+    ) -> list[PeerAnswer]:
+        """Ask every living worker, except the worker of the slot `but`.  Return the answers in the order of slots."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + within_s
+        found: dict[int, tuple[int, PeerAnswer]] = {}
+        while True:
+            alive = {slot: generation for slot in self.slots if (generation := self.generation(slot)) is not None}
+            alive.pop(-1 if but is None else but, None)
+            found = {slot: one for slot, one in found.items() if slot in alive}
+            missing = [
+                slot
+                for slot, generation in alive.items()
+                if slot not in found or found[slot][0] != generation or found[slot][1].status == _LOST
+            ]
+            left_s = until - loop.time()
+            if not missing or (left_s <= 0 and len(found) == len(alive)):
+                return [found[slot][1] for slot in sorted(found)]
+            if any(slot in found and found[slot][0] == alive[slot] for slot in missing):
+                await asyncio.sleep(_AGAIN_S)
+            answers = await asyncio.gather(*(self._ask(slot, method, target, body, left_s) for slot in missing))
+            found.update({answer.slot: (alive[answer.slot], answer) for answer in answers})
+
+    async def _ask(self, slot: int, method: str, target: str, body: bytes, within_s: float) -> PeerAnswer:
+        session = self._sessions.get(slot)
+        if session is None:
+            session = self._sessions[slot] = ClientSession(
+                connector=UnixConnector(self._paths[slot], limit=0),
+                cookie_jar=DummyCookieJar(),
+                timeout=ClientTimeout(total=None),
+            )
+        url = URL(str(_BASE) + target, encoded=True)
+        try:
+            async with asyncio.timeout(max(0.0, within_s)):
+                async with session.request(method, url, data=body or None, headers=_JSON) as reply:
+                    return PeerAnswer(slot, reply.status, await reply.read())
+        except TimeoutError:
+            return PeerAnswer(slot, _LATE, b"")
+        except (ClientError, OSError):
+            return PeerAnswer(slot, _LOST, b"")
+
+    async def close(self) -> None:
+        """Close the connections to the workers."""
+        for session in self._sessions.values():
+            await session.close()
+        self._sessions.clear()

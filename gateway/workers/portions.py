@@ -1,0 +1,44 @@
+"""The part of the gateway's limits that belongs to one of several workers.
+
+What can be divided is divided: memory, and connections and live requests to origins.  Each stream has one owner among
+the workers, so the load on origins is spread evenly, and no worker needs to know how much the others use.
+
+Limits of clients are not divided, because the clients of one network may all be at one worker.  The workers count these
+together (`gateway.workers.shared_counts`).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gateway.config.gateway import GatewayConfig
+
+DIVIDED: Final = (
+    "cache_bytes",
+    "compress_cache_bytes",
+    "upstream_connections",
+    "upstream_queue",
+    "client_upstream_requests",
+    "auth_requests",
+    "followed_streams",
+    "client_followed_streams",
+)
+"""The fields of `[limits]` that are divided.  A limit of 0 has another meaning, and stays.  The limits of the
+process's memory are divided where they are applied (`gateway.ops.memory_watch`)."""
+
+
+def portion(config: GatewayConfig, workers: int) -> GatewayConfig:
+    """Return the configuration of one of so many workers.  It states the same fields as set by the operator."""
+    if workers == 1:
+        return config
+    limits = config.limits
+    parts = {name: share(getattr(limits, name), workers) for name in DIVIDED}
+    divided = limits.model_copy(update=parts)
+    # The copy counts the new values as set.  Whether the operator has set a limit matters for the cache plan.
+    divided.__pydantic_fields_set__ = set(limits.model_fields_set)
+    return config.model_copy(update={"limits": divided})
+
+
+def share(limit: int, workers: int) -> int:
+    """Return one worker's part of a limit, rounded up; 0 for 0."""
+    return -(-limit // workers)

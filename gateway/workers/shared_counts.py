@@ -1,0 +1,223 @@
+"""Counts of clients that all workers share, so that a limit holds for the gateway and not for each worker.
+
+The table is in the common room of the shared memory.  A *row* stands for a key: a client network, a rate limit of a
+network, or the gateway as a whole.  It has two times and, for each place, a count of connections and a count of live
+reads.  Each worker writes only the counts of its own place, and reads all of them.
+
+    key      64-bit hash of the key's text; 0 for a free row
+    times    of a network, when its ban ends and how long the ban was; of a rate limit, when its bucket will be full
+    counts   for each place: connections, live reads
+
+A key belongs to one *bucket* of `_ROWS` rows.  A row is taken and changed under the lock of its bucket.  Without a
+lock, a worker changes only counts of a row that it has counted in: such a row stays, whatever other workers do.  A row
+without counts, whose times have passed, is free for another key.  A bucket whose rows are all in use has no room:
+limits then hold for each worker alone, for keys that are not in the table.  This needs far more networks than there are
+buckets.
+
+The locks are POSIX record locks of the memory's file.  The kernel releases the locks of a process that dies.  A worker
+that is stopped within its few microseconds with a lock does not stop the others: after `_TRIES` attempts they go on
+without the lock, and counts may then be off by one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import struct
+from enum import IntEnum
+from typing import Final
+
+from gateway.workers.shared_memory import SharedMemory
+
+_ROWS: Final = 8
+"""Rows of a bucket."""
+_HEAD_BYTES: Final = 32
+_PLACE_BYTES: Final = 8
+_TRIES: Final = 1_000
+_NO_ROW: Final = -1
+
+
+class Counted(IntEnum):
+    """What a count of a row counts."""
+
+    CONNECTIONS = 0
+    LIVE_READS = 1
+
+
+class SharedCounts:
+    """The table as one worker uses it."""
+
+    def __init__(self, shared: SharedMemory, slot: int) -> None:
+        self._secret = shared.secret
+        self._descriptor = shared.descriptor
+        self._place = shared.first + slot
+        self._row_bytes = _HEAD_BYTES + _PLACE_BYTES * shared.places
+        self._buckets = len(shared.common) // (self._row_bytes * _ROWS)
+        self._row = struct.Struct(f"={2 * shared.places}I")
+        """The counts of a row."""
+        self._common = shared.common
+        self._keys = shared.common.cast("Q")
+        self._times = shared.common.cast("d")
+        self._counts = shared.common.cast("I")
+
+    def __repr__(self) -> str:
+        return f"<SharedCounts of place {self._place}, {self._buckets * _ROWS} rows>"
+
+    def key_of(self, text: str) -> int:
+        """Return the key of a text."""
+        digest = hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8, key=self._secret).digest()
+        return int.from_bytes(digest, "little") or 1
+
+    # -- counts
+
+    def total(self, key: int, what: Counted) -> int:
+        """Return the count of all workers."""
+        row = self._find(key)
+        return self._sum(row, what) if row != _NO_ROW else 0
+
+    def own(self, key: int, what: Counted) -> int:
+        """Return the count of this worker."""
+        row = self._find(key)
+        return self._counts[self._cell(row, what)] if row != _NO_ROW else 0
+
+    def take(self, key: int, what: Counted, most: int, now: float) -> bool | None:
+        """Count one more, and return True, unless all workers have counted `most`.  Then return False.
+
+        Returns None if the table has no room for the key.
+        """
+        is_locked = self._lock(key)
+        try:
+            row = self._find_or_claim(key, now)
+            if row == _NO_ROW:
+                return None
+            if self._sum(row, what) >= most:
+                return False
+            self._counts[self._cell(row, what)] += 1
+            return True
+        finally:
+            if is_locked:
+                self._unlock(key)
+
+    def add(self, key: int, what: Counted, by: int, now: float) -> bool:
+        """Change this worker's count, whatever the others have counted.  Returns False if the table has no room."""
+        row = self._find(key)
+        at = self._cell(row, what)
+        if row != _NO_ROW and self._is_counted(row):
+            self._counts[at] = max(0, self._counts[at] + by)
+            return True
+        is_locked = self._lock(key)
+        try:
+            row = self._find_or_claim(key, now)
+            if row == _NO_ROW:
+                return False
+            at = self._cell(row, what)
+            self._counts[at] = max(0, self._counts[at] + by)
+            return True
+        finally:
+            if is_locked:
+                self._unlock(key)
+
+    def clear(self) -> None:
+        """Forget the counts of this slot's worker, because it has died.  Only the supervisor calls this, before it
+        starts the slot's next worker."""
+        for row in range(self._buckets * _ROWS):
+            if self._keys[row * self._row_bytes // 8]:
+                at = self._cell(row, Counted.CONNECTIONS)
+                self._counts[at] = self._counts[at + 1] = 0
+
+    # -- times
+
+    def times(self, key: int) -> tuple[float, float]:
+        """Return both times of a key; 0 if it has none."""
+        row = self._find(key)
+        if row == _NO_ROW:
+            return 0.0, 0.0
+        at = row * self._row_bytes // 8
+        return self._times[at + 1], self._times[at + 2]
+
+    def set_times(self, key: int, first: float, second: float, now: float) -> bool:
+        """Set both times of a key.  Returns False if the table has no room."""
+        is_locked = self._lock(key)
+        try:
+            row = self._find_or_claim(key, now)
+            if row == _NO_ROW:
+                return False
+            at = row * self._row_bytes // 8
+            self._times[at + 1], self._times[at + 2] = first, second
+            return True
+        finally:
+            if is_locked:
+                self._unlock(key)
+
+    def advance(self, key: int, seen: float, to: float, now: float) -> bool:
+        """Move the first time of a key from `seen` to `to`.  If another worker has moved it since, move it on by the
+        same difference, so that no worker's tokens are forgotten.  Returns False if the table has no room."""
+        is_locked = self._lock(key)
+        try:
+            row = self._find_or_claim(key, now)
+            if row == _NO_ROW:
+                return False
+            at = row * self._row_bytes // 8 + 1
+            present = self._times[at]
+            self._times[at] = to if present == seen else max(present, now) + to - max(seen, now)
+            return True
+        finally:
+            if is_locked:
+                self._unlock(key)
+
+    # -- rows
+
+    def _sum(self, row: int, what: Counted) -> int:
+        return sum(self._row.unpack_from(self._common, row * self._row_bytes + _HEAD_BYTES)[what::2])
+
+    def _cell(self, row: int, what: Counted) -> int:
+        return (row * self._row_bytes + _HEAD_BYTES + self._place * _PLACE_BYTES) // 4 + what
+
+    def _is_counted(self, row: int) -> bool:
+        """Return whether this worker has counted in the row, so that no other worker may free it."""
+        at = self._cell(row, Counted.CONNECTIONS)
+        return bool(self._counts[at] or self._counts[at + 1])
+
+    def _find(self, key: int) -> int:
+        step, keys = self._row_bytes // 8, self._keys
+        first = key % self._buckets * _ROWS
+        for row in range(first, first + _ROWS):
+            if keys[row * step] == key:
+                return row
+        return _NO_ROW
+
+    def _find_or_claim(self, key: int, now: float) -> int:
+        """Return the key's row, or a free row that now is the key's.  Call this with the lock of the bucket."""
+        found = self._find(key)
+        if found != _NO_ROW:
+            return found
+        first = key % self._buckets * _ROWS
+        for row in range(first, first + _ROWS):
+            at = row * self._row_bytes // 8
+            if not self._keys[at] or self._is_free(row, now):
+                self._times[at + 1] = self._times[at + 2] = 0.0
+                self._keys[at] = key
+                return row
+        return _NO_ROW
+
+    def _is_free(self, row: int, now: float) -> bool:
+        at = row * self._row_bytes // 8
+        if self._times[at + 1] + self._times[at + 2] > now:
+            return False
+        return not any(self._row.unpack_from(self._common, row * self._row_bytes + _HEAD_BYTES))
+
+    def _lock(self, key: int) -> bool:
+        """Lock the key's bucket; return whether `_unlock` must follow."""
+        byte = key % self._buckets
+        for _ in range(_TRIES):
+            try:
+                fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
+            except BlockingIOError:
+                os.sched_yield()
+            else:
+                return True
+        return False
+
+    def _unlock(self, key: int) -> None:
+        fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, key % self._buckets)
