@@ -22,7 +22,7 @@ import typer
 from typer.exceptions import Abort, TyperException
 
 from gateway import __version__
-from gateway.cli.errors import FailedToRunError
+from gateway.cli.errors import FailedToRunError, StoppedAtOnce
 from gateway.cli.messages import PROGRAM, print_message
 from gateway.commands.append import append
 from gateway.commands.bench import bench
@@ -102,7 +102,7 @@ def _exit_status() -> int:
     except (FailedToRunError, CommandFailed, PipelineFailed) as error:
         print_message(str(error))
         return FAILED
-    except (Abort, KeyboardInterrupt, asyncio.CancelledError):
+    except (Abort, KeyboardInterrupt, asyncio.CancelledError, StoppedAtOnce):
         print_message("stopped at once, without draining")
         return FAILED
     return status if isinstance(status, int) else 0

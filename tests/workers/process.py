@@ -53,6 +53,7 @@ class GatewayProcess:
         self.urls: dict[str, list[str]] = {}
         self.pid = 0
         """The supervisor's."""
+        self._has_ended = False
 
     # -- the start
 
@@ -205,8 +206,15 @@ class GatewayProcess:
     async def undo_drain(self) -> None:
         await self.post("/api/drain", {"undo": True})
 
+    def write(self, config: GatewayConfig | str) -> None:
+        """Change the configuration file, which no process reads before it is told."""
+        if isinstance(config, str):
+            Path(self._folder.name, "gateway.toml").write_text(config)
+        else:
+            _write(self._folder.name, config)
+
     async def reload(self, config: GatewayConfig) -> None:
-        _write(self._folder.name, config)
+        self.write(config)
         await self.post("/api/reload", {})
 
     async def purge(self, stream: str, *, is_soft: bool) -> None:
@@ -256,6 +264,17 @@ class GatewayProcess:
         assert "Traceback" not in self.said_at_end, self.said_at_end
         return exposition
 
+    async def ended(self) -> int:
+        """Wait until it has ended by itself; its exit status."""
+        return await self._end()
+
+    async def kill_all(self) -> None:
+        """End it by SIGKILL, unless it has ended."""
+        if runs(self.pid):
+            os.kill(self.pid, signal.SIGKILL)
+        if not self._has_ended:
+            await self._end()
+
     async def _end(self) -> int:
         try:
             async with asyncio.timeout(_EXIT_S):
@@ -265,7 +284,7 @@ class GatewayProcess:
         except (TimeoutError, AssertionError):
             os.killpg(self.pid or self._process.pid, signal.SIGKILL)
             status = await self._process.wait()
-        self.said_at_end = self.said()
+        self.said_at_end, self._has_ended = self.said(), True
         self._folder.cleanup()
         return status
 

@@ -23,7 +23,7 @@ from enum import Enum
 from typing import Final, Never
 
 from gateway.aio.clock import SystemClock
-from gateway.cli.errors import FailedToRunError
+from gateway.cli.errors import FailedToRunError, StoppedAtOnce
 from gateway.cli.messages import print_message, print_ready
 from gateway.cli.process import was_hung_up
 from gateway.cli.sd_notify import ServiceManager
@@ -56,7 +56,7 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2,
 def supervise(load: Callable[[], GatewayConfig], *, has_file: bool) -> None:
     """Run a gateway with several workers until it has drained.
 
-    Raises ConfigError or FailedToRunError if the workers cannot start, and KeyboardInterrupt if a second signal ends
+    Raises ConfigError or FailedToRunError if the workers cannot start, and StoppedAtOnce if a second signal ends
     them.
     """
     predecessor = Predecessor(os.environ)
@@ -95,10 +95,8 @@ class WorkerSupervisor:
         self._manager = ServiceManager(environ)
         self._now = SystemClock().now
         self._phase = _Phase.STARTING
-        self._selector = selectors.DefaultSelector()
         self._slots = [Slot(number) for number in range(config.server.worker_count)]
         self._signalled: list[signal.Signals] = []
-        self._wakeups, self._wakes = socket.socketpair()
         self._kill_at: float | None = None
         self._reloads: dict[int, str | None] = {}
         """The outcome of the present reload at each slot that takes part; None if it is still to come."""
@@ -113,6 +111,8 @@ class WorkerSupervisor:
             self._sockets = ListeningSockets.open(config, len(self._slots), environ, predecessor.sockets)
         except OSError as error:
             raise cannot_listen(error, *bind_addresses(config)) from None
+        self._selector = selectors.DefaultSelector()
+        self._wakeups, self._wakes = socket.socketpair()
         self._shared = predecessor.shared_memory(len(self._slots))
         self._secret = os.urandom(32)
         self._folder = _private_folder()
@@ -131,9 +131,20 @@ class WorkerSupervisor:
             while self._phase is not _Phase.DRAINING or any(slot.pid for slot in self._slots):
                 self._wait()
         finally:
-            self._kill_all()
-            self._sockets.close()
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._close()
+
+    def _close(self) -> None:
+        """End the workers that have not ended, and leave nothing behind."""
+        self._kill_all()
+        self._stop_upgrade("the gateway stops")
+        self._sockets.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        signal.set_wakeup_fd(-1)
+        for slot in self._slots:
+            self._close_channel(slot)
+        for sock in (*self._hops, *self._peers, self._wakeups, self._wakes):
+            sock.close()
+        self._selector.close()
 
     # -- waiting
 
@@ -161,6 +172,8 @@ class WorkerSupervisor:
             key.data()
         while self._signalled:
             self._act_on(self._signalled.pop(0))
+        if self._is_stale:
+            self._read_configuration()
         now = self._now()
         for slot in self._slots:
             if slot.next_at is not None and slot.next_at <= now:
@@ -186,22 +199,16 @@ class WorkerSupervisor:
                 self._begin_upgrade()
             case signal.SIGTERM | signal.SIGINT:
                 if self._phase is _Phase.DRAINING:
-                    raise KeyboardInterrupt
+                    raise StoppedAtOnce
                 self._drain()
 
     # -- workers
 
-    def _refresh(self) -> None:
-        """Take what the running workers have read since their start: the configuration, and certificates.
-
-        A file that has become unusable since then changes nothing.
-        """
-        if self._is_stale:
-            with suppress(ConfigError):
-                self._config = config_change(self._config, self._load()).config
-                self._is_stale = False
+    def _read_configuration(self) -> None:
+        """Read the configuration that the workers have read, for those that start later."""
+        self._is_stale = False
         with suppress(ConfigError):
-            self._load_certificates()
+            self._config = config_change(self._config, self._load()).config
 
     def _load_certificates(self) -> None:
         self._certificates = load_certificates(self._config.every_listener, ALPN, self._certificates)
@@ -211,7 +218,9 @@ class WorkerSupervisor:
     def _fork(self, slot: Slot) -> None:
         """Start a worker in a slot."""
         if slot.generation:
-            self._refresh()
+            # The running workers load certificates that have changed, too.
+            with suppress(ConfigError):
+                self._load_certificates()
         slot.next_at, slot.is_serving, slot.failure = None, False, None
         slot.generation += 1
         slot.began_at = self._now()
