@@ -431,7 +431,7 @@ async def start_gateway(
     partitions = PartitionIds(
         config.log.partition_key.get_secret_value() or ("" if place is None else place.secret.hex())
     )
-    log = open_access_log(config, clock, metrics, rng, partitions)
+    log = open_access_log(config, clock, metrics, rng, partitions, place.folder if place is not None else None)
     surroundings = Surroundings(clock, rng, Tasks(), metrics, log or NO_ACCESS_LOG, tracer)
     engine = Engine(divided, surroundings, credentials, tls=tls, crew=place)
     frontend = Frontend(divided, engine, metrics.listeners, rules)

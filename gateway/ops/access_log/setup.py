@@ -13,13 +13,18 @@ from gateway.ops.partition_ids import PartitionIds
 
 
 def open_access_log(
-    config: GatewayConfig, clock: Clock, counter: DropCounter, rng: random.Random, partitions: PartitionIds
+    config: GatewayConfig,
+    clock: Clock,
+    counter: DropCounter,
+    rng: random.Random,
+    partitions: PartitionIds,
+    folder: str | None = None,
 ) -> LogWriter | None:
-    """Make a writer that has yet to be started; None if the log is off.  Raises ConfigError if the sink cannot be
-    opened.
+    """Make a writer that has yet to be started; None if the log is off.  Several workers write one log: `folder` is
+    their common folder.  Raises ConfigError if the sink cannot be opened.
     """
     log, node = config.log, config.server.node_name
-    sink = open_sink(log, node, clock, rng)
+    sink = open_sink(log, node, clock, rng, folder)
     if sink is None:
         return None
     return LogWriter(

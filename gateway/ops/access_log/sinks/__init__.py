@@ -16,6 +16,7 @@ from gateway.ops.access_log.sinks.descriptor import DescriptorSink
 from gateway.ops.access_log.sinks.file import FileSink
 from gateway.ops.access_log.sinks.sink import Sink
 from gateway.ops.access_log.sinks.stream import StreamSink
+from gateway.ops.access_log.sinks.turns import WriteTurns
 
 
 def check_log(config: LogConfig) -> None:
@@ -50,13 +51,15 @@ def _unwritable(config: LogConfig, error: OSError | ValueError) -> ConfigError:
     return ConfigError(f"log.path: {path} cannot be written: {why}")
 
 
-def open_sink(config: LogConfig, node: str, clock: Clock, rng: random.Random) -> Sink | None:
-    """Make the configured sink; None for `none`.  Raises ConfigError if the file cannot be written."""
+def open_sink(config: LogConfig, node: str, clock: Clock, rng: random.Random, folder: str | None = None) -> Sink | None:
+    """Make the configured sink; None for `none`.  With a `folder`, other processes with this folder write to the same
+    place.  Raises ConfigError if the file cannot be written.
+    """
     match config.sink:
         case "none":
             return None
         case "stdout":
-            return DescriptorSink(clock)
+            return DescriptorSink(clock, turns=WriteTurns(Path(folder)) if folder is not None else None)
         case "file":
             try:
                 return FileSink(
@@ -65,6 +68,7 @@ def open_sink(config: LogConfig, node: str, clock: Clock, rng: random.Random) ->
                     rotate_bytes=config.rotate_bytes,
                     rotate_s=config.rotate_s,
                     keep_files=config.keep_files,
+                    is_shared=folder is not None,
                 )
             except (OSError, ValueError) as error:
                 raise _unwritable(config, error) from None

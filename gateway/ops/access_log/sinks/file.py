@@ -14,7 +14,8 @@ If a crash has cut off a line, the sink ends this line, so every other line is w
 sink logs the failure and keeps writing to the file.
 
 A file has one writer, which holds a lock on it (flock(2)).  Two writers would destroy each other's lines when they
-remove partial writes.
+remove partial writes.  The workers of one gateway share a file: each holds the lock while it writes a batch.  The first
+worker that finds the file full or its period over rotates it, and the others find a new file.
 """
 
 from __future__ import annotations
@@ -47,8 +48,19 @@ _ROTATED = re.compile(r"\.([0-9]{8}T[0-9]{6}Z)(?:-([0-9]{4,}))?")
 class FileSink:
     """The sink with its open file, its thread, and the rotated files."""
 
-    def __init__(self, path: Path, clock: Clock, *, rotate_bytes: int, rotate_s: float, keep_files: int) -> None:
-        """Open or create the file.  Raises OSError.  With 0 bytes or 0 seconds there is no rotation by size or time."""
+    def __init__(
+        self,
+        path: Path,
+        clock: Clock,
+        *,
+        rotate_bytes: int,
+        rotate_s: float,
+        keep_files: int,
+        is_shared: bool = False,
+    ) -> None:
+        """Open or create the file.  Raises OSError.  With 0 bytes or 0 seconds there is no rotation by size or time.
+        `is_shared`: other workers of the gateway write to the same file."""
+        self._is_shared = is_shared
         self._path = path
         self._clock = clock
         self._rotate_bytes = rotate_bytes
@@ -60,6 +72,7 @@ class FileSink:
         self._size = 0
         self._period = 0
         self._open()
+        self._end_turn()
         self._thread = WorkThread("access-log")
 
     async def write(self, lines: bytes) -> bool:
@@ -74,16 +87,36 @@ class FileSink:
 
     def _write(self, lines: bytes, wall: float) -> bool:
         try:
+            if self._is_shared:
+                self._begin_turn()
             self._prepare(len(lines), wall)
             self._append(lines)
         except OSError as error:
             self._trouble.failed(error.strerror or str(error))
             return False
+        finally:
+            self._end_turn()
         self._trouble.worked()
         return True
 
+    def _begin_turn(self) -> None:
+        """Lock the file.  Read what other workers may have changed: the file's end, and its period."""
+        if self._descriptor < 0:
+            return
+        # Only workers of this gateway hold the lock, and only for a batch.
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        state = os.fstat(self._descriptor)
+        if state.st_size != self._size and self._is_current_file() and _is_torn(self._path):
+            os.write(self._descriptor, b"\n")
+        self._period = self._period_of(state.st_mtime)
+
+    def _end_turn(self) -> None:
+        if self._is_shared and self._descriptor >= 0:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+
     def _prepare(self, size: int, wall: float) -> None:
-        if not self._is_current_file():
+        # Another worker may have rotated the file, and may rotate the next one too before it is locked here.
+        while not self._is_current_file():
             self._close_file()
             self._open()
         is_full = bool(self._rotate_bytes) and self._size + size > self._rotate_bytes
