@@ -129,6 +129,8 @@ class Follower:
         self._is_bulk = False
         self._tries_sse_again = False
         """Whether to retry SSE, which has failed, after one connection lifetime."""
+        self._is_by_hop = False
+        """Whether the stream's owner, another worker, answers the latest live request."""
         self._may_poll = True
         """Whether large events may be long-polled.  False once the origin's long-polls have proved broken."""
 
@@ -347,8 +349,9 @@ class Follower:
                     waiting, held = [], 0
                     if control.is_closed:
                         return True
-            if not is_heard and not waiting and parser.is_between_events:
-                # A comment shows, like an event, that the origin is alive and has sent all events so far.
+            if not is_heard and not waiting and parser.is_between_events and not self._is_by_hop:
+                # A comment shows, like an event, that the origin is alive and has sent all events so far.  Another
+                # worker's comment shows only that the worker is alive.
                 self._topic.heard(self._clock.now())
             return self._is_bulk and not waiting
 
@@ -381,10 +384,12 @@ class Follower:
             shared=Shared(self._stream.key, source.is_handed),
         )
         reply = await self._upstream.send(call, self._sent)
+        self._is_by_hop = False
         if (said := HopSaid.of(reply.headers)) is not None:
             if said.alone is not None:
                 reply.close()
                 self._stop_sharing(NotShareable(*said.alone))
+            self._is_by_hop = True
             if not self._stream.learn_owner(said):
                 reply.close()
                 raise TailMovedBack
@@ -415,7 +420,11 @@ class Follower:
         if pieces:
             self._stream.confirm(at, now)
         tape.reached(end, is_closed=control.is_closed)
-        self._topic.moved(end, now, is_confirmed=control.up_to_date or control.is_closed)
+        is_confirmed = control.up_to_date or control.is_closed
+        self._topic.moved(end, now, is_confirmed=is_confirmed)
+        if self._is_by_hop and not is_confirmed:
+            # The owner does not follow the stream yet.
+            self._stream.unfollowed(self._stream.contacted_at)
         return end
 
     def _judge_sharing(self, reply: Reply) -> None:

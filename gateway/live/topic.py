@@ -196,6 +196,8 @@ class Topic:
         self.extra_clients = 0
         """The number of clients of `readers_now` minus the number of these readers: one reader may serve several
         clients."""
+        self.handed: dict[LiveReader, Callable[[], object]] = {}
+        """The readers that are other workers, each with a function that cuts its connection.  Some may have left."""
         self._is_flushing = False
         self.steps: dict[str, LiveStep] = {}
         """The next bytes to send, by the offset of the readers.  They are made once in each round of deliveries."""
@@ -248,7 +250,25 @@ class Topic:
         self.stream.unfollowed(now)
         self.failure = failure
         if failure is not None:
+            self.cut_handed()
             self._fire()
+
+    def cut_handed(self) -> None:
+        """Cut the connections of other workers.  They trust the stream for as long as it is followed for them."""
+        handed, self.handed = self.handed, {}
+        for reader, cut in handed.items():
+            if reader in self.readers_now:
+                cut()
+
+    def hand(self, reader: LiveReader, cut: Callable[[], object]) -> None:
+        """Record that a reader is another worker; `cut` cuts its connection."""
+        self.handed = {one: function for one, function in self.handed.items() if one in self.readers_now}
+        self.handed[reader] = cut
+
+    @property
+    def client_readers(self) -> int:
+        """The number of readers that are clients of this worker."""
+        return self.readers - sum(reader in self.readers_now for reader in self.handed)
 
     def given_up(self) -> None:
         """Make readers fetch missing bytes themselves, because the stream is no longer followed."""

@@ -31,6 +31,8 @@ from gateway.errors import BadRequest, GatewayError, NoRoute
 from gateway.http.outgoing import RenderedHeaders
 from gateway.limits.accounts import Accounts, client_nets
 from gateway.limits.rate_limits import RateLimits
+from gateway.live.frames import LiveReader
+from gateway.live.topic import Topic
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.coding import PLAIN
 from gateway.protocol.forwarded_headers import joined
@@ -130,7 +132,8 @@ class HopDress:
             and (at := stream.confirmed_at(read.start)) > -math.inf
         ):
             as_of = min(as_of, at)
-        if STREAM_UP_TO_DATE in answer.headers and answer.outcome is Outcome.HIT and stream.sighting is not None:
+        states_tail = STREAM_UP_TO_DATE in answer.headers or answer.run is None
+        if states_tail and answer.outcome is Outcome.HIT and stream.sighting is not None:
             as_of = min(as_of, stream.sighting.seen_at)
         return as_of
 
@@ -216,11 +219,24 @@ class _HopLiveAnswers(LiveAnswers):
 
     def subscribe(self, request: LiveRequest, subscription: Subscription) -> None:
         self._rendering = self._rendering_of(self._node, subscription.stream)
+        before = set(subscription.topic.readers_now)
         super().subscribe(request, subscription)
+        self._hand(request, subscription.topic, before)
 
     def wait(self, request: LiveRequest, waiting: WaitingPoll) -> PollGroup:
         self._rendering = self._rendering_of(self._node, waiting.stream)
-        return super().wait(request, waiting)
+        before = set(waiting.topic.readers_now)
+        group = super().wait(request, waiting)
+        self._hand(request, waiting.topic, before)
+        return group
+
+    @staticmethod
+    def _hand(request: LiveRequest, topic: Topic, before: set[LiveReader]) -> None:
+        """Have the connection cut when the stream is no longer followed."""
+        for reader in topic.readers_now - before:
+            topic.hand(reader, request.channel.abort)
+        if topic.failure is not None:
+            topic.cut_handed()
 
 
 class _HopLiveRequests(LiveRequests):
