@@ -400,6 +400,21 @@ class Breaker:
         if permit.is_probe and not permit.is_own and permit.term == self._term:
             self._probes = max(0, self._probes - 1)
 
+    def open_as_told(self, now: float) -> bool:
+        """Open the breaker because another worker's has opened; return whether it was closed.  Clients' requests wait
+        for `CLIENTS_TURN_S`, as while own probes are sent."""
+        was_closed = self.state is BreakerState.CLOSED
+        self._move(Event.TRIPPED, now)
+        self.watched(now)
+        return was_closed
+
+    def close_as_told(self, now: float) -> bool:
+        """Close the breaker because another worker's has closed; return whether it was not closed."""
+        was_closed = self.state is BreakerState.CLOSED
+        self._move(Event.DUE, now)
+        self._move(Event.RECOVERED, now)
+        return not was_closed
+
     def _vouch(self, now: float) -> None:
         """Record that an own probe has succeeded."""
         if self._is_vouched and now >= self._alone_from:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -33,6 +33,7 @@ from gateway.upstream.breaker import BreakerState
 from gateway.upstream.call import Bounds, OriginCall
 from gateway.upstream.exchanges import Exchanges
 from gateway.upstream.failures import reason_of, reason_of_status
+from gateway.upstream.origin_news import TOLD, OriginNews, learn
 from gateway.upstream.origin_pool import Origins, authority_of
 from gateway.upstream.origin_state import FAILING, Origin
 from gateway.upstream.reply import Reply
@@ -77,7 +78,9 @@ class Health:
         self._probing: dict[Origin, asyncio.Task[None]] = {}
         self._paths: dict[str, str] = {}
         """The configured path for probes, by authority."""
-        origins.on_open = self._watch
+        origins.on_open = self.watch
+        self.sends_checks: Callable[[], bool] = lambda: True
+        """Returns whether this worker sends the active checks."""
 
     def __repr__(self) -> str:
         return f"<Health {len(self._running)} checks, {len(self._probing)} origins watched>"
@@ -113,19 +116,31 @@ class Health:
         bad = good = 0
         await pause(self._clock, self._rng.uniform(0.0, config.interval_s))
         while True:
-            wrong = await self._ask(check.authority + config.path, config.timeout_s)
-            origin = self._origins.find(check.authority)
-            if origin is not None:
-                origin.checks[wrong is None] += 1
-            if wrong is None:
-                bad, good = 0, good + 1
-                if good >= config.return_after:
-                    self._origins.readmit(check.authority, check)
-            else:
-                bad, good = bad + 1, 0
-                if bad >= config.eject_after:
-                    self._origins.eject(check.authority, check, wrong)
+            if self.sends_checks():
+                wrong = await self._ask(check.authority + config.path, config.timeout_s)
+                bad, good = (0, good + 1) if wrong is None else (bad + 1, 0)
+                self._take_result(check, wrong, bad, good)
+            elif bad or good:
+                # Another worker sends the checks now, and tells their results.
+                bad = good = 0
+                self._origins.readmit(check.authority, check)
             await pause(self._clock, config.interval_s * self._rng.uniform(*_JITTER))
+
+    def _take_result(self, check: Check, wrong: str | None, bad: int, good: int) -> None:
+        """Act on the result of a check.  `bad` and `good` are the numbers of consecutive results."""
+        origin = self._origins.find(check.authority)
+        if origin is None:
+            return
+        origin.checks[wrong is None] += 1
+        was_ejected = origin.is_ejected
+        if wrong is None:
+            if good >= check.config.return_after:
+                for by in (check, TOLD):
+                    self._origins.readmit(check.authority, by)
+        elif bad >= check.config.eject_after:
+            self._origins.eject(check.authority, check, wrong)
+        if was_ejected or origin.is_ejected:
+            self._origins.on_change(origin)
 
     async def _ask(self, url: str, timeout_s: float) -> str | None:
         """Send a GET; return the problem, or None if the status is below 500."""
@@ -138,7 +153,13 @@ class Health:
 
     # -- probes
 
-    def _watch(self, origin: Origin) -> None:
+    def learn(self, news: OriginNews, slot: int, longest_open_s: float) -> None:
+        """Apply what another worker tells the worker of this slot about an origin."""
+        origin = self._origins.find(news.origin)
+        if origin is not None and learn(origin, news, slot, self._clock.now(), longest_open_s):
+            self.watch(origin)
+
+    def watch(self, origin: Origin) -> None:
         """Probe an origin whose breaker has opened, until the breaker closes."""
         origin.breaker.watched(self._clock.now())
         if origin not in self._probing:
@@ -153,7 +174,8 @@ class Health:
             if due_in_s is None or self._origins.find(origin.authority) is not origin:
                 return
             await pause(self._clock, due_in_s or origin.breaker.first_pause_s * self._rng.uniform(*_WATCH_JITTER))
-            if origin.breaker.state is not BreakerState.CLOSED:
+            is_open = origin.breaker.state is not BreakerState.CLOSED
+            if is_open and origin.probed_elsewhere_until <= self._clock.now():
                 await self._probe(origin)
 
     async def _probe(self, origin: Origin) -> str | None:

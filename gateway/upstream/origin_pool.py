@@ -244,6 +244,8 @@ class Origins:
         self.say = say
         self.on_open: Callable[[Origin], None] = lambda origin: None
         """Called when the breaker of an origin opens."""
+        self.on_change: Callable[[Origin], None] = lambda origin: None
+        """Called with an origin whose state other workers should know."""
         self._origins: dict[str, Origin] = {}
         self._pools: dict[str, OriginPool] = {}
         self._by_url: dict[str, OriginPool] = {}

@@ -18,6 +18,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from typing import Final, Protocol
 
 from gateway.aio.signal import Signal
@@ -48,6 +49,9 @@ class OriginEvents(Protocol):
 
     def on_open(self, origin: Origin) -> None:
         """Start probes of an origin whose breaker has opened."""
+
+    def on_change(self, origin: Origin) -> None:
+        """Tell the other workers that a breaker has opened or closed, or that the origin is ejected or readmitted."""
 
 
 def policy_of(config: OriginsConfig) -> Policy:
@@ -140,8 +144,10 @@ class Origin:
         """The health checks that have ejected the origin, each with the time."""
         self.heard_at: float | None = None
         """When data last arrived from the origin (monotonic seconds)."""
-        self._reason: str | None = None
+        self.reason: str | None = None
         """The reason of the latest failure."""
+        self.probed_elsewhere_until = -inf
+        """Until when another worker is known to probe the origin (`gateway.upstream.origin_news`)."""
         self.recovered = Signal()
         """Wakes all waiters when the breaker closes.  Wakes one waiter when a client's request may probe the origin."""
 
@@ -166,7 +172,7 @@ class Origin:
             weight=self.weight,
             state=self.breaker.state,
             is_ejected=self.is_ejected,
-            reason=None if is_well else self._reason,
+            reason=None if is_well else self.reason,
             since_s=max(0.0, now - since),
             retry_in_s=self.breaker.retry_in_s(now),
             requests=self.requests,
@@ -231,8 +237,8 @@ class Origin:
         progress.
         """
         self.failures += 1
-        self._reason = reason
-        was_closed = self.breaker.state is BreakerState.CLOSED
+        self.reason = reason
+        before = self.breaker.state
         self.breaker.record_failure(
             permit,
             now,
@@ -241,10 +247,14 @@ class Origin:
             is_answer=is_answer,
             in_progress=None if is_stale else self.waiting,
         )
-        if was_closed and self.breaker.state is BreakerState.OPEN:
+        if before is BreakerState.OPEN or self.breaker.state is not BreakerState.OPEN:
+            return
+        if before is BreakerState.CLOSED:
             self._events.say(f"origin {self.authority} {'fails' if is_answer else 'is unreachable'}: {reason}")
+            self.probed_elsewhere_until = -inf
             self._events.on_open(self)
-            self._end_live_requests()
+            self.end_live_requests()
+        self._events.on_change(self)
 
     def succeeded(self, permit: Permit, now: float) -> None:
         """Record that the origin has answered a request without a failure."""
@@ -253,6 +263,7 @@ class Origin:
         if not was_closed and self.breaker.state is BreakerState.CLOSED:
             self._events.say(f"origin {self.authority} answers again after {_duration(now - since)}")
             self.recovered.fire()
+            self._events.on_change(self)
         elif permit.is_own and self.breaker.would_admit(now):
             # Wake one follower (the live request of a stream with readers).  If no client sends a request, the
             # follower's request shows whether the origin serves streams.
@@ -260,26 +271,29 @@ class Origin:
 
     # -- health checks
 
-    def eject(self, by: object, reason: str, now: float) -> bool:
-        """Eject the origin because the health check `by` has failed; return whether it was not ejected before."""
+    def eject(self, by: object, reason: str, now: float, *, is_told: bool = False) -> bool:
+        """Eject the origin because the health check `by` has failed; return whether it was not ejected before.
+
+        `is_told`: another worker has ejected it, and has logged so."""
         is_first = not self._ejected
         self._ejected.setdefault(by, now)
         if is_first:
             self.ejections += 1
-            self._reason = reason
-            self._events.say(f"origin {self.authority} is ejected by its health checks: {reason}")
-            self._end_live_requests()
+            self.reason = reason
+            if not is_told:
+                self._events.say(f"origin {self.authority} is ejected by its health checks: {reason}")
+            self.end_live_requests()
         return is_first
 
-    def readmit(self, by: object, now: float) -> None:
+    def readmit(self, by: object, now: float, *, is_told: bool = False) -> None:
         """Remove an ejection, because the health check `by` has succeeded or no longer runs."""
         since = self._ejected.pop(by, None)
-        if since is not None and not self._ejected:
+        if since is not None and not self._ejected and not is_told:
             self._events.say(
                 f"origin {self.authority} is taken back by its health checks after {_duration(now - since)}"
             )
 
-    def _end_live_requests(self) -> None:
+    def end_live_requests(self) -> None:
         """End live requests that another origin can serve, so that they restart there."""
         for sent in tuple(self._sent):
             if sent.pin is not None and sent.pin.has_other(self):

@@ -53,7 +53,8 @@ class SharedCounts:
         self._descriptor = shared.descriptor
         self._place = shared.first + slot
         self._row_bytes = _HEAD_BYTES + _PLACE_BYTES * shared.places
-        self._buckets = len(shared.common) // (self._row_bytes * _ROWS)
+        self.buckets = len(shared.common) // (self._row_bytes * _ROWS)
+        """The number of buckets.  A key belongs to the bucket with the number `key % buckets`."""
         self._row = struct.Struct(f"={2 * shared.places}I")
         """The counts of a row."""
         self._common = shared.common
@@ -62,7 +63,7 @@ class SharedCounts:
         self._counts = shared.common.cast("I")
 
     def __repr__(self) -> str:
-        return f"<SharedCounts of place {self._place}, {self._buckets * _ROWS} rows>"
+        return f"<SharedCounts of place {self._place}, {self.buckets * _ROWS} rows>"
 
     def key_of(self, text: str) -> int:
         """Return the key of a text."""
@@ -121,7 +122,7 @@ class SharedCounts:
     def clear(self) -> None:
         """Forget the counts of this slot's worker, because it has died.  Only the supervisor calls this, before it
         starts the slot's next worker."""
-        for row in range(self._buckets * _ROWS):
+        for row in range(self.buckets * _ROWS):
             if self._keys[row * self._row_bytes // 8]:
                 at = self._cell(row, Counted.CONNECTIONS)
                 self._counts[at] = self._counts[at + 1] = 0
@@ -181,7 +182,7 @@ class SharedCounts:
 
     def _find(self, key: int) -> int:
         step, keys = self._row_bytes // 8, self._keys
-        first = key % self._buckets * _ROWS
+        first = key % self.buckets * _ROWS
         for row in range(first, first + _ROWS):
             if keys[row * step] == key:
                 return row
@@ -192,7 +193,7 @@ class SharedCounts:
         found = self._find(key)
         if found != _NO_ROW:
             return found
-        first = key % self._buckets * _ROWS
+        first = key % self.buckets * _ROWS
         for row in range(first, first + _ROWS):
             at = row * self._row_bytes // 8
             if not self._keys[at] or self._is_free(row, now):
@@ -209,7 +210,7 @@ class SharedCounts:
 
     def _lock(self, key: int) -> bool:
         """Lock the key's bucket; return whether `_unlock` must follow."""
-        byte = key % self._buckets
+        byte = key % self.buckets
         for _ in range(_TRIES):
             try:
                 fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
@@ -220,4 +221,4 @@ class SharedCounts:
         return False
 
     def _unlock(self, key: int) -> None:
-        fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, key % self._buckets)
+        fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, key % self.buckets)

@@ -491,6 +491,8 @@ class News:
 
     def on_open(self, origin: Books) -> None: ...
 
+    def on_change(self, origin: Books) -> None: ...
+
 
 class Heard:
     """A requester that keeps the outcomes."""

@@ -64,7 +64,8 @@ async def _serve(handed: Handed, config: GatewayConfig, load: Load, *, has_file:
 
     control.on("reload", reload)
     control.tell("serving", urls=gateway.listeners.urls, admin=gateway.admin_url)
-    gateway.engine.health.probe_all()
+    if handed.place.slot == 0:
+        gateway.engine.health.probe_all()
     inherited = await orders.end
     if orders.is_alone:
         # Another gateway may want the ports.

@@ -36,11 +36,13 @@ from gateway.ops.gathering.ended_counts import EndedCounts
 from gateway.ops.gathering.families import families_to_json
 from gateway.ops.history import Sample
 from gateway.ops.partition_ids import PartitionIds
+from gateway.upstream.origin_news import OriginNews
 
 SAMPLES: Final = "/worker/samples"
 OVERVIEW: Final = "/worker/overview"
 PURGE: Final = "/worker/purge"
 SETTINGS: Final = "/worker/settings"
+ORIGIN: Final = "/worker/origin"
 FAMILIES: Final = "/worker/families"
 READY: Final = "/readyz"
 
@@ -100,8 +102,8 @@ class WorkerSettings:
     level: Level
 
 
-def private_application(subject: Subject, partitions: PartitionIds, counts: EndedCounts) -> web.Application:
-    """Make one worker's private application."""
+def private_application(subject: Subject, partitions: PartitionIds, counts: EndedCounts, slot: int) -> web.Application:
+    """Make the private application of the worker of this slot."""
     directory = Directory(subject.engine, partitions)
 
     async def families(_: web.Request) -> web.Response:
@@ -123,7 +125,7 @@ def private_application(subject: Subject, partitions: PartitionIds, counts: Ende
             return refusal_response(Refused(500, "internal error"))
 
     application = web.Application(middlewares=[refusing], client_max_size=MOST_BODY_BYTES)
-    endpoints = [*admin_endpoints(subject, directory), *_private_endpoints(subject, directory)]
+    endpoints = [*admin_endpoints(subject, directory), *_private_endpoints(subject, directory, slot)]
     application.add_routes(
         [
             web.get(READY, readyz),
@@ -134,7 +136,7 @@ def private_application(subject: Subject, partitions: PartitionIds, counts: Ende
     return application
 
 
-def _private_endpoints(subject: Subject, directory: Directory) -> list[Endpoint]:
+def _private_endpoints(subject: Subject, directory: Directory, slot: int) -> list[Endpoint]:
     purger = Purger(subject.engine, directory)
     look = next(one for one in admin_endpoints(subject, directory) if one.path == "/api/overview").handle
 
@@ -157,7 +159,12 @@ def _private_endpoints(subject: Subject, directory: Directory) -> list[Endpoint]
             level_now(),
         )
 
+    async def origin(asked: ApiRequest[Nothing, OriginNews]) -> Nothing:
+        subject.engine.health.learn(asked.body, slot, subject.config.origins.breaker_longest_open_s)
+        return Nothing()
+
     return [
+        Endpoint("POST", ORIGIN, "What another worker knows of an origin", origin, Nothing, body=OriginNews),
         Endpoint("GET", SAMPLES, "The samples of this worker", samples, WorkerSamples),
         Endpoint("GET", OVERVIEW, "This worker at a glance", overview, WorkerOverview),
         Endpoint("POST", PURGE, "Purge at this worker", purge, WorkerPurged, body=PurgeBody),

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from typing import Final
 
+import orjson
 from aiohttp import web
 
 from gateway.aio.clock import Timer
+from gateway.aio.tasks import Tasks
 from gateway.ops.admin.app import MOST_LINE_BYTES
 from gateway.ops.admin.subject import Subject
 from gateway.ops.gathering.adoption import adopt_settings
 from gateway.ops.gathering.ended_counts import KEEP_EVERY_S, EndedCounts
 from gateway.ops.gathering.endpoints import Gathered
 from gateway.ops.gathering.peers import Peers
-from gateway.ops.gathering.private import private_application
+from gateway.ops.gathering.private import ORIGIN, private_application
 from gateway.ops.partition_ids import PartitionIds
+from gateway.upstream.origin_news import news_of
+from gateway.upstream.origin_state import Origin
 from gateway.workers.place import WorkerPlace
 from gateway.workers.shared_memory import SlotState
 
@@ -32,12 +36,18 @@ class WorkerAdmin:
         self._counts = EndedCounts(place.folder, place.slot)
         self._peers = Peers(place.peer_paths, self._generation)
         self._runner = web.AppRunner(
-            private_application(subject, partitions, self._counts),
+            private_application(subject, partitions, self._counts, place.slot),
             access_log=None,
             shutdown_timeout=_STOP_S,
             max_line_size=MOST_LINE_BYTES,
         )
         self._timer: Timer | None = None
+        self._tasks = Tasks()
+        """The news of origins on their way."""
+        self._untold: dict[Origin, bool] = {}
+        """The origins of which news are on their way, and whether they have changed since."""
+        subject.engine.origins.on_change = self._tell
+        subject.engine.health.sends_checks = self._sends_checks
         self.answering = Gathered(subject, self._peers, self._counts)
         """The answers of the public port."""
 
@@ -56,6 +66,7 @@ class WorkerAdmin:
         """Stop serving the private socket."""
         if self._timer is not None:
             self._timer.cancel()
+        await self._tasks.close()
         await self._peers.close()
         await self._runner.cleanup()
 
@@ -65,6 +76,29 @@ class WorkerAdmin:
     def _keep(self) -> None:
         self._counts.collect(self._subject.metrics.registry.collect())
         self._keep_later()
+
+    def _tell(self, origin: Origin) -> None:
+        """Tell the other workers the state of an origin."""
+        is_telling = origin in self._untold
+        self._untold[origin] = True
+        if not is_telling:
+            self._tasks.start(self._tell_latest(origin), f"news of {origin.authority}")
+
+    async def _tell_latest(self, origin: Origin) -> None:
+        """Tell the state until it is the state that was told last.  One question at a time, so that no earlier state
+        arrives after a later one."""
+        slot = self._place.slot
+        try:
+            while self._untold[origin]:
+                self._untold[origin] = False
+                await self._peers.ask_all("POST", ORIGIN, orjson.dumps(news_of(origin, slot)), but=slot)
+        finally:
+            del self._untold[origin]
+
+    def _sends_checks(self) -> bool:
+        """Return whether this is the first of the workers that serve."""
+        serving = self._place.shared.serving()
+        return not serving or serving[0] == self._place.slot
 
     def _generation(self, slot: int) -> int | None:
         shared = self._place.shared
