@@ -274,7 +274,7 @@ async def test_a_second_signal_ends_all_at_once(start: Start) -> None:
 
 
 async def test_an_upgrade_refuses_no_connection_and_fails_no_request(start: Start) -> None:
-    gateway = await start(is_cold=True)
+    gateway = await start(is_cold=True, shutdown_timeout_s=2)
     is_over = asyncio.Event()
     answered = 0
 

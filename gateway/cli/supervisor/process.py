@@ -14,13 +14,11 @@ import selectors
 import shutil
 import signal
 import socket
-import sys
 import tempfile
-import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from enum import Enum
-from typing import Final, Never
+from typing import Final
 
 from gateway.aio.clock import SystemClock
 from gateway.cli.errors import FailedToRunError, StoppedAtOnce
@@ -28,7 +26,9 @@ from gateway.cli.messages import print_message, print_ready
 from gateway.cli.process import was_hung_up
 from gateway.cli.sd_notify import ServiceManager
 from gateway.cli.starting import bind_addresses, cannot_listen
-from gateway.cli.supervisor.slots import Slot, end_of
+from gateway.cli.supervisor.forking import Workers
+from gateway.cli.supervisor.reload_round import ReloadRound
+from gateway.cli.supervisor.slots import Slot
 from gateway.cli.supervisor.sockets import ListeningSockets
 from gateway.cli.supervisor.upgrade import Predecessor, Upgrade
 from gateway.cli.supervisor.worker import ignore_signals, run_worker
@@ -40,15 +40,12 @@ from gateway.server.certificate_reloader import load_certificates
 from gateway.server.handed import Handed
 from gateway.server.handshake import ALPN
 from gateway.server.listeners import Certificates
-from gateway.workers.control import ChannelEnd, Control, Message
+from gateway.workers.control import Control, Message
 from gateway.workers.place import WorkerPlace
-from gateway.workers.shared_counts import SharedCounts
-from gateway.workers.shared_memory import SlotState
-from gateway.workers.write_log import WriteLog
 
 _SPARE_S: Final = 5.0
 """Seconds after the longest drain until a worker that has not ended is killed."""
-_HOP_BACKLOG: Final = 1_024
+_PRIVATE_BACKLOG: Final = 1_024
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2, signal.SIGCHLD)
 
@@ -88,6 +85,7 @@ class WorkerSupervisor:
         *,
         has_file: bool,
     ) -> None:
+        count = config.server.worker_count
         self._config = config
         self._load = load
         self._environ = environ
@@ -95,11 +93,9 @@ class WorkerSupervisor:
         self._manager = ServiceManager(environ)
         self._now = SystemClock().now
         self._phase = _Phase.STARTING
-        self._slots = [Slot(number) for number in range(config.server.worker_count)]
         self._signalled: list[signal.Signals] = []
         self._kill_at: float | None = None
-        self._reloads: dict[int, str | None] = {}
-        """The outcome of the present reload at each slot that takes part; None if it is still to come."""
+        self._reloading: ReloadRound | None = None
         self._is_hung_up = False
         self._is_stale = False
         """Whether the workers have read a configuration that the supervisor has not."""
@@ -108,16 +104,21 @@ class WorkerSupervisor:
         self._load_certificates()
         self._predecessor = predecessor
         try:
-            self._sockets = ListeningSockets.open(config, len(self._slots), environ, predecessor.sockets)
+            self._sockets = ListeningSockets.open(config, count, environ, predecessor.sockets)
         except OSError as error:
             raise cannot_listen(error, *bind_addresses(config)) from None
         self._selector = selectors.DefaultSelector()
         self._wakeups, self._wakes = socket.socketpair()
-        self._shared = predecessor.shared_memory(len(self._slots))
+        self._shared = predecessor.shared_memory(count)
         self._secret = os.urandom(32)
         self._folder = _private_folder()
-        self._hops = [self._private_socket(f"hop{slot.number}") for slot in self._slots]
-        self._peers = [self._private_socket(f"peer{slot.number}") for slot in self._slots]
+        self._workers = Workers(count, self._shared, self._selector, self._now, self._hear, self._ended)
+        self._slots = self._workers.slots
+        self._private = {
+            slot.number: (_listen(self._path("hop", slot.number)), _listen(self._path("peer", slot.number)))
+            for slot in self._slots
+        }
+        """The Unix sockets between the workers, by slot: for requests, and for the private admin port."""
 
     def __repr__(self) -> str:
         return f"<WorkerSupervisor {self._phase.value}, {len(self._slots)} slots>"
@@ -127,22 +128,21 @@ class WorkerSupervisor:
         self._catch_signals()
         try:
             for slot in self._slots:
-                self._fork(slot)
-            while self._phase is not _Phase.DRAINING or any(slot.pid for slot in self._slots):
+                self._start(slot)
+            while self._phase is not _Phase.DRAINING or self._workers:
                 self._wait()
         finally:
             self._close()
 
     def _close(self) -> None:
         """End the workers that have not ended, and leave nothing behind."""
-        self._kill_all()
+        self._workers.kill()
         self._stop_upgrade("the gateway stops")
         self._sockets.close()
         shutil.rmtree(self._folder, ignore_errors=True)
         signal.set_wakeup_fd(-1)
-        for slot in self._slots:
-            self._close_channel(slot)
-        for sock in (*self._hops, *self._peers, self._wakeups, self._wakes):
+        self._workers.close()
+        for sock in (*(one for pair in self._private.values() for one in pair), self._wakeups, self._wakes):
             sock.close()
         self._selector.close()
 
@@ -177,7 +177,7 @@ class WorkerSupervisor:
         now = self._now()
         for slot in self._slots:
             if slot.next_at is not None and slot.next_at <= now:
-                self._fork(slot)
+                self._start(slot)
         if self._upgrade is not None and self._upgrade.ends_at <= now:
             self._stop_upgrade("the next version does not serve in time")
         if self._kill_at is not None and self._kill_at <= now:
@@ -185,13 +185,12 @@ class WorkerSupervisor:
             for slot in self._slots:
                 if slot.pid:
                     print_message(f"worker {slot.number} (process {slot.pid}) has not drained in time: it is killed")
-            self._kill_all()
+            self._workers.kill()
 
     def _act_on(self, number: signal.Signals) -> None:
         match number:
             case signal.SIGCHLD:
-                for slot in self._slots:
-                    self._reap(slot)
+                self._workers.reap()
             case signal.SIGHUP:
                 self._is_hung_up = True
                 self._reload()
@@ -215,108 +214,56 @@ class WorkerSupervisor:
         for one in self._certificates.values():
             one.make_session_contexts()
 
-    def _fork(self, slot: Slot) -> None:
+    def _start(self, slot: Slot) -> None:
         """Start a worker in a slot."""
         if slot.generation:
             # The running workers load certificates that have changed, too.
             with suppress(ConfigError):
                 self._load_certificates()
-        slot.next_at, slot.is_serving, slot.failure = None, False, None
-        slot.generation += 1
-        slot.began_at = self._now()
-        ours, theirs = socket.socketpair()
-        self._shared.set_slot(slot.number, SlotState.STARTING, slot.generation, 0)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        try:
-            pid = os.fork()
-        except OSError as error:
-            ours.close()
-            theirs.close()
-            self._ended(slot, f"cannot be started: {error.strerror}")
-            return
-        if pid == 0:
-            ours.close()
-            self._become(slot, theirs)
-        theirs.close()
-        slot.pid, slot.channel = pid, ChannelEnd(ours)
-        self._shared.set_slot(slot.number, SlotState.STARTING, slot.generation, pid)
-        self._selector.register(ours, selectors.EVENT_READ, lambda: self._hear(slot))
+        self._workers.fork(slot, self._run_worker)
 
-    def _become(self, slot: Slot, sock: socket.socket) -> Never:
-        """Become the worker of a slot, in the process just forked."""
-        status = 1
-        try:
-            ignore_signals()
-            signal.set_wakeup_fd(-1)
-            self._leave_to_others(slot)
-            place = WorkerPlace(
-                slot=slot.number,
-                workers=len(self._slots),
-                generation=slot.generation,
-                shared=self._shared,
-                hop_socket=self._hops[slot.number],
-                hop_paths=tuple(one.getsockname() for one in self._hops),
-                peer_socket=self._peers[slot.number],
-                peer_paths=tuple(one.getsockname() for one in self._peers),
-                folder=self._folder,
-                secret=self._secret,
-                control=Control(sock),
-            )
-            handed = Handed(place, self._sockets.of(slot.number), self._sockets.admin, self._certificates)
-            status = run_worker(handed, self._config, self._load, has_file=self._has_file)
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            # The rest of the supervisor's program is not for this process.
-            with suppress(OSError):
-                sys.stdout.flush()
-                sys.stderr.flush()
-            os._exit(status)
-
-    def _leave_to_others(self, slot: Slot) -> None:
-        """Close the descriptors that a slot's worker has no use for.
-
-        If a worker held the supervisor's end of another worker's channel, that worker would not notice the supervisor's
-        end.
-        """
-        self._selector.close()
-        self._wakeups.close()
-        self._wakes.close()
+    def _run_worker(self, slot: Slot, control: Control) -> int:
+        """Run the worker of a slot, in its own process.  Returns the exit status."""
+        ignore_signals()
+        signal.set_wakeup_fd(-1)
         self._predecessor.close()
         if self._upgrade is not None:
             self._upgrade.channel.close()
-        for other in self._slots:
-            if other.channel is not None:
-                other.channel.close()
-        for sock in self._sockets.others(slot.number):
-            sock.close()
+        self._selector.close()
+        for unused in (self._wakeups, self._wakes, *self._sockets.others(slot.number)):
+            unused.close()
+        private = self._private.pop(slot.number)
+        for hop, peer in self._private.values():
+            hop.close()
+            peer.close()
+        place = WorkerPlace(
+            slot=slot.number,
+            workers=len(self._slots),
+            generation=slot.generation,
+            shared=self._shared,
+            hop_socket=private[0],
+            hop_paths=tuple(self._path("hop", one.number) for one in self._slots),
+            peer_socket=private[1],
+            peer_paths=tuple(self._path("peer", one.number) for one in self._slots),
+            folder=self._folder,
+            secret=self._secret,
+            control=control,
+        )
+        handed = Handed(place, self._sockets.of(slot.number), self._sockets.admin, self._certificates)
+        return run_worker(handed, self._config, self._load, has_file=self._has_file)
 
-    def _hear(self, slot: Slot) -> None:
-        """Read what a worker says."""
-        if slot.channel is None:
-            return
-        messages = slot.channel.receive()
-        if messages is None:
-            # The worker is about to end, which SIGCHLD reports.
-            self._close_channel(slot)
-            return
-        for message in messages:
-            self._act_on_message(slot, message)
-
-    def _act_on_message(self, slot: Slot, message: Message) -> None:
+    def _hear(self, slot: Slot, message: Message) -> None:
         match message["kind"]:
             case "serving":
-                slot.is_serving = True
                 if self._phase is not _Phase.DRAINING:
-                    self._shared.set_slot(slot.number, SlotState.SERVING, slot.generation, slot.pid)
+                    self._workers.serves(slot)
                 if self._phase is _Phase.STARTING and all(one.is_serving for one in self._slots):
                     self._serve(message)
             case "failed":
                 slot.failure = message
             case "reloaded":
-                if slot.number in self._reloads:
-                    self._reloads[slot.number] = message["text"]
+                if self._reloading is not None:
+                    self._reloading.hears(slot.number, message["text"])
                     self._end_reload()
             case "configured":
                 self._is_stale = True
@@ -337,84 +284,50 @@ class WorkerSupervisor:
         if self._is_hung_up:
             self._reload()
 
-    def _close_channel(self, slot: Slot) -> None:
-        if slot.channel is not None:
-            self._selector.unregister(slot.channel.sock)
-            slot.channel.close()
-            slot.channel = None
-
-    def _reap(self, slot: Slot) -> None:
-        """Look whether a slot's worker has ended."""
-        if not slot.pid:
-            return
-        pid, status = os.waitpid(slot.pid, os.WNOHANG)
-        if pid:
-            self._hear(slot)
-            self._close_channel(slot)
-            self._ended(slot, end_of(status))
-
     def _ended(self, slot: Slot, how: str) -> None:
         """Act on the end of a slot's worker."""
-        pid, slot.pid = slot.pid, 0
-        was_serving, slot.is_serving = slot.is_serving, False
-        self._shared.set_slot(slot.number, SlotState.DEAD, slot.generation, 0)
-        # The writes that the worker had under way will never be answered.
-        WriteLog(self._shared, slot.number, self._now).settle(slot.number)
-        SharedCounts(self._shared, slot.number).clear()
-        if self._reloads.pop(slot.number, ""):
+        pid, was_serving = slot.pid, slot.is_serving
+        delay_s = slot.ends(self._now())
+        if self._reloading is not None:
+            self._reloading.loses(slot.number)
             self._end_reload()
         if self._phase is _Phase.DRAINING:
+            slot.next_at = None
             self._tell_when_empty()
             return
         failure = slot.failure
+        name = f"worker {slot.number} (process {pid})" if pid else f"worker {slot.number}"
         if self._phase is _Phase.STARTING:
             if failure is None:
-                raise FailedToRunError(f"worker {slot.number} (process {pid}) {how} before it served")
+                raise FailedToRunError(f"{name} {how} before it served")
             raise (ConfigError if failure["is_misuse"] else FailedToRunError)(failure["text"])
-        lived_s = self._now() - slot.began_at if was_serving else 0.0
-        delay_s = slot.backoff.after(lived_s)
-        slot.next_at = self._now() + delay_s
         why = f"cannot start: {failure['text']}" if failure is not None else how
         again = f"in {delay_s:.1f} s" if delay_s else "now"
-        print_message(f"worker {slot.number} (process {pid}) {why}; another one starts {again}")
-
-    def _kill_all(self) -> None:
-        for slot in self._slots:
-            if slot.pid:
-                with suppress(ProcessLookupError):
-                    os.kill(slot.pid, signal.SIGKILL)
-
-    def _tell(self, slot: Slot, kind: str, **fields: object) -> None:
-        if slot.channel is not None:
-            slot.channel.send({"kind": kind, **fields})
+        print_message(f"{name} {why}; another one starts {again}")
+        if not was_serving:
+            # The next worker may fail in the same way.  Clients are better served by the other workers.
+            self._sockets.stop_listening(slot.number)
 
     # -- reload and drain
 
     def _reload(self) -> None:
         """Make all workers read the configuration again, unless they are just doing so."""
-        if self._phase is not _Phase.SERVING or self._reloads:
+        serving = [slot for slot in self._slots if slot.is_serving]
+        if self._phase is not _Phase.SERVING or self._reloading is not None or not serving:
             return
         self._is_hung_up = False
-        self._reloads = {slot.number: None for slot in self._slots if slot.is_serving}
-        if self._reloads:
-            self._manager.reloading()
-        for slot in self._slots:
-            if slot.number in self._reloads:
-                self._tell(slot, "reload")
+        self._manager.reloading()
+        self._reloading = ReloadRound(slot.number for slot in serving)
+        for slot in serving:
+            self._workers.tell(slot, "reload")
 
     def _end_reload(self) -> None:
         """Print the outcome of a reload once all workers have told theirs."""
-        if not self._reloads or None in self._reloads.values():
+        if self._reloading is None or (outcome := self._reloading.outcome) is None:
             return
-        outcomes = {text for text in self._reloads.values() if text is not None}
-        text = (
-            outcomes.pop()
-            if len(outcomes) == 1
-            else "; ".join(f"worker {number}: {outcome}" for number, outcome in sorted(self._reloads.items()))
-        )
-        self._reloads.clear()
-        print_message(text)
-        self._manager.ready(text)
+        self._reloading = None
+        print_message(outcome)
+        self._manager.ready(outcome)
         if self._is_hung_up:
             self._reload()
 
@@ -460,7 +373,7 @@ class WorkerSupervisor:
         for slot in self._slots:
             if slot.waits_for_upgrade:
                 slot.waits_for_upgrade = False
-                self._tell(slot, "upgraded", text=outcome, is_done=is_done)
+                self._workers.tell(slot, "upgraded", text=outcome, is_done=is_done)
 
     def _stop_upgrade(self, why: str) -> None:
         """Give up an upgrade that has not been done yet."""
@@ -485,20 +398,23 @@ class WorkerSupervisor:
         for slot in self._slots:
             slot.next_at = None
             if slot.pid:
-                self._shared.set_slot(slot.number, SlotState.DRAINING, slot.generation, slot.pid)
-                self._tell(slot, "end", inherited=inherited)
+                self._workers.drains(slot)
+                self._workers.tell(slot, "end", inherited=inherited)
 
     def _tell_when_empty(self) -> None:
         if all(slot.is_empty or not slot.pid for slot in self._slots):
             for slot in self._slots:
-                self._tell(slot, "all empty")
+                self._workers.tell(slot, "all empty")
 
-    def _private_socket(self, name: str) -> socket.socket:
-        """Listen at a Unix socket between the workers."""
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        sock.bind(f"{self._folder}/{name}")
-        sock.listen(_HOP_BACKLOG)
-        return sock
+    def _path(self, kind: str, slot: int) -> str:
+        return f"{self._folder}/{kind}{slot}"
+
+
+def _listen(path: str) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.bind(path)
+    sock.listen(_PRIVATE_BACKLOG)
+    return sock
 
 
 def _private_folder() -> str:

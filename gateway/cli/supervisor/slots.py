@@ -49,6 +49,19 @@ class Slot:
     """When the next worker starts; None if there is one, or if there will be none."""
     backoff: Backoff = field(default_factory=Backoff)
 
+    def begins(self, now: float) -> None:
+        """Note that a worker begins in this slot."""
+        self.next_at, self.is_serving, self.failure = None, False, None
+        self.generation += 1
+        self.began_at = now
+
+    def ends(self, now: float) -> float:
+        """Note the end of the slot's worker, and return the delay until the next one in seconds."""
+        delay_s = self.backoff.after(now - self.began_at if self.is_serving else 0.0)
+        self.pid, self.is_serving = 0, False
+        self.next_at = now + delay_s
+        return delay_s
+
 
 def end_of(status: int) -> str:
     """Describe how a process has ended, by its status from `waitpid`."""

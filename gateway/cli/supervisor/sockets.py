@@ -13,6 +13,7 @@ import errno
 import os
 import socket
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -110,6 +111,15 @@ class ListeningSockets:
             for place in self.places.values()
         }
 
+    def stop_listening(self, slot: int) -> None:
+        """Close the queues of a slot's own sockets.  The connections there are reset, and new ones reach other slots
+        until a worker of this slot listens again."""
+        for place in self.places.values():
+            if len(place.by_slot) > 1:
+                for sock in place.of(slot):
+                    with suppress(OSError):
+                        sock.shutdown(socket.SHUT_RDWR)
+
     def others(self, slot: int) -> Iterator[socket.socket]:
         """Iterate over the sockets that a slot's worker does not accept from."""
         for place in self.places.values():
@@ -184,12 +194,13 @@ def _bind(address: Address, count: int, *, is_shared: bool) -> list[list[socket.
     try:
         for family, ip in [one for host in address.hosts for one in _resolved(host)]:
             try:
-                if port and count > 1 and not is_shared:
-                    # Unlike the sockets below, this one cannot be bound beside those of another process.
-                    _bound(family, ip, port, reuses_port=False).close()
+                if not port or not is_shared:
+                    # Unlike the sockets below, this one cannot be bound beside those of another process.  And a socket
+                    # that is bound to a named port, unlike port 0, keeps it when it stops listening.
+                    with _bound(family, ip, port, reuses_port=False) as free:
+                        port = free.getsockname()[1]
                 for sockets in found:
                     sockets.append(_bound(family, ip, port, reuses_port=count > 1 or is_shared))
-                    port = port or sockets[-1].getsockname()[1]
             except OSError as error:
                 if found[0] and error.errno in _NO_IPV6:
                     continue

@@ -1,0 +1,153 @@
+"""The workers' processes: how they are forked, what they say, and how they end."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Never
+
+from gateway.cli.supervisor.slots import Slot, end_of
+from gateway.workers.control import ChannelEnd, Control, Message
+from gateway.workers.shared_counts import SharedCounts
+from gateway.workers.shared_memory import SharedMemory, SlotState
+from gateway.workers.write_log import WriteLog
+
+Run = Callable[[Slot, Control], int]
+"""Runs a worker in the process that has been forked for it, and returns the exit status."""
+
+
+class Workers:
+    """The slots and their processes.
+
+    `hear` is called with each message of a worker, and `ended` when a worker has ended or could not be forked, with a
+    description of the end.  Only this class writes the slots' states into the shared memory.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        shared: SharedMemory,
+        selector: selectors.BaseSelector,
+        now: Callable[[], float],
+        hear: Callable[[Slot, Message], None],
+        ended: Callable[[Slot, str], None],
+    ) -> None:
+        self.slots = [Slot(number) for number in range(count)]
+        self.shared = shared
+        self._selector = selector
+        self._now = now
+        self._hear = hear
+        self._ended = ended
+
+    def __repr__(self) -> str:
+        return f"<Workers {sum(bool(slot.pid) for slot in self.slots)} of {len(self.slots)} run>"
+
+    def __bool__(self) -> bool:
+        """Whether any worker runs."""
+        return any(slot.pid for slot in self.slots)
+
+    def fork(self, slot: Slot, run: Run) -> None:
+        """Start a worker in a slot."""
+        slot.begins(self._now())
+        self.shared.set_slot(slot.number, SlotState.STARTING, slot.generation, 0)
+        ours, theirs = socket.socketpair()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            ours.close()
+            theirs.close()
+            self._end(slot, f"cannot be forked: {error.strerror}")
+            return
+        if pid == 0:
+            ours.close()
+            self._become(slot, theirs, run)
+        theirs.close()
+        slot.pid, slot.channel = pid, ChannelEnd(ours)
+        self.shared.set_slot(slot.number, SlotState.STARTING, slot.generation, pid)
+        self._selector.register(ours, selectors.EVENT_READ, lambda: self._read(slot))
+
+    def _become(self, slot: Slot, sock: socket.socket, run: Run) -> Never:
+        """Become the worker of a slot, in the process just forked."""
+        status = 1
+        try:
+            # If a worker held the supervisor's end of another worker's channel, that worker would not notice the
+            # supervisor's end.
+            for other in self.slots:
+                if other.channel is not None:
+                    other.channel.close()
+            status = run(slot, Control(sock))
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            # The rest of the supervisor's program is not for this process.
+            with suppress(OSError):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(status)
+
+    def serves(self, slot: Slot) -> None:
+        """Record that a slot's worker serves."""
+        slot.is_serving = True
+        self.shared.set_slot(slot.number, SlotState.SERVING, slot.generation, slot.pid)
+
+    def drains(self, slot: Slot) -> None:
+        """Record that a slot's worker drains."""
+        self.shared.set_slot(slot.number, SlotState.DRAINING, slot.generation, slot.pid)
+
+    def reap(self) -> None:
+        """Look which workers have ended.  Called at SIGCHLD."""
+        for slot in self.slots:
+            if slot.pid:
+                pid, status = os.waitpid(slot.pid, os.WNOHANG)
+                if pid:
+                    self._read(slot)
+                    self._close_channel(slot)
+                    self._end(slot, end_of(status))
+
+    def _end(self, slot: Slot, how: str) -> None:
+        self.shared.set_slot(slot.number, SlotState.DEAD, slot.generation, 0)
+        # The writes that the worker had under way will never be answered, and it counts nothing any more.
+        WriteLog(self.shared, slot.number, self._now).settle(slot.number)
+        SharedCounts(self.shared, slot.number).clear()
+        self._ended(slot, how)
+
+    def kill(self) -> None:
+        """End all workers by SIGKILL."""
+        for slot in self.slots:
+            if slot.pid:
+                with suppress(ProcessLookupError):
+                    os.kill(slot.pid, signal.SIGKILL)
+
+    def tell(self, slot: Slot, kind: str, **fields: object) -> None:
+        """Send a message to a slot's worker, if there is one."""
+        if slot.channel is not None:
+            slot.channel.send({"kind": kind, **fields})
+
+    def _read(self, slot: Slot) -> None:
+        """Read what a worker says."""
+        messages = slot.channel.receive() if slot.channel is not None else []
+        if messages is None:
+            # The worker is about to end, which SIGCHLD reports.
+            self._close_channel(slot)
+            return
+        for message in messages:
+            self._hear(slot, message)
+
+    def _close_channel(self, slot: Slot) -> None:
+        if slot.channel is not None:
+            self._selector.unregister(slot.channel.sock)
+            slot.channel.close()
+            slot.channel = None
+
+    def close(self) -> None:
+        """Close all channels."""
+        for slot in self.slots:
+            self._close_channel(slot)

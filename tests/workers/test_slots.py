@@ -1,0 +1,172 @@
+"""When a dead worker starts again, how a reload at all workers is told in one line, and who gets which socket."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gateway.cli.supervisor import sockets
+from gateway.cli.supervisor.forking import Workers
+from gateway.cli.supervisor.reload_round import ReloadRound
+from gateway.cli.supervisor.slots import STEADY_S, Backoff, Slot, end_of
+from gateway.cli.supervisor.sockets import HandedSockets, ListeningSockets
+from gateway.config.errors import ConfigError
+from gateway.config.gateway import GatewayConfig
+from gateway.workers.shared_memory import SharedMemory, SlotState
+
+
+def test_the_first_death_costs_nothing_and_the_next_ones_ever_more() -> None:
+    backoff = Backoff()
+    assert [round(backoff.after(1.0), 3) for _ in range(8)] == [0, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
+    assert backoff.after(STEADY_S) == 0.0, "a worker that has lived long enough is no sign of a fault"
+    assert backoff.after(1.0) == 0.1
+
+
+@pytest.mark.parametrize(
+    ("status", "text"),
+    [
+        (0, "ended with status 0"),
+        (3 << 8, "ended with status 3"),
+        (signal.SIGSEGV, "was ended by SIGSEGV"),
+        (signal.SIGKILL, "was ended by SIGKILL, perhaps because the machine's memory was full"),
+        (35, "was ended by signal 35"),
+    ],
+)
+def test_the_end_of_a_process_is_told(status: int, text: str) -> None:
+    assert end_of(status).startswith(text)
+
+
+def test_a_reload_has_one_outcome_when_all_workers_have_told_theirs() -> None:
+    reloading = ReloadRound([0, 1, 2])
+    reloading.hears(0, "reloaded")
+    reloading.hears(2, "reloaded")
+    reloading.hears(7, "who is that")
+    told = [reloading.outcome]
+    reloading.loses(1)
+    told.append(reloading.outcome)
+    reloading.hears(2, "not reloaded")
+    told.append(reloading.outcome)
+    reloading.loses(0)
+    reloading.loses(2)
+    told.append(reloading.outcome)
+    assert told == [
+        None,
+        "reloaded",
+        "worker 0: reloaded; worker 2: not reloaded",
+        "not reloaded: all workers ended meanwhile",
+    ]
+
+
+def test_a_worker_that_cannot_be_forked_is_like_one_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused() -> int:
+        raise OSError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", refused)
+    ends: list[tuple[int, str]] = []
+    shared = SharedMemory.create(1)
+    with selectors.DefaultSelector() as selector:
+
+        def ended(slot: Slot, how: str) -> None:
+            ends.append((slot.number, how))
+
+        workers = Workers(1, shared, selector, lambda: 0.0, lambda _slot, _message: None, ended)
+        workers.fork(workers.slots[0], lambda _slot, _control: 0)
+        assert ends == [(0, "cannot be forked: Resource temporarily unavailable")]
+        assert shared.state(0) is SlotState.DEAD
+        assert not selector.get_map()
+
+
+# -- sockets -----------------------------------------------------------------------------------------------------------
+
+
+def config(*addresses: str) -> GatewayConfig:
+    listeners = [{"address": address} for address in addresses]
+    return GatewayConfig.for_origin("http://127.0.0.1:1", admin="127.0.0.1:0", listeners=listeners)
+
+
+@pytest.fixture
+def opened() -> Iterator[list[ListeningSockets]]:
+    """What a test opens and this closes."""
+    found: list[ListeningSockets] = []
+    yield found
+    for one in found:
+        one.close()
+
+
+def test_each_slot_has_a_socket_of_its_own_at_one_port(opened: list[ListeningSockets]) -> None:
+    opened.append(ListeningSockets.open(config("127.0.0.1:0"), 3, {}, HandedSockets({})))
+    mine = [opened[0].of(slot)[0] for slot in range(3)]
+    assert [len(one) for one in mine] == [1, 1, 1]
+    assert len({one.fileno() for (one,) in mine}) == 3
+    assert len({one.getsockname() for (one,) in mine}) == 1
+    assert {*opened[0].others(0)} == {*mine[1], *mine[2]}
+
+
+def test_a_port_of_another_gateway_is_not_shared_by_mistake(opened: list[ListeningSockets]) -> None:
+    opened.append(ListeningSockets.open(config("127.0.0.1:0"), 2, {}, HandedSockets({})))
+    (first,) = opened[0].of(0)[0]
+    first.listen()
+    with pytest.raises(OSError, match="in use"):
+        ListeningSockets.open(config(f"127.0.0.1:{first.getsockname()[1]}"), 2, {}, HandedSockets({}))
+
+
+def test_a_slot_that_stops_listening_leaves_new_connections_to_the_others(opened: list[ListeningSockets]) -> None:
+    opened.append(ListeningSockets.open(config("127.0.0.1:0"), 2, {}, HandedSockets({})))
+    first, second = (opened[0].of(slot)[0][0] for slot in range(2))
+    where = first.getsockname()
+    for one in (first, second):
+        one.listen()
+    opened[0].stop_listening(0)
+    second.settimeout(10.0)
+    for _ in range(16):
+        with socket.create_connection(where, 10.0):
+            second.accept()[0].close()
+    first.listen()
+    assert first.getsockname() == where
+
+
+def test_sockets_are_handed_to_the_next_version_and_none_is_left_out(
+    opened: list[ListeningSockets], tmp_path: Path
+) -> None:
+    addresses = ("127.0.0.1:0", "127.0.0.1:0", f"unix:{tmp_path}/s")
+    old = ListeningSockets.open(config(*addresses), 4, {}, HandedSockets({}))
+    # In one process, the next version gets copies of the descriptors.
+    handed = {key: [[os.dup(fd) for fd in fds] for fds in by_slot] for key, by_slot in old.described().items()}
+    names = [{sock.getsockname() for sock in old.places[index].sockets()} for index in range(3)]
+    taken = HandedSockets(handed)
+    fewer = ListeningSockets.open(config(*addresses), 3, {}, taken)
+    opened.append(fewer)
+    assert set(taken.taken) == set(handed)
+    for index in (0, 1):
+        mine = [sock for slot in range(3) for sock in fewer.of(slot)[index]]
+        assert len(mine) == 4
+        assert {sock.getsockname() for sock in mine} == names[index]
+    old.close(taken.taken)
+    assert (tmp_path / "s").is_socket(), "the file belongs to the next version"
+    more = ListeningSockets.open(config(*addresses), 6, {}, HandedSockets(fewer.described()))
+    assert [len(more.of(slot)[0]) for slot in range(6)] == [1] * 6
+    more.close()
+    for place in fewer.places.values():
+        for sock in place.sockets():
+            sock.detach()
+    assert not (tmp_path / "s").exists()
+
+
+def test_sockets_of_systemd_are_shared_by_all_workers(
+    opened: list[ListeningSockets], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as passed:
+        monkeypatch.setattr(sockets, "passed_sockets", lambda _environ, _pid: [("web", passed.fileno())])
+        opened.append(ListeningSockets.open(config("systemd:web"), 2, {}, HandedSockets({})))
+        (mine,), (others,) = (opened[0].of(slot)[0] for slot in range(2))
+        assert mine is others
+        assert mine.getsockname() == passed.getsockname()
+        assert not list(opened[0].others(0))
+        with pytest.raises(ConfigError, match="systemd has passed no such socket"):
+            ListeningSockets.open(config("systemd:other"), 2, {}, HandedSockets({}))
