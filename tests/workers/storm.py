@@ -72,7 +72,10 @@ class Storm:
     origin: RunningOrigin
     gateway: GatewayProcess
     logs: list[Log]
+    is_written: bool = False
+    """Whether the writers are to come to their end."""
     is_over: bool = False
+    """Whether readers that have everything are done."""
     tally: Tally = field(default_factory=Tally)
     counts: Counter[str] = field(default_factory=Counter)
     recoveries_s: list[float] = field(default_factory=list)
@@ -96,7 +99,7 @@ class Storm:
         return await Client.open(self.gateway.url, self.tally)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Reader:
     """Follows one stream from its start, by SSE or by long-polls."""
 
@@ -106,6 +109,8 @@ class Reader:
     by_sse: bool
     expected: int = 0
     at: str = "-1"
+    port: int = 0
+    """Of its latest connection."""
     _lost_at: float | None = None
 
     async def run(self) -> None:
@@ -114,6 +119,7 @@ class Reader:
             client: Client | None = None
             try:
                 client = await self.storm.client()
+                self.port = client.port
                 await (self._follow if self.by_sse else self._poll)(client)
             except LOST as error:
                 self._lost_at = self._lost_at or time.monotonic()
@@ -124,6 +130,12 @@ class Reader:
             finally:
                 if client is not None:
                     client.close()
+
+    def __repr__(self) -> str:
+        way = "SSE" if self.by_sse else "long-poll"
+        return (
+            f"<{self.name} of {self.log.path} by {way} at {self.at}, has {self.expected} of {len(self.log.acked_at)}>"
+        )
 
     @property
     def is_done(self) -> bool:
@@ -179,14 +191,14 @@ class Reader:
         """See that nothing acknowledged long ago is missing."""
         acked = self.log.acked_at
         if self.expected < len(acked) and now - acked[self.expected] > _HUNG_S:
-            self.storm.fault(f"{self.name} of {self.log.path}: hangs before {self.expected} of {len(acked)}")
+            self.storm.fault(f"{self} hangs")
 
 
 async def write(storm: Storm, log: Log, rng: Random) -> None:
     """Append until the run is over."""
     client: Client | None = None
     number = 0
-    while not storm.is_over:
+    while not storm.is_written:
         headers = {**JSON, "Producer-Id": log.path, "Producer-Epoch": "0", "Producer-Seq": str(number)}
         body = json.dumps({"path": log.path, "n": number}).encode()
         while True:
@@ -298,10 +310,16 @@ async def _rage(run: Storm, rng: Random) -> None:
                     raise error
         await trouble[1]
         trouble[0].cancel()
-        run.is_over = True
+        run.is_written = True
         await asyncio.gather(*writers)
+        run.is_over = True
         # Readers that have all wait for one more answer, which would not come before their time is up.
-        await eventually(lambda: all(reader.is_done for reader in run.readers), look_s=_LOOK_S)
+        try:
+            await eventually(lambda: all(reader.is_done for reader in run.readers), look_s=_LOOK_S)
+        except AssertionError:
+            for reader in run.readers:
+                if not reader.is_done:
+                    run.fault(f"{reader} hangs at worker {run.gateway.worker_at(reader.port)}")
         if plan.workers > 1:
             await eventually(gateway_is_well(run), look_s=_LOOK_S)
     finally:
