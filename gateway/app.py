@@ -150,6 +150,8 @@ class RunningGateway:
         self._hop_server: HopServer | None = None
         """Answers the requests of other workers; None if the process is the whole gateway."""
         self._is_open = False
+        self._is_stopping = False
+        self.drain_changes = 0
         self.gateway_url = ""
         """URL of the first listener."""
         self.admin_url = ""
@@ -241,6 +243,7 @@ class RunningGateway:
         GOAWAY.
         """
         within_s = self.config.server.shutdown_timeout_s if within_s is None else within_s
+        self.drain_changes += 1
         self.planned.stop()
         self.engine.begin_drain(within_s * 0.8, within_s)
         self._frontend.begin_drain()
@@ -248,8 +251,9 @@ class RunningGateway:
     def undo_drain(self) -> bool:
         """End a drain: the gateway is ready again, and live readers that have not ended yet stay.  Returns False if the
         gateway is already stopping."""
-        if not self._is_open:
+        if self._is_stopping:
             return False
+        self.drain_changes += 1
         if self.engine.drain.is_set:
             self.engine.undo_drain()
             self._frontend.undo_drain()
@@ -350,7 +354,7 @@ class RunningGateway:
         timeout_s = self.config.server.shutdown_timeout_s
         self.planned.stop()
         gone_at = asyncio.get_running_loop().time() + timeout_s
-        self._is_open = False
+        self._is_open, self._is_stopping = False, True
         self.listeners.inherited = frozenset(inherited)
         if self.listeners.inherited:
             for server in self._admin_servers:

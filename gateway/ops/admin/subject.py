@@ -31,6 +31,8 @@ class Subject(Protocol):
     auth_services: AuthServices
     has_file: bool
     """Whether a reload reads a configuration file, and not only the files named by flags and the environment."""
+    drain_changes: int
+    """How often a drain was begun or undone."""
     started_at: float
     """When the gateway was started, in monotonic seconds of the engine's clock."""
 

@@ -28,18 +28,19 @@ _log = logging.getLogger("gateway.admin")
 
 async def adopt_settings(subject: Subject, peers: Peers, slot: int) -> None:
     """Ask the other workers for their settings, and apply them to this worker of the slot `slot`."""
-    found = []
+    found, drain_changes = [], subject.drain_changes
     for answer in await peers.ask_all("GET", SETTINGS, within_s=_ADOPT_S, but=slot):
         if answer.is_good:
             try:
                 found.append(adapter_of(WorkerSettings).validate_json(answer.body))
             except ValidationError:
                 _log.exception("worker %d has answered in another form", answer.slot)
-    apply_settings(subject, found)
+    # If operators have begun or undone a drain meanwhile, the others' answers may be older.
+    apply_settings(subject, found, drains=subject.drain_changes == drain_changes)
 
 
-def apply_settings(subject: Subject, found: Iterable[WorkerSettings]) -> None:
-    """Apply the settings of other workers."""
+def apply_settings(subject: Subject, found: Iterable[WorkerSettings], *, drains: bool) -> None:
+    """Apply the settings of other workers, and a drain only if `drains`."""
     verdicts = subject.routes.verdicts
     for settings in found:
         set_level(settings.level)
@@ -49,5 +50,5 @@ def apply_settings(subject: Subject, found: Iterable[WorkerSettings]) -> None:
             # A revocation that has come meanwhile may hold for longer.
             if known.get(revocation, 0.0) < one.for_s:
                 verdicts.revoke(revocation, one.for_s)
-        if settings.is_draining and not subject.engine.drain.is_set:
+        if drains and settings.is_draining and not subject.engine.drain.is_set:
             subject.drain()
