@@ -124,6 +124,26 @@ async def test_workers_end_with_their_supervisor_and_leave_the_port(start: Start
     await again.stop()
 
 
+async def test_a_slot_whose_worker_cannot_start_takes_no_connection(start: Start, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("secret\n")
+    key.chmod(0o600)
+    gateway = await start(origin_credentials={"file": str(key)})
+    key.unlink()
+    gateway.kill(gateway.worker_pids()[0])
+    await eventually(lambda: gateway.said().count("cannot start") >= 2, within_s=BOUND_S, state=gateway.said)
+    assert "key: cannot be read: No such file" in gateway.said()
+    assert [await read(gateway.url) for _ in range(16)] == [b"hello"] * 16
+    key.write_text("secret\n")
+    key.chmod(0o600)
+    await eventually(lambda: is_ready(gateway), within_s=BOUND_S, state=gateway.said)
+    await gateway.stop()
+
+
+async def is_ready(gateway: GatewayProcess) -> bool:
+    return (await gateway.admin("/readyz")).status == 200
+
+
 # -- the start ---------------------------------------------------------------------------------------------------------
 
 
