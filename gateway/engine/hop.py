@@ -114,14 +114,16 @@ class HopUpstream:
 
     def watch(self, live: LiveTopics) -> None:
         """Look regularly whether the owners have changed, until `close`."""
-        seen = self._epoch
+        seen, is_settled = self._epoch, False
 
         def look() -> None:
-            nonlocal seen
+            nonlocal seen, is_settled
             self._timer = self.clock.call_later(WATCH_S, look)
             self.notice_change()
-            if seen != self._epoch:
-                seen = self._epoch
+            is_new, seen = seen != self._epoch, self._epoch
+            # Look once more when all workers have the same view: until then, some requests stay with this worker.
+            was_settled, is_settled = is_settled, self.clock.now() >= self._changed_at + _UNSETTLED_S
+            if is_new or is_settled != was_settled:
                 self._owners_changed(live)
 
         self._timer = self.clock.call_later(WATCH_S, look)

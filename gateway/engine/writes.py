@@ -89,6 +89,10 @@ class Writes:
         """Record that a write is about to be sent; `write_answered` or `write_failed` must follow."""
         if (others := self.others) is not None:
             others.look(write.request.group)
+            if (key := write.request.tape_key) is not None:
+                # The write is sent only now, after the writes of others that the look has applied.
+                write.stream = stream = self._store.find(key)
+                write.version = stream.version if stream is not None else None
             others.begun(write)
         self.apply_started(write)
 

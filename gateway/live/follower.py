@@ -388,6 +388,8 @@ class Follower:
         if (said := HopSaid.of(reply.headers)) is not None:
             if said.alone is not None:
                 reply.close()
+                if not said.alone.is_lasting:
+                    raise UpstreamUnavailable
                 self._stop_sharing(NotShareable(*said.alone))
             self._is_by_hop = True
             if not self._stream.learn_owner(said):

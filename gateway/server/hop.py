@@ -40,7 +40,7 @@ from gateway.protocol.freshness_headers import SURROGATE_KEY, requested_max_age
 from gateway.protocol.hop import HOP, HOP_RECORD, Alone, HopAsk, HopSaid
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import START, STREAM_UP_TO_DATE
-from gateway.protocol.sharing import Ground, Group, StreamKey
+from gateway.protocol.sharing import Group, StreamKey
 from gateway.protocol.target import BadTarget, parse_target
 from gateway.server.authorising import Authoriser
 from gateway.server.client_connections import Clients, Work
@@ -284,7 +284,7 @@ class HopHandler(RequestHandler):
             if self._others is not None:
                 self._others.look(read.key.group)
             if (reason := read.route.unshared.reason(read.key, read.shape)) is not None or request.is_alone:
-                return self._say_alone(context, Alone(reason or Ground.ORIGIN, True, False))
+                return self._say_alone(context, Alone(reason or "not followed", reason is not None, False))
             if context.mode in LIVE and self.live_requests.begins_at_once(context, read):
                 return None
             meaning = _meaning(context.mode, read)

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Final
 
-from gateway.workers.shared_memory import HASHES, SharedMemory
+from gateway.workers.shared_memory import HASHES, SharedMemory, SlotState
 
 _MASK: Final = (1 << 64) - 1
 
@@ -63,7 +63,10 @@ class Owners:
     def other_owner(self, hashed: int) -> int | None:
         """Return the slot that owns the paths with this hash; None if this worker does, or if no worker serves."""
         if (epoch := self._shared.epoch) != self._epoch:
-            self._epoch, self._serving = epoch, self._shared.serving()
+            shared = self._shared
+            # In a drain of the whole gateway, no worker serves, and the draining ones go on together.
+            draining = (slot for slot in range(shared.workers) if shared.state(slot) is SlotState.DRAINING)
+            self._epoch, self._serving = epoch, shared.serving() or tuple(draining)
         if not self._serving:
             return None
         found = owner(hashed, self._serving)

@@ -1,0 +1,232 @@
+"""What a worker makes of the writes that another one has relayed: the same as of its own."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import NamedTuple, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from multidict import CIMultiDict
+
+from gateway.aio.clock import ManualClock
+from gateway.config.gateway import GatewayConfig
+from gateway.engine.negative_cache import NegativeCache
+from gateway.engine.others_writes import OthersWrites
+from gateway.engine.relayed_request import PendingWrites, RelayedRequest, SentRequest
+from gateway.engine.route import Route
+from gateway.engine.writes import Writes
+from gateway.errors import UpstreamBroken, UpstreamUnreachable
+from gateway.limits.accounts import Accounts, client_nets
+from gateway.live.topics import LiveTopics
+from gateway.protocol.freshness_headers import Lifetime
+from gateway.protocol.mode import Mode
+from gateway.protocol.names import START
+from gateway.protocol.target import parse_target
+from gateway.tape.eviction import POLICIES
+from gateway.tape.origin_statements import Sighting
+from gateway.tape.store import TapeStore
+from gateway.tape.stream import End, Stream
+from gateway.telemetry.metrics import NoMetrics
+from gateway.upstream.flight import OriginError
+from gateway.upstream.reply import Reply
+from gateway.workers.owners import Owners
+from gateway.workers.shared_memory import RECORDS, SharedMemory
+from gateway.workers.write_log import WriteLog
+
+PARTIES = "writer", "other"
+PATHS = "/s", "/t"
+
+
+class Head(NamedTuple):
+    status: int
+    headers: CIMultiDict[str]
+
+
+class Live:
+    """Stands in for the live readers."""
+
+    def __init__(self, store: TapeStore) -> None:
+        self.drop_stream = store.drop_stream
+
+    def revalidate(self, stream: Stream) -> None: ...
+
+    restart = expect = revalidate
+
+
+class Worker:
+    """One worker, or one gateway of a single process, which holds the bytes of two streams for two parties."""
+
+    def __init__(self, clock: ManualClock, shared: SharedMemory | None = None, slot: int = 0) -> None:
+        self.clock = clock
+        self.route = Route(GatewayConfig.for_origin("http://origin.test").routes[0], "edge", clock)
+        self.store = TapeStore(1 << 20, POLICIES["s3-fifo"](), map(str, count()).__next__, NoMetrics())
+        pending = PendingWrites()
+        self.absent = NegativeCache(clock.now, pending, Accounts(client_nets(32, 64), clock.now))
+        self.writes = Writes(
+            self.store,
+            cast(LiveTopics, Live(self.store)),
+            pending,
+            self.absent,
+            clock,
+            lambda request, status, body: None,
+        )
+        if shared is not None:
+            log, owners = WriteLog(shared, slot, clock.now), Owners(shared, slot)
+            self.others = self.writes.others = OthersWrites(log, owners, self.store, self.absent, generation=1)
+            self.others.applying, self.others.routes = self.writes, {self.route.name: self.route}.get
+            for path in PATHS:
+                self.look(path)
+        self.streams = [self.held(path, party) for path in PATHS for party in PARTIES]
+
+    def look(self, path: str) -> None:
+        self.others.look(self.route.key(parse_target(path), self.route.public).group)
+
+    def held(self, path: str, party: str) -> Stream:
+        now = self.clock.now()
+        partition = self.route.partition(CIMultiDict(Authorization=party))
+        stream = self.store.open(self.route.key(parse_target(path), partition), now)
+        stream.learn_type("application/octet-stream")
+        stream.expiry.know(Lifetime(None, None))
+        self.store.store(stream, START, "4", [b"abcd"], now)
+        stream.tape.reached("4")
+        stream.saw_tail(Sighting("4", now, now + 100, now + 100))
+        stream.beyond.record("7")
+        return stream
+
+    def send(self, mode: Mode, path: str = "/s") -> SentRequest:
+        partition = self.route.partition(CIMultiDict(Authorization="writer"))
+        key = self.route.key(parse_target(path), partition)
+        request = RelayedRequest(
+            self.route, key.group, key, mode, mode.name, path, "", "", CIMultiDict(), "net", partition=partition
+        )
+        sent = SentRequest(request, self.store.find(key), self.clock.now())
+        self.writes.write_started(sent)
+        return sent
+
+    def answer(self, sent: SentRequest, status: int, fields: dict[str, str]) -> None:
+        if status == 0:
+            self.writes.write_failed(sent, UpstreamBroken())
+        elif status == 1:
+            self.writes.write_failed(sent, UpstreamUnreachable(is_unsent=True))
+        else:
+            self.writes.write_answered(sent, cast(Reply, Head(status, CIMultiDict(fields))))
+
+    def state(self) -> list[tuple[object, ...]]:
+        """What this worker knows of the streams that it held."""
+        return [
+            (
+                stream.ended,
+                stream.acked,
+                stream.is_close_acked,
+                stream.needs_revalidation,
+                stream.version.may_have_ended,
+                stream.expiry.is_lost,
+                stream.tape.tail,
+                stream.block_count,
+                stream.tail_until("4") > self.clock.now(),
+                bool(stream.beyond),
+            )
+            for stream in self.streams
+        ]
+
+
+def crew(workers: int = 2) -> tuple[ManualClock, SharedMemory, list[Worker]]:
+    clock, shared = ManualClock(), SharedMemory.create(3)
+    return clock, shared, [Worker(clock, shared, slot) for slot in range(workers)]
+
+
+ANSWERS = st.tuples(
+    st.sampled_from([0, 1, 200, 201, 204, 400, 404, 410, 500]),
+    st.fixed_dictionaries(
+        {}, optional={"Stream-Next-Offset": st.sampled_from("468"), "Stream-Closed": st.just("true")}
+    ),
+)
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from([Mode.APPEND, Mode.CREATE, Mode.DELETE]),
+        st.sampled_from(PATHS),
+        ANSWERS,
+        st.integers(0, 2),
+        st.sampled_from(["", "look", "answer late"]),
+    ),
+    max_size=7,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(STEPS)
+def test_a_worker_knows_after_a_look_what_it_would_know_of_its_own_writes(
+    steps: list[tuple[Mode, str, tuple[int, dict[str, str]], int, str]],
+) -> None:
+    clock, _, workers = crew(3)
+    alone = Worker(clock)
+    late = []
+    for mode, path, answer, slot, how in steps:
+        clock.advance(0.001)
+        of_alone, of_crew = alone.send(mode, path), workers[slot].send(mode, path)
+        late.append((of_alone, of_crew, slot, answer))
+        if how == "look":
+            workers[(slot + 1) % 3].look(path)
+        if how != "answer late":
+            for of_alone, of_crew, at, (status, fields) in late:
+                clock.advance(0.001)
+                alone.answer(of_alone, status, fields)
+                workers[at].answer(of_crew, status, fields)
+            late.clear()
+    for worker in workers:
+        for path in PATHS:
+            worker.look(path)
+        assert worker.state() == alone.state()
+
+
+def test_a_404_is_not_repeated_after_another_worker_has_begun_a_write() -> None:
+    _, _, (one, two) = crew()
+    key, headers = two.streams[0].key, CIMultiDict[str]()
+    two.absent.remember(key, None, OriginError.of_ended(404), headers, two.route, two.clock.now())
+    assert two.absent.find(key, None, headers) is not None
+    sent = one.send(Mode.CREATE)
+    two.look("/s")
+    assert two.absent.find(key, None, headers) is None
+    # While the write is under way, nothing is remembered.
+    two.absent.remember(key, None, OriginError.of_ended(404), headers, two.route, two.clock.now())
+    assert two.absent.find(key, None, headers) is None
+    one.answer(sent, 201, {})
+    two.look("/s")
+    two.absent.remember(key, None, OriginError.of_ended(404), headers, two.route, two.clock.now())
+    assert two.absent.find(key, None, headers) is not None
+
+
+@pytest.mark.parametrize("is_dead", [False, True])
+def test_a_lost_record_says_that_anything_may_have_happened(is_dead: bool) -> None:
+    clock, shared, (one, two) = crew()
+    sent = one.send(Mode.DELETE)
+    if is_dead:
+        WriteLog(shared, 2, clock.now).settle(0)
+    else:
+        one.answer(sent, 204, {})
+        for _ in range(RECORDS):
+            one.answer(one.send(Mode.APPEND, "/t"), 400, {})
+    two.look("/s")
+    own, other, *rest = two.streams
+    for stream in (own, other):
+        assert (stream.ended, stream.block_count, stream.version.may_have_ended) == (None, 0, True)
+    assert [stream.block_count for stream in rest] == [1, 1]
+
+
+def test_a_worker_that_has_just_started_knows_which_writes_are_under_way() -> None:
+    clock, shared, (one, two) = crew()
+    one.answer(one.send(Mode.APPEND), 204, {"Stream-Next-Offset": "6"})
+    deleted = one.send(Mode.DELETE)
+    made = two.send(Mode.CREATE)
+    three = Worker(clock, shared, 2)
+    own = three.streams[0]
+    assert own.acked is None
+    two.answer(made, 201, {})
+    one.answer(deleted, 204, {})
+    three.look("/s")
+    # Nobody knows which of the two writes came last, so the bytes may be the earlier stream's.
+    assert own.ended is not None or own.version.may_have_ended
+    assert own.ended in (None, End.RECREATED, End.PURGED)
+    assert own.block_count == 0
