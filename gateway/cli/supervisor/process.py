@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from enum import Enum
+from importlib import import_module
 from typing import Final
 
 from gateway.aio.clock import SystemClock
@@ -47,6 +48,9 @@ _SPARE_S: Final = 5.0
 """Seconds after the longest drain until a worker that has not ended is killed."""
 _PRIVATE_BACKLOG: Final = 1_024
 
+_LOADED: Final = ("gateway.app", "encodings.idna", "uvloop")
+"""Modules that every worker needs."""
+
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2, signal.SIGCHLD)
 
 
@@ -59,7 +63,9 @@ def supervise(load: Callable[[], GatewayConfig], *, has_file: bool) -> None:
     predecessor = Predecessor(os.environ)
     try:
         config = load()
-        # The workers share the objects that are not examined again.
+        # The workers share the memory of what is loaded before they are forked, as long as nobody writes there.
+        for name in _LOADED:
+            import_module(name)
         collect_rarely()
         WorkerSupervisor(config, load, os.environ, predecessor, has_file=has_file).run()
     except (ConfigError, FailedToRunError) as error:
