@@ -247,7 +247,7 @@ class _Rows:
         if isinstance(stream, RecordStream):
             return self._s2.readers_of(stream)
         topic = self._live.find_topic(stream)
-        return topic.readers if topic is not None else 0
+        return topic.client_readers if topic is not None else 0
 
     def _tail(self, stream: Stream) -> str | None:
         topic = self._s2.topic_of(stream)
