@@ -1,9 +1,89 @@
-"""Gateways with workers that have one fault each (`tests.chaos.mutant`)."""
+"""Gateways with workers that have one fault each, and the checks that have to find it (`tests.workers.checks`)."""
 
 from __future__ import annotations
 
-from typing import Final
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any, Final
 
-from tests.chaos.mutant import Mutant
+from gateway.engine.hop import HopUpstream
+from gateway.engine.others_writes import OthersWrites
+from gateway.ops.gathering.peers import PeerAnswer, Peers
+from gateway.ops.gathering.private import PURGE
+from gateway.protocol.sharing import Group
+from gateway.upstream.call import Shared
+from gateway.workers.owners import Owners
+from gateway.workers.write_log import WriteLog
+from tests.chaos.mutant import Mutant, Patches, nothing, registrar
+from tests.workers import checks
+from tests.workers.site import Site
 
 MUTANTS: Final[list[Mutant]] = []
+mutant = registrar(MUTANTS)
+
+_LONG_S: Final = 3.0
+"""A hundred times as long as the reads of a check take on a quiet machine."""
+
+
+@mutant("a write is recorded for the other workers before a byte of its answer leaves")
+def writes_are_not_recorded() -> Patches:
+    return [(WriteLog, "_record", nothing)]
+
+
+@mutant("a request that another worker has handed over goes to the origin")
+def handed_requests_are_handed_on() -> Patches:
+    whole = HopUpstream.owner_for
+
+    def owner_for(self: HopUpstream, shared: Shared) -> int | None:
+        owners = self.owners
+        return (owners._slot + 1) % len(owners._serving) if shared.is_handed else whole(self, shared)
+
+    return [(HopUpstream, "owner_for", owner_for)]
+
+
+@mutant("a stream has one owner")
+def every_worker_owns_every_stream() -> Patches:
+    return [(Owners, "other_owner", nothing)]
+
+
+@mutant("a purge is answered when all workers have done it")
+def purges_stay_with_one_worker() -> Patches:
+    whole = Peers.ask_all
+
+    async def ask_all(self: Peers, method: str, target: str, *rest: Any, **more: Any) -> list[PeerAnswer]:
+        answers = await whole(self, method, target, *rest, **more) if target != PURGE else []
+        if target == PURGE:
+            answers = [await self._ask(0, method, target, rest[0], rest[1])]
+        return answers
+
+    return [(Peers, "ask_all", ask_all)]
+
+
+@mutant("bytes that a worker holds are shown only after a look at what others have written")
+def held_bytes_are_shown_without_a_look() -> Patches:
+    whole = OthersWrites.look
+
+    def look(self: OthersWrites, group: Group) -> None:
+        # Only those who ask the owner or the origin look.
+        if sys._getframe(1).f_code.co_filename.endswith("hop.py"):
+            whole(self, group)
+
+    return [(OthersWrites, "look", look)]
+
+
+async def _check_time(site: Site) -> None:
+    """Requests that go round and round are not answered."""
+    async with asyncio.timeout(_LONG_S):
+        await checks.check_fetches(site)
+
+
+CHECKS: Final[Mapping[str, Callable[[Site], Awaitable[None]]]] = {
+    "writes-are-not-recorded": partial(checks.check_appends, is_followed=True),
+    "handed-requests-are-handed-on": _check_time,
+    "every-worker-owns-every-stream": checks.check_live_requests,
+    "purges-stay-with-one-worker": checks.check_purges,
+    "held-bytes-are-shown-without-a-look": partial(checks.check_deletions, is_followed=False),
+}
+"""The check that finds each mutant."""

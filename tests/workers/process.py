@@ -157,12 +157,17 @@ class GatewayProcess:
 
     def worker_at(self, port: int) -> int | None:
         """The worker that has accepted the connection from this port of loopback; None if none has yet."""
+        return self.worker_of_ports().get(port)
+
+    def worker_of_ports(self) -> dict[int, int]:
+        """The workers that have accepted clients' connections, by the clients' ports."""
+        held = {link: pid for pid in self.worker_pids() for link in _descriptors(pid)}
+        found = {}
         for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
             fields = line.split()
-            if int(fields[2].rpartition(":")[2], 16) == port and (inode := fields[9]) != "0":
-                link = f"socket:[{inode}]"
-                return next((pid for pid in self.worker_pids() if link in _descriptors(pid)), None)
-        return None
+            if (pid := held.get(f"socket:[{fields[9]}]")) is not None:
+                found[int(fields[2].rpartition(":")[2], 16)] = pid
+        return found
 
     async def upgrade(self) -> None:
         """Have the next version take over, as SIGUSR2 does, and wait until this one has ended."""

@@ -16,7 +16,8 @@ from tests.workers.process import GatewayProcess
 
 WORKERS: Final = 3
 JSON: Final = {"Content-Type": "application/json"}
-_MOST_TRIES: Final = 200
+_MOST_TRIES: Final = 40
+_AT_ONCE: Final = 6
 
 
 @dataclass
@@ -44,22 +45,19 @@ class Site:
         """A connection to each worker, in the order of their pids."""
         found: dict[int, Client] = {}
         for _ in range(_MOST_TRIES):
-            client = await self.client()
-            found.setdefault(await self._worker_of(client), client)
+            opened = {client.port: client for client in [await self.client() for _ in range(_AT_ONCE)]}
+            accepted: dict[int, int] = {}
+
+            def are_accepted(opened: dict[int, Client] = opened, accepted: dict[int, int] = accepted) -> bool:
+                accepted.update(self.gateway.worker_of_ports())
+                return accepted.keys() >= opened.keys()
+
+            await eventually(are_accepted)
+            for port, client in opened.items():
+                found.setdefault(accepted[port], client)
             if len(found) == self.gateway.workers:
                 return [found[pid] for pid in sorted(found)]
-        raise AssertionError(f"{_MOST_TRIES} connections reach {sorted(found)} alone")
-
-    async def _worker_of(self, client: Client) -> int:
-        pids: list[int] = []
-
-        def is_accepted() -> bool:
-            pid = self.gateway.worker_at(client.port)
-            pids.extend([pid] if pid is not None else [])
-            return bool(pids)
-
-        await eventually(is_accepted)
-        return pids[-1]
+        raise AssertionError(f"{_MOST_TRIES * _AT_ONCE} connections reach {sorted(found)} alone")
 
     async def close(self) -> None:
         for client in self.clients:
