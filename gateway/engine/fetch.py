@@ -305,7 +305,8 @@ class Fetch:
             return
         work, route = self._work, self.route
         try:
-            work.metrics.upstream_head(self.mode, reply.status, work.clock.now() - self.asked_at, route.name)
+            if self.facts.said is None:
+                work.metrics.upstream_head(self.mode, reply.status, work.clock.now() - self.asked_at, route.name)
             route.heard()
             # An owner that answers for another worker has repeated its request already.
             may_repeat = "Retry-After" not in reply.headers and self.facts.said is None

@@ -265,15 +265,14 @@ class FlightBodies:
         UpstreamBroken, TailMovedBack or another GatewayError.
         """
         stream, flight, route = fetch.stream, fetch.flight, fetch.route
-        reusable_s, name = stream.reusable_s(route.trust_s), route.name
+        reusable_s = stream.reusable_s(route.trust_s)
         confirmed_at = fetch.asked_at - _counted_age(reply, stream, route)
         comparison = Comparison(stream.tape, flight.start, head.next_offset, reply.head.content_length)
         flight.announce(head)
         is_short = (reply.head.content_length or 0) <= 2 * MOST_COMPARED
         try:
             async for chunk in reply.chunks():
-                self._metrics.upstream_bytes(len(chunk), _CATCHUP, name)
-                flight.fetched += len(chunk)
+                self._count(fetch, len(chunk))
                 comparison.feed(chunk)
                 if comparison.is_over and (not is_short or flight.fetched > 2 * MOST_COMPARED):
                     break
@@ -300,11 +299,10 @@ class FlightBodies:
 
     async def store(self, fetch: SentFetch, head: StreamHead, reply: Reply) -> None:
         """Announce the head of the reply, store its body as it arrives, and land the flight.  Raises like `compare`."""
-        flight, name = fetch.flight, fetch.route.name
+        flight = fetch.flight
 
         def received(size: int) -> None:
-            self._metrics.upstream_bytes(size, _CATCHUP, name)
-            flight.fetched += size
+            self._count(fetch, size)
 
         await receive(fetch.stream, flight, head, reply, self._store, self.inflow, received)
         if not flight.is_over:
@@ -333,9 +331,15 @@ class FlightBodies:
                 raise UpstreamBroken from error
         if pieces:
             stream.tape.check(flight.start, head.next_offset, has_bytes=True)
-        self._metrics.upstream_bytes(len(body), _CATCHUP, fetch.route.name)
-        flight.fetched += len(body)
+        self._count(fetch, len(body))
         return pieces
+
+    def _count(self, fetch: SentFetch, size: int) -> None:
+        """Count body bytes of a reply."""
+        fetch.flight.fetched += size
+        # Bytes from another worker are no bytes from the origin.
+        if fetch.facts.said is None:
+            self._metrics.upstream_bytes(size, _CATCHUP, fetch.route.name)
 
     def store_body(self, fetch: SentFetch, head: StreamHead, reply: Reply, body: list[bytes]) -> None:
         """Store a body that has arrived, and land the flight."""

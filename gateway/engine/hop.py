@@ -73,6 +73,10 @@ class HopUpstream:
         """Send one request and wait for the head of its reply; `on_sent` is called for each attempt at an origin."""
         return await answer_to(self.ask, call, on_sent)
 
+    def follows_elsewhere(self, key: StreamKey) -> bool:
+        """Return whether the latest live request for this tape was sent to another worker."""
+        return self._followed.get(key) is not None
+
     # -- for the requests
 
     def owner_for(self, shared: Shared) -> int | None:

@@ -163,7 +163,8 @@ class ReplyTaker:
                 if route.varies_by_origin(reply.headers):
                     self.store.vary_by_origin(fetch.stream)
                 error = await read_error(reply, route, fetch.source)
-                self.metrics.upstream_bytes(len(error.body), fetch.mode, route.name)
+                if fetch.facts.said is None:
+                    self.metrics.upstream_bytes(len(error.body), fetch.mode, route.name)
                 flight.fetched += len(error.body)
                 return error
             case Learned(is_beyond=True) if not await is_empty(reply):

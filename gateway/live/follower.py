@@ -395,7 +395,8 @@ class Follower:
             if not self._stream.learn_owner(said):
                 reply.close()
                 raise TailMovedBack
-        self._metrics.upstream_head(self._mode, reply.status, self._clock.now() - asked_at, self._route)
+        if not self._is_by_hop:
+            self._metrics.upstream_head(self._mode, reply.status, self._clock.now() - asked_at, self._route)
         return reply
 
     def _sent(self) -> None:
@@ -407,6 +408,8 @@ class Follower:
     def _received(self, size: int, mode: Mode) -> None:
         """Count received body bytes.  The bytes serve all live readers, so the next access record of any reader lists
         them."""
+        if self._is_by_hop:
+            return
         self._metrics.upstream_bytes(size, mode, self._route)
         self._access_log.unclaimed(self._recorded, mode, fetched_bytes=size)
 

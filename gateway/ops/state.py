@@ -77,7 +77,7 @@ def look_at(
         unsent=unsent(),
         flights=flights,
         waiters=waiters,
-        followed=len(engine.live) + engine.s2.streams.followed,
+        followed=_followed(engine) + engine.s2.streams.followed,
         cache_bytes=engine.store.cost + engine.store.lent,
         holdings=dict(engine.store.holdings),
         upstream=engine.client.connections(),
@@ -85,3 +85,11 @@ def look_at(
         background_tasks=len(engine.tasks),
         origins=engine.origins.snapshot(),
     )
+
+
+def _followed(engine: Engine) -> int:
+    """Return how many Durable Streams are followed, without those that other workers follow for this one."""
+    hop = engine.hop
+    if hop is None:
+        return len(engine.live)
+    return sum(not hop.follows_elsewhere(topic.stream.key) for topic in engine.live.topics())
