@@ -196,6 +196,14 @@ class Engine:
     def __repr__(self) -> str:
         return f"<Engine {self.store!r} {self.fetches!r} {self.live!r}>"
 
+    @property
+    def look(self) -> Callable[[Stream], object] | None:
+        """Applies what other workers have written to a stream's path; None if this process is the only one."""
+        others = self.others
+        if others is None:
+            return None
+        return lambda stream: (others.look_at_s2 if isinstance(stream, RecordStream) else others.look)(stream.key.group)
+
     async def catch_up(self, read: Read, first: FirstRead | None = None) -> Answer:
         """Answer a catch-up read.  `first` is the read's fetch if `begin_catch_up` has started one.
 

@@ -20,6 +20,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.engine.negative_cache import NegativeCache
 from gateway.engine.relayed_request import RelayedRequest, SentRequest
 from gateway.engine.route import Route
+from gateway.engine.s2.request import parse_basin, parse_path
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import STREAM_CLOSED, STREAM_NEXT_OFFSET
 from gateway.protocol.sharing import Group, StreamKey
@@ -28,8 +29,9 @@ from gateway.upstream.reply import Reply
 from gateway.workers.owners import Owners, cell_index
 from gateway.workers.write_log import Record, WriteLog
 
-_BEGUN, _ANSWERED, _UNANSWERED, _WITHOUT_EFFECT = b"B", b"A", b"U", b"N"
-"""The kinds of records: a write was sent, was answered, got no answer, or has certainly changed nothing."""
+_BEGUN, _ANSWERED, _UNANSWERED, _WITHOUT_EFFECT, _CONTROL = b"B", b"A", b"U", b"N", b"C"
+"""The kinds of records: a write was sent, was answered, got no answer, or has certainly changed nothing; a request of
+S2's control plane may have changed any stream of its origin."""
 _MOST_KNOWN: Final = 1 << 16
 _WORDS: Final = ((STREAM_NEXT_OFFSET, "Stream-Next-Offset"), (STREAM_CLOSED, "Stream-Closed"))
 
@@ -56,6 +58,8 @@ class Applying(Protocol):
     def apply_without_effect(self, write: SentRequest) -> None: ...
 
     def apply_anything(self, group: Group) -> None: ...
+
+    def apply_control(self, origin: str) -> None: ...
 
 
 class ToldReply:
@@ -110,6 +114,12 @@ class OthersWrites:
         if self._raw[row] != self._seen.get(index):
             self._read(index)
 
+    def look_at_s2(self, group: Group) -> None:
+        """Like `look`, for the path of an S2 stream.  Requests of the control plane concern all streams of an
+        origin."""
+        self.look(Group(group.origin, ""))
+        self.look(group)
+
     # -- recording this worker's writes
 
     def begun(self, write: SentRequest) -> None:
@@ -140,8 +150,12 @@ class OthersWrites:
         self._end(write, _text(_UNANSWERED if may_be_done else _WITHOUT_EFFECT, self._own[write]))
 
     def _end(self, write: SentRequest, text: bytes) -> None:
-        del self._own[write]
-        self._log.end(self.index_of(write.request.group), text)
+        request = write.request
+        name = self._own.pop(write)
+        self._log.end(self.index_of(request.group), text)
+        if request.route.is_s2 and not text.startswith(_WITHOUT_EFFECT) and _is_control(request):
+            origin = request.group.origin
+            self._log.note(self.index_of(Group(origin, "")), _text(_CONTROL, name, origin))
 
     # -- applying those of other workers
 
@@ -168,6 +182,9 @@ class OthersWrites:
             return False
         kind, name, *words = record.text.split(b"\0")
         key = (record.place, name)
+        if kind == _CONTROL:
+            self.applying.apply_control(words[0].decode())
+            return True
         if kind == _BEGUN:
             write = self._written(record, words)
             if write is None:
@@ -197,9 +214,7 @@ class OthersWrites:
         stream = None
         if own:
             stream = self._store.find(StreamKey(group, own[0], route.public._replace(readers=own[1])))
-        request = RelayedRequest(
-            route, group, None, Mode(mode), "", path, query, "", CIMultiDict(), "", partition=route.public
-        )
+        request = RelayedRequest(route, group, None, Mode(mode), "", path, query, "", CIMultiDict(), "")
         return SentRequest(request, stream, record.at)
 
     def _lose(self, index: int, places: set[int]) -> None:
@@ -213,6 +228,12 @@ class OthersWrites:
                 groups.add(write.request.group)
         for group in groups:
             self.applying.apply_anything(group)
+
+
+def _is_control(request: RelayedRequest) -> bool:
+    """Return whether a write to an S2 origin may concern other streams than that of its path."""
+    path = request.group.path
+    return parse_basin(path) is not None or (request.mode is Mode.APPEND and parse_path(path) is None)
 
 
 def _text(kind: bytes, name: bytes, *words: str) -> bytes:

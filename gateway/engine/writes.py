@@ -173,6 +173,12 @@ class Writes:
 
         self._tell(group, anything, "doubt")
 
+    def apply_control(self, origin: str) -> None:
+        """Doubt all S2 streams of an origin: another worker's request may have deleted or created any of them."""
+        for stream in tuple(self._store):
+            if isinstance(stream, RecordStream) and stream.key.group.origin == origin:
+                self._store.doubt_records(stream)
+
     def missing(self, sent: SentRequest, reply: ReplyHead) -> None:
         """Record that the origin has answered 404 or 410 to this client; other clients may still see the stream."""
         status, route = reply.status, sent.request.route

@@ -324,7 +324,7 @@ class Frontend:
             self._sections,
             engine.touch_stream,
             engine.negative_cache.has_any,
-            engine.others.look if engine.others is not None else None,
+            engine.look,
         )
         engine.on_forget = remembered.forget_stream
         return remembered

@@ -195,6 +195,8 @@ class RequestHandler:
             if context.observed is not None and context.observed.record is not None:
                 note_request(context.mode, meaning.recorded, meaning.start)
             if self._others is not None:
+                if meaning.s2 is not None:
+                    self._others.look_at_s2(meaning.s2.read.key.group)
                 self._others.look(meaning.key.group)
             if meaning.s2 is not None:
                 return self._answer_s2(context, meaning, meaning.s2)

@@ -35,7 +35,7 @@ from gateway.http.outgoing import JOINED_BYTES, date_line, field_lines, status_l
 from gateway.limits.memory import SharedBytes
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
-from gateway.protocol.sharing import Group, StreamKey
+from gateway.protocol.sharing import StreamKey
 from gateway.server.request_keys import Known, Meaning, Section, Sections, VerdictKey
 from gateway.tape.costs import ANSWER_COST, ANSWER_SHARE
 from gateway.tape.store import TapeStore
@@ -248,10 +248,10 @@ class RememberedAnswers:
         sections: Sections,
         touch: Callable[[Stream], None],
         has_refusals: Callable[[StreamKey], bool],
-        look: Callable[[Group], object] | None = None,
+        look: Callable[[Stream], object] | None = None,
     ) -> None:
         """`has_refusals` returns whether the origin has recently refused a reader of the stream.  `look` applies what
-        other workers have written to a path; None if this process is the only one.
+        other workers have written to a stream's path; None if this process is the only one.
         """
         self._look = look
         self._clock = clock
@@ -310,7 +310,10 @@ class RememberedAnswers:
         """Return whether the answer is valid for this request now.  The answer may stem from another request with the
         same meaning."""
         if self._look is not None:
-            self._look(remembered.stream.key.group)
+            self._look(remembered.stream)
+            if remembered not in self._all:
+                # The look has dropped the stream, or its bytes.
+                return False
         if self._has_refusals(remembered.stream.key) and request != remembered.request:
             # This client may be the refused reader, so the origin has to decide.
             return False

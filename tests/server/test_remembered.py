@@ -19,6 +19,7 @@ from gateway.server.remembered import RememberedAnswer, RememberedAnswers, Repea
 from gateway.server.request_keys import Sections
 from gateway.tape.eviction import USE_S
 from gateway.tape.origin_statements import Sighting
+from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
 from gateway.tape.tape import TapeReading
 from gateway.telemetry.metrics import NoMetrics
@@ -353,3 +354,13 @@ def test_an_answer_ends_with_its_stream_its_bytes_and_the_routes(drop: str) -> N
         kept.answers.reset()
     assert kept.answers.find(sent) is None
     assert not kept.answers.exact
+
+
+@pytest.mark.parametrize("drop", [TapeStore.forget_bytes, lambda store, stream: store.drop_stream(stream, End.DELETED)])
+def test_an_answer_is_not_repeated_if_a_look_at_other_workers_writes_has_dropped_it(
+    drop: Callable[[TapeStore, Stream], object],
+) -> None:
+    kept = Kept(1 << 20)
+    kept.answers._look = lambda stream: drop(kept.store, stream)
+    answer = hit(kept, at_its_tail(kept), names_tail=False)
+    assert not kept.answers.is_current(answer, request("s", "-1"))

@@ -1,0 +1,267 @@
+"""How a worker asks the owner of a stream, and what the two tell each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from multidict import CIMultiDict
+
+from gateway.aio.clock import ManualClock
+from gateway.engine.hop import WATCH_S, HopUpstream
+from gateway.engine.others_writes import OthersWrites
+from gateway.errors import GatewayError, UpstreamBroken, UpstreamTimeout
+from gateway.http.outgoing import RenderedHeaders
+from gateway.live.topics import LiveTopics
+from gateway.protocol.forwarded_headers import request_headers_for_origin, response_headers_for_client, storable_headers
+from gateway.protocol.freshness_headers import Lifetime
+from gateway.protocol.hop import HOP, HOP_RECORD, Alone, HopAsk, HopSaid
+from gateway.protocol.sharing import Group, Partition, StreamKey
+from gateway.tape.stream import Stream
+from gateway.tape.tape import Tape
+from gateway.upstream.asking import Requester, Upstream
+from gateway.upstream.call import Bounds, OriginCall, Shared
+from gateway.upstream.hop_client import HopClient
+from gateway.workers.owners import Owners
+from gateway.workers.shared_memory import SharedMemory, SlotState
+
+WORDS = st.text(max_size=12)
+KEY = StreamKey(Group("http://origin", "/s"), "", Partition("default"))
+
+
+@given(WORDS.filter(bool), WORDS, WORDS, WORDS)
+def test_what_is_asked_survives(route: str, readers: str, query: str, client: str) -> None:
+    asked = HopAsk(route, readers, query, client)
+    assert HopAsk.parse(asked.rendered()) == asked
+
+
+SAID = st.builds(
+    HopSaid,
+    st.just("1.2.3"),
+    st.floats(0, 1e9).map(lambda at: round(at, 6)),
+    st.sampled_from(["", "7"]),
+    st.sampled_from(["", "a1b2"]),
+    st.none() | WORDS.filter(lambda word: bool(word) and word != "-"),
+    st.booleans(),
+    st.none() | st.builds(Lifetime, st.none() | st.integers(0, 9), st.none() | st.floats(0, 1e9)),
+    st.none() | st.builds(Alone, WORDS, st.booleans(), st.booleans()),
+)
+
+
+@given(SAID)
+def test_what_is_said_survives(said: HopSaid) -> None:
+    assert HopSaid.of({HOP_RECORD: said.rendered()}) == said
+
+
+def test_clients_and_origins_never_see_the_fields() -> None:
+    fields = CIMultiDict({HOP: "x", HOP_RECORD: "y", "X-Other": "z"})
+    to_origin = request_headers_for_origin(
+        fields, node="edge", client=None, host="h", scheme="http", http_version="1.1"
+    )
+    for passed in (to_origin, response_headers_for_client(fields, node="edge", http_version="1.1")):
+        assert (HOP in passed, HOP_RECORD in passed, passed["X-Other"]) == (False, False, "z")
+    assert list(storable_headers(fields)) == ["X-Other"]
+
+
+SAME = HopSaid("0.1.9", 1.0, "life", "name")
+
+
+@pytest.mark.parametrize(
+    ("said", "identity", "is_same"),
+    [
+        (SAME, None, True),
+        (SAME._replace(name="other"), None, True),
+        (SAME._replace(life="other"), None, False),
+        (SAME._replace(life="other", identity="id"), "id", True),
+        (SAME._replace(life="other", identity="id"), "another", False),
+        (SAME._replace(owner="1.1.8", life="other"), None, True),
+        (SAME._replace(owner="1.1.8", life="other", identity="id"), "another", False),
+    ],
+)
+def test_another_record_of_the_same_owner_is_another_stream(said: HopSaid, identity: str | None, is_same: bool) -> None:
+    stream = Stream(KEY, Tape(), identity=identity)
+    assert stream.learn_owner(SAME)
+    assert stream.learn_owner(said) is is_same
+
+
+def test_all_workers_name_the_owners_incarnation_in_entity_tags() -> None:
+    stream = Stream(KEY, Tape())
+    stream.begin_incarnation("own")
+    assert stream.tag_name("own") == "own"
+    stream.learn_owner(SAME)
+    assert stream.tag_name("own") == "name"
+    stream.begin_incarnation("next")
+    assert (stream.tag_name("next"), stream.own_record().has_dropped_bytes(SAME)) == ("next", False)
+    assert stream.own_record().has_dropped_bytes(SAME._replace(name="later"))
+
+
+class Asked:
+    """A request at an upstream, which the test answers."""
+
+    def __init__(self, requester: Requester, call: OriginCall) -> None:
+        self.requester = requester
+        self.call = call
+        self.is_given_up = False
+
+    def give_up(self) -> None:
+        self.is_given_up = True
+
+
+class Side:
+    """An upstream: the origin, or the other workers."""
+
+    def __init__(self) -> None:
+        self.asked: list[Asked] = []
+
+    def ask(self, requester: Requester, call: OriginCall) -> Asked:
+        self.asked.append(Asked(requester, call))
+        return self.asked[-1]
+
+    @property
+    def hosts(self) -> list[str]:
+        return [one.call.url.split("/")[2] for one in self.asked]
+
+
+class Reader:
+    """The requester."""
+
+    def __init__(self) -> None:
+        self.sent_times = 0
+        self.failures: list[GatewayError] = []
+        self.said: list[HopSaid] = []
+        self.replies: list[Any] = []
+
+    def sent(self) -> None:
+        self.sent_times += 1
+
+    def told(self, said: HopSaid) -> None:
+        self.said.append(said)
+
+    def head_arrived(self, reply: Any) -> None:
+        self.replies.append(reply)
+
+    def failed(self, error: GatewayError) -> None:
+        self.failures.append(error)
+
+
+class Looks:
+    """Stands in for the writes of other workers."""
+
+    def __init__(self) -> None:
+        self.groups: list[Group] = []
+        self.look: Callable[[Group], None] = self.groups.append
+
+
+class NoTopics:
+    def topics(self) -> list[object]:
+        return []
+
+
+class Hops:
+    """Slot 0 of three, where another slot owns the stream."""
+
+    def __init__(self) -> None:
+        self.clock, self.shared = ManualClock(), SharedMemory.create(3)
+        for slot in range(3):
+            self.shared.set_slot(slot, SlotState.SERVING, 1, 100 + slot)
+        owners = Owners(self.shared, 0)
+        paths = (f"/s/{number}" for number in range(100))
+        path = next(path for path in paths if owners.other_owner(owners.hash_of("http://origin", path)) is not None)
+        self.key = KEY._replace(group=Group("http://origin", path))
+        self.owner = owners.other_owner(owners.hash_of("http://origin", path))
+        self.origin, self.others, self.looks, self.reader = Side(), Side(), Looks(), Reader()
+        self.hop = HopUpstream(
+            cast(Upstream, self.origin),
+            cast(HopClient, self.others),
+            cast(OthersWrites, self.looks),
+            owners,
+            self.clock,
+        )
+        self.hop.watch(cast(LiveTopics, NoTopics()))
+
+    def ask(self, *, is_handed: bool = False) -> Any:
+        shared = Shared(self.key, is_handed)
+        headers = RenderedHeaders.of(CIMultiDict({"Via": "1.1 edge"}))
+        call = OriginCall("GET", f"route://default{self.key.group.path}", headers, Bounds(), shared=shared)
+        return self.hop.ask(cast(Requester, self.reader), call)
+
+    def kill_owner(self) -> None:
+        assert self.owner is not None
+        self.shared.set_slot(self.owner, SlotState.DEAD, 1, 0)
+
+
+def test_the_owner_is_asked_and_counts_as_no_request_to_the_origin() -> None:
+    hops = Hops()
+    hops.ask()
+    assert (hops.others.hosts, hops.origin.asked) == ([f"worker-{hops.owner}:1"], [])
+    (asked,) = hops.others.asked
+    assert HopAsk.parse(asked.call.headers[HOP]) == HopAsk("default", "", "", "")
+    asked.requester.sent()
+    assert (hops.reader.sent_times, len(hops.looks.groups)) == (0, 1)
+
+    class Reply:
+        headers = {HOP_RECORD: SAME.rendered()}  # noqa: RUF012
+
+    asked.requester.head_arrived(cast(Any, Reply()))
+    # Before a reply is recorded, other workers' writes are applied.
+    assert (hops.reader.said, len(hops.reader.replies), len(hops.looks.groups)) == ([SAME], 1, 2)
+
+
+def test_a_request_that_came_from_a_worker_is_not_handed_on_while_views_may_differ() -> None:
+    hops = Hops()
+    hops.ask(is_handed=True)
+    assert (len(hops.origin.asked), hops.others.asked) == (1, [])
+    hops.origin.asked[0].requester.sent()
+    assert hops.reader.sent_times == 1
+
+
+def test_a_request_for_one_client_alone_goes_to_the_origin() -> None:
+    hops = Hops()
+    hops.hop.ask(cast(Requester, hops.reader), OriginCall("GET", "route://default/s", CIMultiDict(), Bounds()))
+    assert len(hops.origin.asked) == 1
+
+
+def test_when_the_owner_dies_the_next_owner_is_asked() -> None:
+    hops = Hops()
+    hops.ask()
+    hops.others.asked[0].requester.failed(UpstreamBroken())
+    assert hops.reader.failures == []
+    hops.clock.advance(0.05)
+    # The supervisor has not noticed yet.
+    assert len(hops.others.asked) + len(hops.origin.asked) == 1
+    hops.kill_owner()
+    hops.clock.advance(0.02)
+    assert len(hops.others.asked) + len(hops.origin.asked) == 2
+    assert hops.others.hosts.count(f"worker-{hops.owner}:1") == 1
+
+
+def test_a_request_that_waits_in_the_queue_of_a_dead_owner_is_sent_to_the_next_one() -> None:
+    hops = Hops()
+    hops.ask()
+    hops.kill_owner()
+    hops.clock.advance(2 * WATCH_S)
+    assert hops.others.asked[0].is_given_up
+    assert len(hops.others.asked) + len(hops.origin.asked) == 2
+
+
+def test_an_owner_that_answers_no_more_does_not_hold_readers_up() -> None:
+    hops = Hops()
+    hops.ask()
+    hops.others.asked[0].requester.failed(UpstreamBroken())
+    hops.clock.advance(1.0)
+    assert len(hops.origin.asked) == 1
+
+
+def test_a_timeout_and_a_reader_that_leaves_end_the_request() -> None:
+    hops = Hops()
+    hops.ask()
+    hops.others.asked[0].requester.failed(UpstreamTimeout())
+    assert len(hops.reader.failures) == 1
+    asking = hops.ask()
+    hops.others.asked[1].requester.failed(UpstreamBroken())
+    asking.give_up()
+    hops.clock.advance(1.0)
+    assert (len(hops.reader.failures), len(hops.others.asked), hops.origin.asked) == (1, 2, [])
