@@ -8,17 +8,21 @@ file stands for it.  At most the counts since the latest write are lost, and non
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import orjson
 from prometheus_client.metrics_core import Metric
 
-from gateway.ops.gathering.families import counts_of, families_from_json, families_to_json, merge_families
+from gateway.ops.gathering.families import Key, RawFamily, is_counted, key_of, raw_family, read_families
 
-KEEP_EVERY_S: Final = 10.0
+_KEEP_EVERY_S: Final = 10.0
 """Seconds between two writes, if no one asks for metrics."""
+_SAMPLES_PER_S: Final = 500
+"""With many samples, writes are rarer: they take less than one percent of the processor."""
 
 _log = logging.getLogger("gateway.admin")
 
@@ -29,34 +33,78 @@ class EndedCounts:
     def __init__(self, folder: str, slot: int) -> None:
         self._folder = Path(folder)
         self._slot = slot
-        self._before = self.of_slot(slot)
-        """The counters of the slot's earlier workers."""
+        self._before: dict[str, RawFamily] = {one[0]: one for one in self.of_slot(slot)}
+        """The counters of the slot's earlier workers, by the name of their family."""
+        self.keep_after_s = _KEEP_EVERY_S
+        """Seconds until the counters should be written again."""
+        self._collecting = asyncio.Lock()
+        """Held by one collection at a time, so that no earlier counters are written after later ones."""
 
     def __repr__(self) -> str:
         return f"<EndedCounts of slot {self._slot}: {len(self._before)} families>"
 
-    def of_slot(self, slot: int) -> list[Metric]:
+    def of_slot(self, slot: int) -> list[RawFamily]:
         """Return the counters that a slot's workers have written."""
         try:
-            return families_from_json(self._file(slot).read_bytes())
+            return read_families(self._file(slot).read_bytes())
         except FileNotFoundError:
             return []
         except (OSError, ValueError) as error:
             _log.warning("the counters of worker %d's predecessors are lost: %s", slot, error)
             return []
 
-    def collect(self, families: Iterable[Metric]) -> list[Metric]:
-        """Return the families of this worker with the counters of its predecessors, after keeping their counters."""
-        merged = merge_families([list(families), self._before])
+    async def collect(self, families: Iterable[Metric]) -> bytes:
+        """Return the families of this worker with the counters of its predecessors, as JSON, after writing the
+        counters.  Takes turns of the loop between families."""
+        async with self._collecting:
+            return await self._collect(families)
+
+    async def _collect(self, families: Iterable[Metric]) -> bytes:
+        every: list[bytes] = []
+        counted: list[bytes] = []
+        before = dict(self._before)
+        samples = 0
+        for family in families:
+            raw = raw_family(family)
+            if (earlier := before.pop(family.name, None)) is not None:
+                _add(raw[3], earlier[3])
+            samples += len(raw[3])
+            # The values of labels may be members of enums.
+            text = orjson.dumps(raw)
+            every.append(text)
+            if is_counted(family.type):
+                counted.append(text)
+            await asyncio.sleep(0)
+        # Families that this worker does not have, such as those of a cache plan.
+        rest = [orjson.dumps(raw) for raw in before.values()]
+        self._keep(_joined([*counted, *rest]))
+        self.keep_after_s = max(_KEEP_EVERY_S, samples / _SAMPLES_PER_S)
+        return _joined([*every, *rest])
+
+    def _keep(self, text: bytes) -> None:
         file = self._file(self._slot)
         fresh = file.with_suffix(".new")
         try:
             # No fsync: the file has to survive this process, not the machine.
-            fresh.write_bytes(families_to_json(counts_of(merged)))
+            fresh.write_bytes(text)
             fresh.replace(file)
         except OSError as error:
             _log.warning("cannot keep this worker's counters: %s", error)
-        return merged
 
     def _file(self, slot: int) -> Path:
         return self._folder / f"counts-{slot}.json"
+
+
+def _add(samples: list[list[Any]], earlier: Iterable[list[Any]]) -> None:
+    """Add the earlier values to the samples."""
+    left: dict[Key, list[Any]] = {key_of(one[0], one[1]): one for one in earlier if one[2]}
+    if not left:
+        return
+    for sample in samples:
+        if (found := left.pop(key_of(sample[0], sample[1]), None)) is not None:
+            sample[2] += found[2]
+    samples += ([name, labels, value, None] for name, labels, value, _ in left.values())
+
+
+def _joined(texts: list[bytes]) -> bytes:
+    return b"[" + b",".join(texts) + b"]"

@@ -13,13 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Final
 from urllib.parse import urlencode
 
 import orjson
 from aiohttp import web
-from prometheus_client.metrics_core import Metric
-from pydantic import ValidationError
 
 from gateway.ops.admin.app import QUESTIONS
 from gateway.ops.admin.endpoint import ApiRequest, Endpoint, Refused, adapter_of
@@ -45,7 +44,7 @@ from gateway.ops.gathering.answers import (
     merge_tops,
 )
 from gateway.ops.gathering.ended_counts import EndedCounts
-from gateway.ops.gathering.families import families_from_json, merge_families
+from gateway.ops.gathering.families import RawFamily, merge_families, read_families
 from gateway.ops.gathering.peers import CHANGE_S, LOOK_S, PeerAnswer, Peers
 from gateway.ops.gathering.private import (
     FAMILIES,
@@ -177,14 +176,13 @@ class Gathered:
     async def exposition(self, accept: str) -> tuple[bytes, str]:
         """Merge the metrics of all workers.  A worker that does not answer is represented by the counters that it has
         written last."""
-        found: dict[int, list[Metric]] = {}
+        found: dict[int, list[RawFamily]] = {}
         for answer in await self._peers.ask_all("GET", FAMILIES):
             if answer.is_good:
-                found[answer.slot] = families_from_json(answer.body)
+                found[answer.slot] = _parsed(read_families, answer)
         every = [found[slot] if slot in found else self._counts.of_slot(slot) for slot in self._peers.slots]
         generations = {slot: self._peers.generation(slot) for slot in self._peers.slots}
-        merged = [*merge_families(every), *worker_families(found, generations)]
-        return await in_turns(merged, accept)
+        return await in_turns(chain(merge_families(every), worker_families(found, generations)), accept)
 
 
 def done_by_some(answers: Sequence[PeerAnswer]) -> list[PeerAnswer]:
@@ -222,5 +220,5 @@ def _refusal(answer: PeerAnswer) -> Refused:
 def _parsed(parse: Callable[[bytes], Any], answer: PeerAnswer) -> Any:
     try:
         return parse(answer.body)
-    except ValidationError:
+    except ValueError:
         raise Refused(502, f"worker {answer.slot} has answered in another form") from None

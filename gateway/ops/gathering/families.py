@@ -3,12 +3,13 @@
 Counters and histograms are summed: each event happens at one worker.  For a gauge, `GAUGES` says whether the sum means
 something.  Labels stay as they are.  `worker_families` has the few figures that say more for each worker.
 
-Between workers, families are JSON (`families_to_json`, `families_from_json`).
+Between workers, a family is a list of JSON (`RawFamily`).  With many routes there are many thousands of samples, so
+families are merged one after another, while the caller takes turns of the loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from statistics import fmean
 from typing import Any, Final
@@ -104,86 +105,71 @@ AT_EVERY_WORKER: Final = frozenset({f"{_P}reloads"})
 
 _COUNTED: Final = frozenset({"counter", "histogram"})
 
-_Key = tuple[str, tuple[tuple[str, str], ...]]
+RawFamily = list[Any]
+"""A family as it goes between workers: name, help text, type, samples.  A sample has a name, labels, a value, and an
+exemplar or None."""
+
+Key = tuple[str, tuple[tuple[str, str], ...]]
 """The name and the labels of a series."""
 
 
-def merge_families(workers: Iterable[Iterable[Metric]]) -> list[Metric]:
+def key_of(name: str, labels: Mapping[str, str]) -> Key:
+    """Return the key of a series."""
+    return name, tuple(sorted(labels.items()))
+
+
+def is_counted(kind: str) -> bool:
+    """Return whether families of this type only ever grow."""
+    return kind in _COUNTED
+
+
+def raw_family(family: Metric) -> RawFamily:
+    """Return a family as it goes between workers."""
+    samples = [
+        [one.name, one.labels, float(one.value), None if one.exemplar is None else list(one.exemplar)]
+        for one in family.samples
+    ]
+    return [family.name, family.documentation, family.type, samples]
+
+
+def read_families(text: bytes) -> list[RawFamily]:
+    """Return the families of one worker.  Raises ValueError if the text is something else."""
+    found = orjson.loads(text)
+    if not isinstance(found, list) or not all(isinstance(one, list) and len(one) == 4 for one in found):
+        raise ValueError("no families")
+    return found
+
+
+def merge_families(workers: Iterable[Iterable[RawFamily]]) -> Iterator[Metric]:
     """Merge the families of several workers, in the order in which they first appear."""
-    known: dict[str, Metric] = {}
-    series: dict[str, dict[_Key, list[Sample]]] = {}
+    parts: dict[str, list[RawFamily]] = {}
     for families in workers:
         for family in families:
-            known.setdefault(family.name, family)
-            found = series.setdefault(family.name, {})
-            for sample in family.samples:
-                found.setdefault((sample.name, tuple(sorted(sample.labels.items()))), []).append(sample)
-    merged = []
-    for name, family in known.items():
-        how = _how(family)
-        one = Metric(name, family.documentation, family.type, family.unit)
-        one.samples = [_merged(samples, _MERGED[how]) for samples in series[name].values()]
-        merged.append(one)
-    return merged
+            parts.setdefault(family[0], []).append(family)
+    for found in parts.values():
+        yield _merged_family(found)
 
 
-def _how(family: Metric) -> Merge:
-    if family.name in AT_EVERY_WORKER:
+def _merged_family(parts: Sequence[RawFamily]) -> Metric:
+    name, text, kind, _ = parts[0]
+    merge = _MERGED[_how(name, kind)]
+    series: dict[Key, list[list[Any]]] = {}
+    for *_, samples in parts:
+        for sample in samples:
+            series.setdefault(key_of(sample[0], sample[1]), []).append(sample)
+    family = Metric(name, text, kind)
+    family.samples = [_merged(samples, merge) for samples in series.values()]
+    return family
+
+
+def _how(name: str, kind: str) -> Merge:
+    if name in AT_EVERY_WORKER:
         return Merge.MOST
-    return Merge.SUM if family.type in _COUNTED else GAUGES[family.name]
+    return Merge.SUM if kind in _COUNTED else GAUGES[name]
 
 
-def _merged(samples: Sequence[Sample], merge: Callable[[Sequence[float]], float]) -> Sample:
-    first = samples[0]
-    if len(samples) == 1:
-        return first
-    exemplars = [sample.exemplar for sample in samples if sample.exemplar is not None]
+def _merged(samples: Sequence[list[Any]], merge: Callable[[Sequence[float]], float]) -> Sample:
+    name, labels, _, _ = samples[0]
+    exemplars = [Exemplar(*one[3]) for one in samples if one[3] is not None]
     latest = max(exemplars, key=lambda one: one.timestamp or 0.0, default=None)
-    return Sample(first.name, first.labels, merge([sample.value for sample in samples]), None, latest)
-
-
-def counts_of(families: Iterable[Metric]) -> list[Metric]:
-    """Return the families that only ever grow: counters and histograms."""
-    return [family for family in families if family.type in _COUNTED]
-
-
-def families_to_json(families: Iterable[Metric]) -> bytes:
-    """Return the families as JSON."""
-    return orjson.dumps(
-        [
-            [
-                family.name,
-                family.documentation,
-                family.type,
-                [
-                    [
-                        sample.name,
-                        sample.labels,
-                        float(sample.value),
-                        list(sample.exemplar) if sample.exemplar is not None else None,
-                    ]
-                    for sample in family.samples
-                ],
-            ]
-            for family in families
-        ],
-        # Labels may be members of enums that are texts.
-        option=orjson.OPT_NON_STR_KEYS,
-    )
-
-
-def families_from_json(text: bytes) -> list[Metric]:
-    """Return the families that `families_to_json` has written.  Raises ValueError if the text is something else."""
-    families = []
-    try:
-        for name, documentation, kind, samples in orjson.loads(text):
-            family = Metric(name, documentation, kind)
-            family.samples = [_sample(*one) for one in samples]
-            families.append(family)
-    except (TypeError, KeyError) as error:
-        raise ValueError(str(error)) from None
-    return families
-
-
-def _sample(name: str, labels: dict[str, str], value: float, exemplar: list[Any] | None) -> Sample:
-    return Sample(name, labels, value, None, Exemplar(*exemplar) if exemplar is not None else None)
+    return Sample(name, labels, merge([one[2] for one in samples]), None, latest)

@@ -33,7 +33,6 @@ from gateway.ops.admin.overview import Overview
 from gateway.ops.admin.purge import PurgeBody, Purger
 from gateway.ops.admin.subject import Subject
 from gateway.ops.gathering.ended_counts import EndedCounts
-from gateway.ops.gathering.families import families_to_json
 from gateway.ops.history import Sample
 from gateway.ops.partition_ids import PartitionIds
 from gateway.upstream.origin_news import OriginNews
@@ -107,7 +106,7 @@ def private_application(subject: Subject, partitions: PartitionIds, counts: Ende
     directory = Directory(subject.engine, partitions)
 
     async def families(_: web.Request) -> web.Response:
-        return web.Response(body=families_to_json(counts.collect(subject.metrics.registry.collect())))
+        return web.Response(body=await counts.collect(subject.metrics.registry.collect()))
 
     async def readyz(_: web.Request) -> web.Response:
         return web.Response(status=200 if subject.is_ready else 503)

@@ -12,7 +12,7 @@ from gateway.aio.tasks import Tasks
 from gateway.ops.admin.app import MOST_LINE_BYTES
 from gateway.ops.admin.subject import Subject
 from gateway.ops.gathering.adoption import adopt_settings
-from gateway.ops.gathering.ended_counts import KEEP_EVERY_S, EndedCounts
+from gateway.ops.gathering.ended_counts import EndedCounts
 from gateway.ops.gathering.endpoints import Gathered
 from gateway.ops.gathering.peers import Peers
 from gateway.ops.gathering.private import ORIGIN, private_application
@@ -43,7 +43,6 @@ class WorkerAdmin:
         )
         self._timer: Timer | None = None
         self._tasks = Tasks()
-        """The news of origins on their way."""
         self._untold: dict[Origin, bool] = {}
         """The origins of which news are on their way, and whether they have changed since."""
         subject.engine.origins.on_change = self._tell
@@ -71,10 +70,10 @@ class WorkerAdmin:
         await self._runner.cleanup()
 
     def _keep_later(self) -> None:
-        self._timer = self._subject.engine.clock.call_later(KEEP_EVERY_S, self._keep)
+        self._timer = self._subject.engine.clock.call_later(self._counts.keep_after_s, self._keep)
 
     def _keep(self) -> None:
-        self._counts.collect(self._subject.metrics.registry.collect())
+        self._tasks.start(self._counts.collect(self._subject.metrics.registry.collect()), "keep counters")
         self._keep_later()
 
     def _tell(self, origin: Origin) -> None:

@@ -10,17 +10,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from prometheus_client.metrics_core import Metric
 
 from gateway.ops.families import counter, gauge
+from gateway.ops.gathering.families import RawFamily
 
 _LABELS = ("worker",)
 
 
 def worker_families(
-    families: Mapping[int, Iterable[Metric]], generations: Mapping[int, int | None]
+    families: Mapping[int, Iterable[RawFamily]], generations: Mapping[int, int | None]
 ) -> Iterator[Metric]:
     """Return the families.  `families` are those of the workers that have answered, by slot.  `generations` has the
     number of the worker that lives in each slot; None if none does."""
     values = {
-        slot: {sample.name: sample.value for family in found for sample in family.samples if not sample.labels}
+        slot: {name: value for *_, samples in found for name, labels, value, _ in samples if not labels}
         for slot, found in families.items()
     }
 

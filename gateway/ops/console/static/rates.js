@@ -40,7 +40,8 @@ export function samplesOf({ samples, delivery_delay_bounds_s }) {
 export function between(before, now) {
   const seconds = before ? now.at - before.at : 0
   if (seconds <= 0 || now.uptime_s < before.uptime_s) return null
-  const rate = (n, past) => (n - (past ?? 0)) / seconds
+  // Of several workers, one may have died and taken its counts with it.
+  const rate = (n, past) => Math.max(0, n - (past ?? 0)) / seconds
   const outcomes = Object.fromEntries(OUTCOMES.map((one) => [one, rate(now.requests[one] ?? 0, before.requests[one])]))
   return {
     at: now.at,
