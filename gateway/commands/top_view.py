@@ -67,11 +67,12 @@ def _summary(now: Mapping[str, Any], before: Mapping[str, Any] | None, origins: 
     took_s = now["uptime_s"] - before["uptime_s"] if before else 0.0
 
     def counted(count: float, count_before: float) -> str:
-        return f"{rate((count - count_before) / took_s)}/s" if before else f"{count:,.0f}"
+        # Of several workers, one may have died and taken its counts with it.
+        return f"{rate(max(0.0, count - count_before) / took_s)}/s" if before else f"{count:,.0f}"
 
     requests, requests_before = _requests(now), _requests(before) if before else 0
     upstream, upstream_before = _sum(now["upstream_requests"]), _sum(before["upstream_requests"]) if before else 0
-    sent = now["downstream_bytes"] - (before["downstream_bytes"] if before else 0)
+    sent = max(0, now["downstream_bytes"] - (before["downstream_bytes"] if before else 0))
     line = [
         f"requests {counted(requests, requests_before)}",
         f"origin requests {counted(upstream, upstream_before)}",
