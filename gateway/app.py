@@ -54,6 +54,7 @@ from gateway.ops.state import Unsent, look_at
 from gateway.ops.tracing_extra import open_tracer, sampled_trace
 from gateway.plan.applier import PlanApplier
 from gateway.plan.entries import budget_bytes, is_too_short
+from gateway.server.balancing import Balancer
 from gateway.server.certificate_reloader import CertificateReloader, certificate_files, load_certificates
 from gateway.server.frontend import Frontend
 from gateway.server.handed import Handed
@@ -195,6 +196,7 @@ class RunningGateway:
             await self._admin.setup()
             if self.handed is not None:
                 self.listeners.handed = self.handed.listening
+                self.listeners.balancer = Balancer(self.handed.place)
                 assert self.worker_admin is not None
                 await self.worker_admin.open()
                 self._admin_servers = [

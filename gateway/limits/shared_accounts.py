@@ -12,6 +12,7 @@ Live requests at origins are not shared: each worker has its part of that limit 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, MutableMapping
+from functools import partial
 from typing import Final, Protocol
 
 from gateway.config.limits import LimitsConfig
@@ -277,3 +278,9 @@ def open_accounts(limits: LimitsConfig, now: Callable[[], float], crew: SharingC
     if crew is None:
         return Accounts(nets, now)
     return SharedAccounts(nets, now, SharedCounts(crew.shared, crew.slot))
+
+
+def connections_of_each(crew: SharingCounts) -> Callable[[], tuple[int, ...]]:
+    """Return a function that returns the number of open connections of each slot's worker."""
+    counts = SharedCounts(crew.shared, crew.slot)
+    return partial(counts.of_each, counts.key_of(_ALL), _CONNECTIONS)

@@ -21,6 +21,7 @@ from gateway.config.errors import ConfigError
 from gateway.config.gateway import GatewayConfig
 from gateway.config.listener import ListenerConfig, SystemdSockets, UnixAddress
 from gateway.protocol.client_address import Proxies
+from gateway.server.balancing import Balancer
 from gateway.server.certificates import LoadedCertificates
 from gateway.server.client_connections import Clients
 from gateway.server.connection import Connection
@@ -122,6 +123,8 @@ class Listeners:
         self._open: list[_OpenListener] = []
         self.handed: Mapping[int, Sequence[socket.socket]] = {}
         """The sockets that the supervisor of several workers has opened, by the index of their listener."""
+        self.balancer: Balancer | None = None
+        """Passes connections to other workers; None without any."""
         self.inherited: frozenset[int] = frozenset()
         """The indexes of the listeners whose queues another process goes on with when this one stops accepting."""
         self._tasks = Tasks()
@@ -186,12 +189,16 @@ class Listeners:
                 if config.tls is not None:
                     self._metrics.speaks_tls(config.address, [reason.value for reason in HandshakeFailure])
                 factory = self._factory(index)
+                if self.balancer is not None:
+                    factory = self.balancer.factory(index, factory)
                 if index in self.handed:
                     for sock in map(adopt_bound, self.handed[index]):
                         listening.queues.append(await AcceptQueue.on(sock, factory, config.backlog))
                 else:
                     await self._open_one(listening, factory, fds)
                 self._prepare(listening)
+            if self.balancer is not None:
+                self.balancer.start()
         except BaseException:
             self.close()
             raise
@@ -276,6 +283,8 @@ class Listeners:
         the next process.
         """
         loop = asyncio.get_running_loop()
+        if self.balancer is not None:
+            self.balancer.stop(is_last=not only_shared)
         for index, listening in enumerate(self._open):
             is_inherited = index in self.inherited or isinstance(listening.config.bind_address, SystemdSockets)
             if only_shared and not listening.config.reuse_port and index not in self.inherited:
@@ -307,3 +316,5 @@ class Listeners:
                 await server.wait_closed()
         self._open.clear()
         await self._tasks.close()
+        if self.balancer is not None:
+            await self.balancer.wait_closed()

@@ -27,6 +27,10 @@ class WorkerPlace:
     """The listening Unix socket of this worker's private admin port."""
     peer_paths: tuple[str, ...]
     """The path of each slot's `peer_socket`."""
+    arrivals_socket: socket.socket
+    """The Unix socket for new connections that other workers pass to this one."""
+    arrivals_paths: tuple[str, ...]
+    """The path of each slot's `arrivals_socket`."""
     folder: str
     """A folder that only the gateway's user can enter.  The supervisor removes it at its end."""
     secret: bytes

@@ -52,6 +52,8 @@ class SharedCounts:
         self._secret = shared.secret
         self._descriptor = shared.descriptor
         self._place = shared.first + slot
+        self._first = shared.first
+        self._workers = shared.workers
         self._row_bytes = _HEAD_BYTES + _PLACE_BYTES * shared.places
         self.buckets = len(shared.common) // (self._row_bytes * _ROWS)
         """The number of buckets.  A key belongs to the bucket with the number `key % buckets`."""
@@ -76,6 +78,14 @@ class SharedCounts:
         """Return the count of all workers."""
         row = self._find(key)
         return self._sum(row, what) if row != _NO_ROW else 0
+
+    def of_each(self, key: int, what: Counted) -> tuple[int, ...]:
+        """Return the count of each slot's worker."""
+        row = self._find(key)
+        if row == _NO_ROW:
+            return (0,) * self._workers
+        counts = self._row.unpack_from(self._common, row * self._row_bytes + _HEAD_BYTES)[what::2]
+        return counts[self._first : self._first + self._workers]
 
     def own(self, key: int, what: Counted) -> int:
         """Return the count of this worker."""

@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import os
 import selectors
-import shutil
 import signal
 import socket
-import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from enum import Enum
@@ -28,6 +26,7 @@ from gateway.cli.process import was_hung_up
 from gateway.cli.sd_notify import ServiceManager
 from gateway.cli.starting import bind_addresses, cannot_listen
 from gateway.cli.supervisor.forking import Workers
+from gateway.cli.supervisor.private_sockets import ARRIVALS, HOP, PEER, PrivateSockets
 from gateway.cli.supervisor.reload_round import ReloadRound
 from gateway.cli.supervisor.slots import Slot
 from gateway.cli.supervisor.sockets import ListeningSockets
@@ -46,7 +45,6 @@ from gateway.workers.place import WorkerPlace
 
 _SPARE_S: Final = 5.0
 """Seconds after the longest drain until a worker that has not ended is killed."""
-_PRIVATE_BACKLOG: Final = 1_024
 
 _LOADED: Final = ("gateway.app", "encodings.idna", "uvloop")
 """Modules that every worker needs."""
@@ -117,14 +115,9 @@ class WorkerSupervisor:
         self._wakeups, self._wakes = socket.socketpair()
         self._shared = predecessor.shared_memory(count)
         self._secret = os.urandom(32)
-        self._folder = _private_folder()
+        self._private = PrivateSockets(count)
         self._workers = Workers(count, self._shared, self._selector, self._now, self._hear, self._ended)
         self._slots = self._workers.slots
-        self._private = {
-            slot.number: (_listen(self._path("hop", slot.number)), _listen(self._path("peer", slot.number)))
-            for slot in self._slots
-        }
-        """The Unix sockets between the workers, by slot: for requests, and for the private admin port."""
 
     def __repr__(self) -> str:
         return f"<WorkerSupervisor {self._phase.value}, {len(self._slots)} slots>"
@@ -145,10 +138,10 @@ class WorkerSupervisor:
         self._workers.kill()
         self._stop_upgrade("the gateway stops")
         self._sockets.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._private.close()
         signal.set_wakeup_fd(-1)
         self._workers.close()
-        for sock in (*(one for pair in self._private.values() for one in pair), self._wakeups, self._wakes):
+        for sock in (self._wakeups, self._wakes):
             sock.close()
         self._selector.close()
 
@@ -238,20 +231,20 @@ class WorkerSupervisor:
         self._selector.close()
         for unused in (self._wakeups, self._wakes, *self._sockets.others(slot.number)):
             unused.close()
-        private = self._private.pop(slot.number)
-        for hop, peer in self._private.values():
-            hop.close()
-            peer.close()
+        private = self._private
+        private.close_others(slot.number)
         place = WorkerPlace(
             slot=slot.number,
             workers=len(self._slots),
             generation=slot.generation,
             shared=self._shared,
-            hop_socket=private[0],
-            hop_paths=tuple(self._path("hop", one.number) for one in self._slots),
-            peer_socket=private[1],
-            peer_paths=tuple(self._path("peer", one.number) for one in self._slots),
-            folder=self._folder,
+            hop_socket=private.of(HOP, slot.number),
+            hop_paths=private.paths(HOP),
+            peer_socket=private.of(PEER, slot.number),
+            peer_paths=private.paths(PEER),
+            arrivals_socket=private.of(ARRIVALS, slot.number),
+            arrivals_paths=private.paths(ARRIVALS),
+            folder=private.folder,
             secret=self._secret,
             control=control,
         )
@@ -411,21 +404,3 @@ class WorkerSupervisor:
         if all(slot.is_empty or not slot.pid for slot in self._slots):
             for slot in self._slots:
                 self._workers.tell(slot, "all empty")
-
-    def _path(self, kind: str, slot: int) -> str:
-        return f"{self._folder}/{kind}{slot}"
-
-
-def _listen(path: str) -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    sock.bind(path)
-    sock.listen(_PRIVATE_BACKLOG)
-    return sock
-
-
-def _private_folder() -> str:
-    """Make a folder that only this user can enter.  Raises FailedToRunError."""
-    try:
-        return tempfile.mkdtemp(prefix="durable-gateway-")
-    except OSError as error:
-        raise FailedToRunError(f"cannot make a temporary folder for the workers' sockets: {error.strerror}") from None

@@ -1,0 +1,70 @@
+"""The Unix sockets between the workers, in a folder that only the gateway's user can enter.
+
+The supervisor opens them, so that what waits in a socket outlives the worker that reads it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import tempfile
+from typing import Final
+
+from gateway.cli.errors import FailedToRunError
+
+HOP: Final = "hop"
+"""Requests that workers pass to each other."""
+PEER: Final = "peer"
+"""The private admin port of each worker."""
+ARRIVALS: Final = "arrivals"
+"""New connections that workers pass to each other."""
+
+_BACKLOG: Final = 1_024
+
+
+class PrivateSockets:
+    """One socket of each kind for each slot."""
+
+    def __init__(self, slots: int) -> None:
+        """Raises FailedToRunError if there is no place for the sockets."""
+        try:
+            self.folder = tempfile.mkdtemp(prefix="durable-gateway-")
+        except OSError as error:
+            text = f"cannot make a temporary folder for the workers' sockets: {error.strerror}"
+            raise FailedToRunError(text) from None
+        self._sockets = {kind: [self._open(kind, slot) for slot in range(slots)] for kind in (HOP, PEER, ARRIVALS)}
+
+    def __repr__(self) -> str:
+        return f"<PrivateSockets in {self.folder}>"
+
+    def of(self, kind: str, slot: int) -> socket.socket:
+        """Return a slot's socket."""
+        return self._sockets[kind][slot]
+
+    def paths(self, kind: str) -> tuple[str, ...]:
+        """Return the path of each slot's socket."""
+        return tuple(self._path(kind, slot) for slot in range(len(self._sockets[kind])))
+
+    def close_others(self, slot: int) -> None:
+        """Close the descriptors that a slot's worker has no use for."""
+        for sockets in self._sockets.values():
+            for other, sock in enumerate(sockets):
+                if other != slot:
+                    sock.close()
+
+    def close(self) -> None:
+        """Close all sockets, and remove the folder."""
+        for sockets in self._sockets.values():
+            for sock in sockets:
+                sock.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _open(self, kind: str, slot: int) -> socket.socket:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM if kind == ARRIVALS else socket.SOCK_STREAM)
+        sock.bind(self._path(kind, slot))
+        if kind != ARRIVALS:
+            sock.listen(_BACKLOG)
+        return sock
+
+    def _path(self, kind: str, slot: int) -> str:
+        return f"{self.folder}/{kind}{slot}"

@@ -1,0 +1,133 @@
+"""Passes new connections to the worker with the fewest, before a byte is read from them.
+
+The kernel spreads connections over the workers at random.  Of few and long connections, such as those of a CDN or of
+HTTP/2, one worker could get twice its share for hours.  A worker with clearly more connections than another one
+(`gateway.workers.balance`) therefore sends the descriptor of a new connection to that worker (SCM_RIGHTS in unix(7)).
+
+The supervisor keeps the sockets open over which descriptors are sent.  A connection that waits there when its worker
+dies is taken by the next worker of the slot.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
+
+from gateway.aio.tasks import Tasks
+from gateway.limits.shared_accounts import connections_of_each
+from gateway.workers.balance import lighter_slot
+from gateway.workers.place import WorkerPlace
+
+_MOST_AT_ONCE: Final = 16
+"""The most connections taken in a turn of the loop."""
+
+Factory = Callable[[], asyncio.BaseProtocol]
+
+
+class Balancer:
+    """The connections that this worker passes on, and those that it is passed."""
+
+    def __init__(self, place: WorkerPlace) -> None:
+        self._place = place
+        self._connections = connections_of_each(place)
+        self._factories: dict[int, Factory] = {}
+        self._sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._sender.setblocking(False)
+        self._tasks = Tasks()
+        self._passes = True
+        self._is_stopped = False
+
+    def __repr__(self) -> str:
+        return f"<Balancer of slot {self._place.slot}, {len(self._factories)} listeners>"
+
+    def factory(self, listener: int, factory: Factory) -> Factory:
+        """Return the factory of the connections that are accepted at a listener, by its index."""
+        self._factories[listener] = factory
+        return lambda: _Arrival(self, listener, factory)
+
+    def start(self) -> None:
+        """Take connections that other workers pass.  Call this when all listeners have factories."""
+        self._place.arrivals_socket.setblocking(False)
+        asyncio.get_running_loop().add_reader(self._place.arrivals_socket.fileno(), self._take)
+
+    def passes(self, transport: asyncio.BaseTransport, listener: int) -> bool:
+        """Pass a new connection to another worker, unless it should stay here.  Returns whether it was passed."""
+        place = self._place
+        if not self._passes:
+            return False
+        slot = lighter_slot(self._connections(), place.slot, place.shared.serving())
+        if slot is None:
+            return False
+        rights = array.array("i", [transport.get_extra_info("socket").fileno()])
+        # A full queue refuses more: its worker is busy.
+        with suppress(OSError):
+            self._sender.sendmsg(
+                [b"%d" % listener],
+                [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)],
+                socket.MSG_DONTWAIT,
+                place.arrivals_paths[slot],
+            )
+            return True
+        return False
+
+    def stop(self, *, is_last: bool) -> None:
+        """Keep all new connections.  With `is_last`, take what has been passed, and no more."""
+        self._passes = False
+        if is_last and not self._is_stopped:
+            self._is_stopped = True
+            asyncio.get_running_loop().remove_reader(self._place.arrivals_socket.fileno())
+            while self._take():
+                pass
+            self._sender.close()
+
+    async def wait_closed(self) -> None:
+        """Wait until the last connections have their protocols."""
+        await self._tasks.close()
+
+    def _take(self) -> bool:
+        """Take some connections.  Returns whether there may be more."""
+        for _ in range(_MOST_AT_ONCE):
+            try:
+                data, descriptors, _, _ = socket.recv_fds(self._place.arrivals_socket, 16, 1)
+            except OSError:
+                return False
+            for descriptor in descriptors:
+                sock = socket.socket(fileno=descriptor)
+                factory = self._factories.get(int(data)) if data.isdigit() else None
+                if factory is None:
+                    sock.close()
+                    continue
+                sock.setblocking(False)
+                if sock.family != socket.AF_UNIX:
+                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self._tasks.start(_connect(factory, sock), "passed connection")
+        return True
+
+
+async def _connect(factory: Factory, sock: socket.socket) -> None:
+    try:
+        await asyncio.get_running_loop().connect_accepted_socket(factory, sock)
+    except OSError:
+        sock.close()
+
+
+class _Arrival(asyncio.Protocol):
+    """A connection that has just been accepted."""
+
+    def __init__(self, balancer: Balancer, listener: int, factory: Factory) -> None:
+        self._balancer = balancer
+        self._listener = listener
+        self._factory = factory
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        if self._balancer.passes(transport, self._listener):
+            # This closes the descriptor.  The connection lives on, because the message holds another descriptor.
+            transport.abort()  # type: ignore[attr-defined]
+            return
+        protocol: Any = self._factory()
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)

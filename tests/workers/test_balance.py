@@ -1,0 +1,109 @@
+"""New connections are spread evenly over the workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from random import Random
+
+import pytest
+
+from gateway.workers.balance import lighter_slot
+from tests.scenarios.wire import Wire
+from tests.waiting import eventually
+from tests.workers.test_supervisor import BOUND_S, Start, is_ready, origin, start
+
+__all__ = ["origin", "start"]
+
+
+@pytest.mark.parametrize(
+    ("connections", "mine", "serving", "slot"),
+    [
+        ((0, 0), 0, (0, 1), None),
+        ((1, 0), 0, (0, 1), None),
+        ((2, 0), 0, (0, 1), 1),
+        ((0, 2), 0, (0, 1), None),
+        ((2, 0), 0, (0,), None),
+        ((6, 0, 3), 0, (0, 2), 2),
+        ((9, 4, 0), 0, (0, 1, 2), 2),
+        ((110, 90), 0, (0, 1), None),
+        ((120, 90), 0, (0, 1), 1),
+        ((7, 7), 0, (), None),
+    ],
+)
+def test_a_connection_is_passed_to_a_worker_with_clearly_fewer(
+    connections: tuple[int, ...], mine: int, serving: tuple[int, ...], slot: int | None
+) -> None:
+    assert lighter_slot(connections, mine, serving) == slot
+
+
+@pytest.mark.parametrize(("count", "most"), [(10, 4), (100, 32), (1_000, 290)])
+def test_connections_that_the_kernel_spreads_at_random_become_even(count: int, most: int) -> None:
+    for seed in range(20):
+        rng, connections, passed = Random(seed), [0, 0, 0, 0], 0
+        for _ in range(count):
+            slot = rng.randrange(4)
+            other = lighter_slot(connections, slot, range(4))
+            passed += other is not None
+            connections[slot if other is None else other] += 1
+        assert max(connections) <= most
+        assert passed <= count // 4 + 2
+
+
+async def test_a_worker_with_fewer_connections_gets_the_next_ones(start: Start) -> None:
+    gateway = await start()
+
+    def place(wire: Wire) -> int | None:
+        return gateway.worker_at(port(wire))
+
+    async def opened(count: int) -> list[Wire]:
+        wires = []
+        for _ in range(count):
+            wires.append(wire := await Wire.open(gateway.url))
+            await wire.ask("/s?offset=-1")
+            assert (await wire.answer()).body == b"hello"
+        return wires
+
+    async def emptied(wires: list[Wire], worker: int) -> list[Wire]:
+        """Close the connections of a worker; those that are left."""
+        ports = [port(wire) for wire in wires if place(wire) == worker]
+        for wire in wires:
+            if port(wire) in ports:
+                await wire.closed()
+        await eventually(lambda: not any(map(gateway.worker_at, ports)), within_s=BOUND_S)
+        return [wire for wire in wires if not wire.writer.is_closing()]
+
+    wires = await opened(12)
+    places = Counter(map(place, wires))
+    assert max(places.values()) - min(places.values()) <= 2, places
+    for worker in gateway.worker_pids():
+        wires = await emptied(wires, worker)
+        latest = await opened(len(wires) // 2)
+        assert {place(wire) for wire in latest} == {worker}
+        wires += latest
+    for wire in wires:
+        await wire.closed()
+    await gateway.stop()
+
+
+async def test_what_was_passed_to_a_worker_that_dies_is_answered_by_the_next(start: Start) -> None:
+    gateway = await start()
+    first, second = gateway.worker_pids()
+    os.kill(first, signal.SIGSTOP)
+    wires = [await Wire.open(gateway.url) for _ in range(12)]
+    for wire in wires:
+        await wire.ask("/s?offset=-1")
+    # The other worker answers some, and passes those that would make it have too many.
+    await eventually(lambda: any(gateway.worker_at(port(wire)) == second for wire in wires), within_s=BOUND_S)
+    gateway.kill(first)
+    assert [(await wire.answer()).body for wire in wires] == [b"hello"] * 12
+    await eventually(lambda: is_ready(gateway), within_s=BOUND_S)
+    assert second in gateway.worker_pids()
+    for wire in wires:
+        await wire.closed()
+    await gateway.stop()
+
+
+def port(wire: Wire) -> int:
+    return int(wire.writer.get_extra_info("sockname")[1])
