@@ -190,7 +190,7 @@ class Head:
         self.shape = shape
         """The lines shared with other heads.  None if llhttp has parsed the head."""
         self.own = own
-        """The other lines."""
+        """The lines that are not among the shared lines."""
 
     @property
     def headers(self) -> CIMultiDictProxy[str]:

@@ -76,7 +76,7 @@ class RequestHead:
     method: str
     target: str
     version: str
-    """In the form `1.1`."""
+    """The version of HTTP, in the form `1.1`."""
     fields: Fields
     known: tuple[Any, ...] | None = field(default=None, compare=False, repr=False)
     """A value that another component has derived from the whole head, and the conditions under which the value is

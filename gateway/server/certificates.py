@@ -14,8 +14,8 @@ contexts is bounded.  First contexts of names in the certificates are never evic
 a wildcard have a bound of their own.  First contexts of names in no certificate have another bound.  The two kinds do
 not evict each other.
 
-If a pair of files becomes unusable, its last usable version stays in use, but with the current client authorities.  A
-broken certificate must not admit clients of an authority that has been removed.
+If a pair of files becomes unusable, its last usable version stays in use, but with the current client authorities.
+Otherwise a listener with a broken pair would still admit clients of an authority that has been removed.
 """
 
 from __future__ import annotations
@@ -55,12 +55,13 @@ class LoadedCertificates:
     config: ListenerTlsConfig
     served: tuple[ServedCertificate, ...]
     kept: tuple[str, ...] = ()
-    """A line for each pair of files that could not be read.  An older version of such a pair stays in use."""
+    """For each pair of files that could not be read, a line of text with the reason.  An older version of the pair
+    stays in use."""
     shadowed: tuple[str, ...] = ()
-    """A line for each certificate that no handshake uses."""
+    """For each certificate that no handshake uses, a line of text with the reason."""
     alpn: Sequence[str] = ()
     by_name: Mapping[str, ssl.SSLContext] = field(default_factory=dict)
-    """Context by server name."""
+    """The context with the certificates for each server name."""
     default: ssl.SSLContext | None = None
     """The context for clients that send no server name or an unknown name; None for the first certificate's context."""
     _sessions: dict[str | None, ssl.SSLContext] = field(default_factory=dict, compare=False, repr=False)
@@ -109,8 +110,9 @@ def _wildcard_of(server_name: str) -> str:
 
 
 def _chosen(served: Sequence[ServedCertificate], candidates: Iterable[int], now: float) -> tuple[int, ...]:
-    """Choose the best candidate for each kind of key.  A certificate whose validity has begun is better than one whose
-    validity begins later.  Otherwise, the later expiry is better.  All candidates serve one name.
+    """Choose the best candidate for each kind of key.  A certificate that is already valid is better than a certificate
+    whose validity begins later.  Between two certificates that do not differ in this, the one with the later expiry is
+    better.  All candidates serve one name.
     """
 
     def rank(index: int) -> tuple[bool, float, int]:

@@ -171,8 +171,8 @@ class Clients:
         joins: Joins | None = None,
         accounts: Accounts | None = None,
     ) -> None:
-        """`remembered` is None without the fast path.  `accounts` counts connections by network.  With None, the
-        registry makes its own accounts.
+        """`remembered` has the remembered answers; with None, every request goes to the handler.  `accounts` counts
+        connections by network.  If it is None, the registry makes its own accounts.
         """
         nets = client_nets(limits.client_v4_bits, limits.client_v6_bits)
         self.accounts = Accounts(nets, clock.now) if accounts is None else accounts
@@ -219,8 +219,8 @@ class Clients:
         self.proxies: Proxies | None = None
         """The proxies whose forwarding headers are trusted; None without trusted proxies."""
         self.repeats = True
-        """Whether the latest request with a remembered answer had the bytes under which `exact` holds the answer.  If
-        so, new connections look in `exact` before they call `find`."""
+        """Whether the latest request that had a remembered answer consisted of exactly the bytes under which `exact`
+        holds the answer.  If so, new connections look in `exact` before they call `find`."""
         self.is_draining = False
         """Whether HTTP/1.1 answers announce the end of their connection, and HTTP/2 connections get a GOAWAY."""
         self._is_closing = False
@@ -228,12 +228,14 @@ class Clients:
         self.is_short_of_memory = False
         """Whether new connections are refused because the process is close to its memory limit."""
         self.unadmitted = 0
-        """Connections between acceptance and `admit_connection`.  Each connection adds itself."""
+        """The number of connections that are accepted but have not called `admit_connection`.  Each connection adds
+        itself."""
         self.latest_peer: str | None = None
-        """The address of the latest connection.  Connections of one proxy share this string, to save memory."""
+        """The address of the latest connection's peer.  A new connection with an equal address keeps this string
+        instead of its own copy, so connections of one proxy take less memory."""
         self._arrivals = 0
         self.on_arrivals: Callable[[], None] = lambda: None
-        """Called after each `ARRIVALS_PER_LOOK` admitted connections."""
+        """Called once for every `ARRIVALS_PER_LOOK` admitted connections."""
         self._open: OrderedDict[ClientConnection, None] = OrderedDict()
         self.refused: Counter[ConnectionRefusal] = Counter()
         """The number of refused connections for each reason."""
@@ -309,7 +311,8 @@ class Clients:
         has_share = connections < self._most_connections_of_one
         if accounts.open_connections < self._most_connections:
             return None if has_share else ConnectionRefusal.CLIENT
-        # The two networks must differ by two or more.  Otherwise they would displace each other's connections for ever.
+        # The networks' numbers of connections must differ by two or more.  Otherwise the networks would displace each
+        # other's connections for ever.
         may_displace = has_share and connections + 1 < accounts.most_connections
         return None if may_displace and self._displace() else ConnectionRefusal.LIMIT
 
@@ -323,11 +326,11 @@ class Clients:
 
     def _displace(self) -> bool:
         """Close an idle connection of a network that has the most connections.  Returns False if a bounded search finds
-        none."""
+        no such connection."""
         most = self.accounts.most_connections
         for _ in range(min(len(self._open), _MOST_LOOKED_AT)):
             client = next(iter(self._open))
-            # Begin the next search with another connection.
+            # Move the connection to the end, so that the next search begins with another connection.
             self._open.move_to_end(client)
             if client.use is not None and client.use.connections == most and client.is_idle:
                 self._uncount(client)
@@ -359,7 +362,7 @@ class Clients:
 
     async def emptied(self, timeout_s: float) -> None:
         """Wait until no connection is left, for at most `timeout_s` seconds."""
-        # The loop makes the protocol of an accepted connection in its next turn.
+        # Wait for the loop's next turn, in which it makes the protocol of a connection that has just been accepted.
         await asyncio.sleep(0)
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):

@@ -49,7 +49,7 @@ _log = logging.getLogger("gateway.server")
 _LINGER_S: Final = 1.0
 _PREFACE: Final = frames.PREFACE
 
-# Enum members are slow to reach in Python 3.11, and every request passes here.
+# Module names are faster to look up than enum members, and every request needs these members.
 _ANSWERING, _IDLE, _LINGERING, _LIVE = Phase.ANSWERING, Phase.IDLE, Phase.LINGERING, Phase.LIVE
 _END: Final = Mark.END
 _HEAD: Final = State.HEAD
@@ -215,7 +215,7 @@ class Connection(RecognisingConnection):
 
     def eof_received(self) -> bool:
         """Called when the client has half-closed: answer its requests, then close.  Return False, which closes the
-        transport, if no request is unanswered."""
+        transport, if all requests are answered."""
         is_asking = self.phase not in (_IDLE, _LINGERING)
         if self.transport is None or self.transport.is_closing() or not (is_asking or self._pending or self._unparsed):
             return False
@@ -251,7 +251,8 @@ class Connection(RecognisingConnection):
     def connection_lost(self, exc: Exception | None) -> None:
         self._clear_deadline()
         self.transport = None
-        # resume_writing will not be called any more.  The rest of the answer is written and discarded.
+        # Let the handler write the rest of its answer, which is discarded.  The transport will not call resume_writing
+        # any more.
         self.is_full = False
         self._pending = NO_EVENTS
         self._unparsed = b""
@@ -401,7 +402,7 @@ class Connection(RecognisingConnection):
         if not self.is_full and self._tick < 0:
             self._set_idle_deadline()
         if self._is_taking or self._is_waiting:
-            # A caller further up the stack, or `take_turn`, reads on after this request.
+            # A caller further up the stack, or a later call of `take_turn`, takes the input after this request.
             return
         if not self._pending and self._parser is None and not self._unparsed:
             # The usual case: the client has sent nothing more.

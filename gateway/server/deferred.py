@@ -21,7 +21,7 @@ from gateway.upstream.auth_services import WaitingRequest
 
 
 class Answerer(Protocol):
-    """The request handler, as it resumes requests that have waited."""
+    """The part of the request handler that resumes requests after their wait."""
 
     def go_on(self, waiting: DeferredRequest) -> Work | None:
         """Answer the request as far as possible without waiting.  Returns the work that is left for a task, or None."""

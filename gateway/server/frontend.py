@@ -149,7 +149,7 @@ class Frontend:
             self.clients.on_hit = self._note_hit
         self._choose_shortcuts()
         self.clients.proxies = proxies = _proxies(config)
-        # By ALPN name, in order of preference.
+        # The protocol factories by ALPN name, in order of preference.
         protocols: dict[str, Connect] = {HTTP_2: self._connect_http2, HTTP_1: self._connect}
         self.listeners = Listeners(config, self.clients, protocols, self._redirect_factory, listener_metrics, proxies)
 

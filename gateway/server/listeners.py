@@ -64,7 +64,7 @@ class _OpenListener:
         self.queues: list[AcceptQueue] = []
         self.file: UnixSocket | None = None
         self.port = 0
-        """The port that the listener is bound to; 0 without one."""
+        """The port that the listener is bound to; 0 for a listener without a port."""
 
     @property
     def servers(self) -> list[asyncio.Server]:

@@ -66,7 +66,7 @@ user) or otherwise its address, and its header section.  A plain tuple is cheap,
 
 
 class PollGroup:
-    """The clients of one waiter, as its `gateway.engine.long_poll_waiter.PollClient`."""
+    """The clients of one waiter.  Implements `gateway.engine.long_poll_waiter.PollClient`."""
 
     __slots__ = (
         "_channels",
@@ -108,7 +108,8 @@ class PollGroup:
         # reload may have changed the route's CORS headers since another group began.
         self.shape: Hashable = (route, origin is None, keeps)
         self._waiter: Waiter | None = None
-        """None before `add_first`, after the end, and while clients wait for their requests to be handled again."""
+        """The waiter that represents the group.  None before `add_first`, after the end, and while clients wait for
+        their requests to be handled again."""
         self._channels: dict[Channel, PolledBy] = {}
         self._note: Note | None = None
         """The record of the first client's answer, if the request handler has made one."""
@@ -142,7 +143,7 @@ class PollGroup:
         self._take(channel, client)
 
     def join(self, channel: Channel, client: PolledBy) -> bool:
-        """Add another client.  Returns False if the group no longer accepts any."""
+        """Add another client.  Returns False if the group accepts no more clients."""
         if self._waiter is None or not self._waiter.join(client[0]):
             return False
         self._take(channel, client)
@@ -189,7 +190,7 @@ class PollGroup:
         """Do nothing, because a long-poll has no body before its end."""
 
     def client_left(self, channel: Channel) -> None:
-        """Remove a client that has left.  Does nothing for a client that `has_gone` aborts."""
+        """Remove a client that has left.  Does nothing for a client that has been removed, as by `has_gone`."""
         if channel not in self._channels:
             return
         if self._waiter is not None and len(self._channels) == 1:
@@ -360,7 +361,7 @@ class PollGroup:
         *,
         is_final: bool,
     ) -> None:
-        """Record a client that has no answer, or none yet."""
+        """Record a client that gets no answer, or that still waits for its answer."""
         record = replace(facts, outcome=outcome, close_reason=reason, subscribers=subscribers, is_final=is_final)
         self._rendering.access_log.record_of(record, *client)
 

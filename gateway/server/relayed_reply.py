@@ -30,7 +30,7 @@ class _Shared(NamedTuple):
     """The headers that clients get with all replies of one shape (with the same header lines)."""
 
     fields: CIMultiDict[str]
-    """Must not be changed."""
+    """The headers.  Many replies share them, so they must not be changed."""
     lines: bytes
 
 

@@ -211,14 +211,15 @@ def adopt(fd: int) -> socket.socket:
 _SO_ATTACH_FILTER: Final = 26
 """The number of the option on Linux (socket(7)), which Python does not name."""
 _INSTRUCTION: Final = struct.Struct("HBBI")
-"""An instruction of a socket filter: code, the steps to skip if a test is true and if it is false, operand."""
+"""One instruction of a socket filter.  Its fields are the code, the number of instructions to skip if a test is true,
+the number to skip if the test is false, and the operand."""
 _WITHOUT_SYN: Final = b"".join(
     _INSTRUCTION.pack(*one)
     for one in (
         (0x30, 0, 0, 13),  # Load the flags of the TCP header.
         (0x45, 0, 1, 0x02),  # Is this a SYN?
-        (0x06, 0, 0, 0),  # Then drop the segment.
-        (0x06, 0, 0, 0xFFFFFFFF),  # Else take all of it.
+        (0x06, 0, 0, 0),  # If it is, drop the segment.
+        (0x06, 0, 0, 0xFFFFFFFF),  # Otherwise pass the whole segment.
     )
 )
 

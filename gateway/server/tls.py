@@ -50,7 +50,7 @@ _TLS_INFO: Final = frozenset({"cipher", "compression", "peercert", "ssl_object",
 
 
 class _State(Enum):
-    """Which sides are closed."""
+    """Which sides of the connection have ended TLS."""
 
     OPEN = "open"
     PEER_ENDED = "peer ended"

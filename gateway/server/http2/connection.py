@@ -78,8 +78,8 @@ class Http2Connection(TimedHttp2Connection):
         is_expected: bool = True,
         is_local: bool = False,
     ) -> None:
-        """`client` and `is_local` are as for HTTP/1.1's `Connection`.  `is_expected` is False if the connection has
-        been admitted already, as an HTTP/1.1 connection."""
+        """`client` and `is_local` mean the same as in HTTP/1.1's `Connection`.  `is_expected` is False if the
+        connection has been admitted already, as an HTTP/1.1 connection."""
         super().__init__(clients)
         if is_expected:
             clients.unadmitted += 1
@@ -187,8 +187,8 @@ class Http2Connection(TimedHttp2Connection):
 
     @property
     def _has_requests(self) -> bool:
-        """Whether requests wait.  All input is read before any request is answered.  Unread input therefore counts as
-        requests only if the input before it contained a request.
+        """Whether the waiting work counts as requests.  Unread input may be anything.  It counts as requests if the
+        input before it contained a request.  Without unread input, only requests can wait.
         """
         return self._next_heads > 0 or not self.session.has_more
 

@@ -170,7 +170,7 @@ class TimedHttp2Connection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """Called when the client has half-closed: answer its requests, then close.  Return False, which closes the
-        transport, if no request is unanswered."""
+        transport, if all requests are answered."""
         session, transport = self.session, self.transport
         if transport is None or transport.is_closing() or session.failed is not None:
             return False
