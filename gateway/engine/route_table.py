@@ -116,7 +116,7 @@ class RouteTable:
 
 
 def newly_guarded(before: Sequence[Route], after: Sequence[Route]) -> list[Route]:
-    """Return the routes without rules whose reads may now be subject to the rules of a route."""
+    """Return the earlier routes without rules whose reads may now be subject to the rules of a present route."""
     if before is after:
         return []
     kept = _kept(before, after)

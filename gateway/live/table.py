@@ -269,7 +269,8 @@ class LiveTable:
             raise TooManyFollowed
 
     def _remove_hot(self, net: str | None) -> bool:
-        """Remove a hot topic without readers, charged to this network if it is given; return False if there is none."""
+        """Remove a hot topic without readers; return False if there is none.  If `net` is given, only topics that are
+        charged to this network are removed."""
         for topic in self.hot:
             entry = self._entries[topic.stream]
             if entry.run is not None and not topic.readers and net in (None, entry.net):

@@ -194,8 +194,7 @@ class Topic:
         """The readers whose `pump` is called when the topic changes.  Readers with a task wait for `changed`
         instead."""
         self.extra_clients = 0
-        """The number of clients of `readers_now` minus the number of these readers: one reader may serve several
-        clients."""
+        """How many more clients than readers `readers_now` has, because one reader may serve several clients."""
         self._is_flushing = False
         self.steps: dict[str, LiveStep] = {}
         """The next bytes to send, by the offset of the readers.  They are made once in each round of deliveries."""

@@ -139,7 +139,8 @@ class Caching(NamedTuple):
 
     @classmethod
     def at_tail(cls, reuse: Reuse) -> Caching:
-        """Return the caching stated by a reply that reaches the tail, if no earlier reply stopped short of the tail."""
+        """Return the caching stated by a reply that reaches the tail.  It applies only until a reply stops short of the
+        tail."""
         lifetime_s = reuse.lifetime_s
         # A freshness lifetime of 0 means the same as `no-cache`, which does not apply to bytes.  During
         # `stale-while-revalidate`, the gateway revalidates the tail in the background, so it may reuse the bytes for

@@ -279,7 +279,8 @@ class RecordTape:
         return Part(tuple(taken), size, at, is_closed=False)
 
     def at_timestamp(self, timestamp: int) -> int | None:
-        """Return the number of the stream's first record at or after `timestamp`; None if the tape does not show it.
+        """Return the sequence number of the stream's first record at or after `timestamp`; None if the tape does not
+        show it.
 
         The tape shows the number if it holds this record and the preceding record, or if this is the first record of
         the stream.

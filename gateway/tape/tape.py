@@ -42,8 +42,9 @@ class TapeReading(NamedTuple):
     end: str = ""
     stored_at: float = 0.0
     copied: int = 0
-    """How many bytes of `pieces` take memory in addition to the tape's.  These are copies, and a
-    small last piece of a block: when the block grows, the tape replaces this piece, and only this reading keeps it."""
+    """How many bytes of `pieces` use memory that the tape does not use.  These are copied bytes, and the last piece of
+    a block if it is small: the tape replaces such a piece when the block grows, and then only this reading refers to
+    the old piece."""
 
 
 class Extent(NamedTuple):

@@ -94,8 +94,8 @@ async def _start_at(
             case FoundRecords(records) if records:
                 return records[0].seq_num, None, outcome
             case AtTail(tail) if fetched.is_fresh:
-                # A timestamp after the tail's counts as a sequence number after the tail.  If the timestamp is not
-                # after the tail's, the records from that time on have been trimmed.
+                # A timestamp later than the tail's timestamp counts as a sequence number after the tail.  If the
+                # timestamp is not later, the records from that time on have been trimmed.
                 beyond = timestamp > tail.timestamp and not query.is_clamped
                 return tail.seq_num + 1 if beyond else tail.seq_num, tail, Outcome.REVALIDATED
             case FoundRecords() if fetched.is_fresh:
