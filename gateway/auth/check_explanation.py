@@ -99,4 +99,4 @@ def _why_not(rule: Rule, asked: Asked) -> str:
         case SignedRule():
             return "the request has no signature"
         case ForwardRule():
-            return "the request has no credential that its service is sent"
+            return "the request has no credential for its service"

@@ -50,7 +50,8 @@ _DEV_DRAIN_S: Final = 1.0
 """Seconds for the gateway of `dev` to drain, because a browser's idle connections would delay its end."""
 
 _MUCH_LOWER: Final = 4
-"""A message is printed if open files reduce a default to less than one part in this many."""
+"""A message is printed if the limit of open files reduces a default bound to less than the default divided by this
+number."""
 
 T = TypeVar("T")
 

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from gateway.protocol.target import Target
 
 _MOST_QUESTIONS: Final = 4
-"""More questions than one request causes: a key set that is fetched twice, and a service."""
+"""The most questions that the rules may ask for one request.  One request causes at most three: a key set may be
+fetched twice, and a service is asked."""
 _LAST: Final = 253_402_300_800.0
 """The Unix time from which on dates cannot be formatted."""
 
@@ -96,7 +97,8 @@ def explain_request(config: GatewayConfig, request: Request, *, asks: bool = Fal
     origins = route.config.cors.allow_origins if route.config.cors is not None else ()
     needs_origin = judged(asked._replace(is_from_site=False)).status != found.status
     if needs_origin and (not origins or "*" in origins):
-        # No Origin header is accepted.
+        # No Origin header would help, because the route names no web origins, or `*`.  Explain the request without an
+        # allowed Origin.
         needs_origin, found = False, judged(asked._replace(is_from_site=False))
     for line in _lines(route, found, asked, clock):
         typer.echo(line)

@@ -4,8 +4,8 @@ aiohttp's exceptions are translated here.  A failed connection, a truncated body
 retry may help.  Other errors become `CommandFailed`.
 
 Only reads follow redirects.  A redirected write might arrive as a read (RFC 9110 section 15.4), and the user must know
-where the data goes.  Therefore it fails with the Location.  The user's headers often have credentials.  They are sent
-only to the origin of the given URL, and not to the target of a redirect.
+where the data goes.  Therefore the command fails, and names the target of the redirect.  The user's headers often have
+credentials.  They are sent only to the origin of the given URL, and not to the target of a redirect.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 |        | terminal                                   | pipe, file                      |
 |--------|--------------------------------------------|---------------------------------|
-| JSON   | indented and coloured, one after the other | one message a line, as written  |
+| JSON   | indented and coloured, message by message  | one message a line, as written  |
 | text   | unchanged, control characters escaped      | its bytes, unchanged            |
 | other  | a hex dump                                 | its bytes, unchanged            |
 

@@ -49,7 +49,7 @@ def purge(
 def _selector(name: str, value: str) -> str:
     """Return `value` for the API.  Raises BadParameter if it is empty or selects all streams.
 
-    An unset shell variable would make it empty by mistake.
+    The value may be empty by mistake, because of an unset shell variable.
     """
     hint = "PATH" if name == "stream" else f"--{name}"
     if not value:

@@ -99,7 +99,7 @@ class JsonValues:
         return _checked(self._cutter.finish())
 
     def joined(self, messages: list[bytes]) -> bytes:
-        # The origin removes one level of arrays, so a message that is an array stays one inside this array.
+        # The origin removes one level of arrays.  Inside this array, a message that is itself an array stays whole.
         return b"[" + b",".join(messages) + b"]"
 
 

@@ -138,7 +138,8 @@ class ReplyParser:
         self._fields: list[tuple[bytes, bytes]]
         self._head_fields: list[tuple[bytes, bytes]]
         self._tail: bytes
-        """The last bytes received, enough to find an end that spans two calls."""
+        """The last bytes of an incomplete head.  With them, an end of the head that spans two calls of `feed` is
+        found."""
         self._begin()
 
     def __repr__(self) -> str:
@@ -212,7 +213,7 @@ class ReplyParser:
         if self.state is _IDLE:
             self._is_begun = True
             if data[0] != _FIRST:
-                # llhttp would skip leading line ends, even incomplete ones.
+                # Refuse the bytes here, because llhttp would skip leading line ends, even incomplete ones.
                 raise self._broken("not HTTP")
             self.state = _BEGUN
         carried = len(self._tail)

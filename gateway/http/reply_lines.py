@@ -51,7 +51,7 @@ UNUSUAL: Final[Kinds] = 8
 """llhttp has to check the framing: Upgrade, or an unusual Content-Length or Transfer-Encoding."""
 CHUNKED: Final[Kinds] = 16
 SHARED: Final[Kinds] = 32
-"""Something is derived from the field, so it belongs to the shape."""
+"""Other values are derived from the field, so its line belongs to the shape."""
 NOT_ALIKE: Final[Kinds] = 64
 """For a reply with this field, the fields for its client are made separately, not once for all replies of its shape.
 Location depends on the request, and Connection may name any other field.

@@ -57,8 +57,8 @@ def client_nets(v4_bits: int, v6_bits: int) -> ClientNet:
 
 
 class Parties(NamedTuple):
-    """The names of the accounts that an authorised request has in addition: of its principal (the authenticated user)
-    and of its tenant.
+    """The names of two further accounts of an authorised request: the account of its principal (the authenticated user)
+    and the account of its tenant.
 
     `Accounts` holds these accounts and the accounts of client networks in one table.  An empty name means that the
     request has no principal or no tenant; limits per principal or per tenant then do not apply.
@@ -74,8 +74,8 @@ MOST_UNUSED: Final = 16_384
 """The most accounts without resources in use."""
 NO_TIMES: Final[dict[Hashable, float]] = {}
 NO_COUNTS: Final[dict[Hashable, int]] = {}
-"""Shared by all accounts whose dictionaries are empty.  Behind a proxy an account may be created and removed for each
-live read, so an account must be cheap."""
+"""`NO_TIMES` and `NO_COUNTS` are the empty dictionaries that accounts share until they need their own.  Behind a proxy
+an account may be created and removed for each live read, so an account must be cheap."""
 _LOOKED_AT: Final = 8
 """The number of accounts that one call of `_make_room` examines."""
 
@@ -107,8 +107,8 @@ class Account:
         self.followed = 0
         """The number of live requests at origins that are charged to the network."""
         self.full_at: dict[Hashable, float] = NO_TIMES
-        """For each rate whose bucket is not full, the time at which it will be full (monotonic seconds).  Only `Rate`
-        changes this dictionary.  Before the first change, `Rate` replaces `NO_TIMES` by a new dictionary."""
+        """For each rate whose bucket is not full, the time at which the bucket will be full (monotonic seconds).  Only
+        `Rate` changes this dictionary.  Before the first change, `Rate` replaces `NO_TIMES` by a new dictionary."""
         self.live: dict[Hashable, int] = NO_COUNTS
         """The number of live reads that each rate limit counts.  A limit that counts none has no entry.  Only
         `LimitedLive` changes this dictionary.  Before the first change, `LimitedLive` replaces `NO_COUNTS` by a new
@@ -143,7 +143,8 @@ class Account:
         """Stop counting a live read.  `sent_bytes` is unused: the parameter exists because `LimitedLive` has the same
         method."""
         self.live_reads -= 1
-        # Inlined `forget_if_unused`: a client behind a proxy often has only one live read, so this path is hot.
+        # This repeats the code of `forget_if_unused`, because this path is hot: a client behind a proxy often has only
+        # one live read.
         if not (self.live_reads or self.connections or self.followed or self.live) and self._owner is not None:
             self._owner.forget_if_settled(self)
 

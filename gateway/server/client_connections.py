@@ -171,7 +171,7 @@ class Clients:
         joins: Joins | None = None,
         accounts: Accounts | None = None,
     ) -> None:
-        """`remembered` has the remembered answers; with None, every request goes to the handler.  `accounts` counts
+        """`remembered` has the remembered answers; None if no answer is remembered.  `accounts` counts
         connections by network.  If it is None, the registry makes its own accounts.
         """
         nets = client_nets(limits.client_v4_bits, limits.client_v6_bits)

@@ -66,7 +66,7 @@ class DeferredRequest(ABC):
 
 
 class WaitingRead(DeferredRequest):
-    """A first read, which waits for the fetch of its stream in `store`."""
+    """A first read, which waits for the fetch of its stream.  `store` has the tapes of all streams."""
 
     __slots__ = ("_store", "first", "read")
 

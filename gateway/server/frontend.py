@@ -207,9 +207,9 @@ class Frontend:
     def _choose_shortcuts(self) -> None:
         """Choose which requests may skip the request handler.
 
-        During a drain (the orderly end of all connections) no request may, because each answer has to announce the end
-        of its connection.  With rate limits, each remembered answer needs a check.  Without rate limits, only answers
-        on routes with authorisation rules need a check.
+        During a drain (the orderly end of all connections) no request may skip it, because each answer has to announce
+        the end of its connection.  With rate limits, each remembered answer needs a check.  Without rate limits, only
+        answers on routes with authorisation rules need a check.
         """
         clients = self.clients
         clients.limits_hits, clients.admits = bool(self._rates.limits), self._admits

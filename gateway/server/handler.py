@@ -1,7 +1,8 @@
 """The request handler, which answers every request that has no remembered answer.
 
-It has the request interpreted, calls the engine and delivers the answer.  Writes, and reads whose answers must not be
-shared, go to a relay.  `ResponseRecorder.refuse` turns each `GatewayError` into a response, also in relays.
+The handler has the request interpreted (`gateway.server.interpreting`), calls the engine and delivers the answer.
+Writes, and reads whose answers must not be shared, go to a relay.  `ResponseRecorder.refuse` turns each `GatewayError`
+into a response, also in relays.
 """
 
 from __future__ import annotations
@@ -155,7 +156,8 @@ class RequestHandler:
             self._recorder.record_end(context, None)
 
     def _begin(self, context: RequestContext, undecided: UndecidedRequest | None = None) -> Answered | Work | None:
-        """Begin the answer.  Return it if it has been sent, or else the work that is left for a task.
+        """Begin the answer.  Return the answer's head if the answer has been sent, and otherwise the work that is left
+        for a task.
 
         Returns None if the answer needs no task.
 

@@ -31,7 +31,7 @@ _COST: Final = 6_500
 
 @dataclass(slots=True)
 class SseHead:
-    """The head of an SSE response, which further answers repeat within the same second."""
+    """The head of an SSE response, which is repeated for answers that begin in the same second."""
 
     headers: CIMultiDict[str]
     """The stream's headers when this head was made, compared by identity."""

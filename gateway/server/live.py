@@ -179,7 +179,8 @@ class LiveAnswers:
     def note(
         self, observed: Observed | None, mode: Mode, route: str, began: float, fill: Callable[[Record], None]
     ) -> Note | None:
-        """Return the answer's record for the access log and the trace.  None without both."""
+        """Return the answer's record for the access log and the trace.  None if neither the log nor the trace needs a
+        record."""
         if observed is None:
             return None
         record, span = observed.record, observed.span

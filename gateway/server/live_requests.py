@@ -59,7 +59,7 @@ class LiveRequests:
         """Streams of which the origin has recently refused a reader; mostly empty."""
 
     async def begin_answer(self, context: RequestContext, read: Read) -> Answer | None:
-        """Begin the live answer to a request, and return None.  If the answer is not a live answer, return it instead.
+        """Begin the live answer to a request, and return None.  Return any other answer, which the caller then sends.
 
         Raises Uncacheable if the read has to be relayed, or another GatewayError.
         """

@@ -1,8 +1,8 @@
 """Groups of long-polls that wait for the same answer, which is rendered once for all of them.
 
 One waiter represents the whole group among the stream's readers.  The group begins with one client, and clients with an
-equal request may join for a short while.  All of them get the same answer at the same time, so none is worse off for
-having joined.  The common part of their lines in the access log is made once.
+equal request may join for a short while.  All clients of a group get the same answer at the same time, so no client
+loses anything by joining.  The common part of their lines in the access log is made once.
 """
 
 from __future__ import annotations

@@ -241,7 +241,7 @@ class ReadingConnection(WritingConnection):
 
 
 def _is_one_plain_get(events: Sequence[Event], data: bytes) -> bool:
-    """Return whether `data` is exactly one HTTP/1.1 GET without a body that keeps its connection open."""
+    """Return whether `data` is exactly one HTTP/1.1 GET that has no body and keeps its connection open."""
     if len(events) != 2 or len(data) > MAX_REQUEST_BYTES:
         return False
     head, end = events

@@ -1,8 +1,8 @@
 """Audit lines: changes and refusals, each one line of a separate logger.
 
 Audit lines are written whatever the level of the other loggers.  They never contain a token or a signature.  They leave
-out a stream's query, because it may contain a token or a signature.  Lines about refusals are bounded, because an
-unauthorised client can cause any number: at most `REFUSALS_PER_WINDOW` in each `WINDOW_S` seconds.  The first line
+out a stream's query, because it may contain a token or a signature.  An unauthorised client can cause any number of
+refusals, so at most `REFUSALS_PER_WINDOW` lines about refusals are written in each `WINDOW_S` seconds.  The first line
 after a window states the number of lines that were left out.
 """
 

@@ -58,8 +58,8 @@ class FlightSpan(Protocol):
         """Link the current request, which shares this flight, to the flight and to its leader."""
 
     def end_span(self, result: str, status: int | None, size: int) -> None:
-        """End the span.  Records the result in one word, the status for the flight's readers (None without a status),
-        and the body bytes.
+        """End the span.  Records the result in one word, the status that the flight's readers get (None without a
+        status), and the number of body bytes.
         """
 
 

@@ -1,9 +1,10 @@
 """An HTTP/1.1 connection to an origin, which carries one exchange after the other.
 
 A connection is busy from the first byte of a request to the last byte of its reply, and idle at other times.  After an
-exchange the connection calls the method `freed` of its owner.  It is closed instead if the start of the next reply
-would be uncertain: after a truncated reply, after bytes that no request asked for, or if a request body was not sent
-completely.  After each reply the connection rests for a moment before it is used again (`gateway.upstream.keep_alive`).
+exchange the connection calls the method `freed` of its owner.  The connection is closed instead if the start of the
+next reply would be uncertain: after a truncated reply, after bytes that no request asked for, or if a request body was
+not sent completely.  After each reply the connection rests for a moment before it is used again
+(`gateway.upstream.keep_alive`).
 
 An `IncomingReply` collects the reply.  Above its high-water mark the connection stops reading until the reader has
 taken the data.
@@ -97,7 +98,7 @@ class Connection(asyncio.Protocol):
         self.is_reused = False
         """Whether the connection has carried a complete exchange."""
         self.is_for_heads = False
-        """Whether its latest request was a HEAD."""
+        """Whether the connection's latest request was a HEAD."""
         self.address = ""
         """The server's address, from the resolver."""
         self.outdated_at = inf
@@ -335,7 +336,7 @@ class Connection(asyncio.Protocol):
         if parser.interim:
             self._informed(incoming)
             if self._incoming is not incoming:
-                # The callback has ended the exchange.
+                # The requester has ended the exchange when it got the interim reply.
                 return
         if not events:
             return

@@ -124,8 +124,8 @@ class Dialer:
                 lambda: connection, address, endpoint.port, ssl=context, server_hostname=server_name
             )
         except BaseException:
-            # uvloop does not call `connection_lost` if the task is cancelled in the iteration of the loop in which the
-            # connection is made.
+            # Call `connection_lost` here. uvloop does not call it if the task is cancelled in the iteration of the loop
+            # in which the connection is made.
             connection.connection_lost(None)
             raise
         return connection

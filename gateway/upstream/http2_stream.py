@@ -29,7 +29,7 @@ from gateway.upstream.upload import send_body
 
 
 class StreamOwner(Protocol):
-    """The view of the connection that a stream needs."""
+    """The part of the connection that a stream uses."""
 
     endpoint: Endpoint
     made_at: float

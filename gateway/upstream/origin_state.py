@@ -34,7 +34,7 @@ _MAY_DRAIN: Final = 503
 """The status by which a server may report that it is about to shut down."""
 _BUSY_RETRY_S: Final = 1.0
 """The Retry-After of a request that is refused because too many wait."""
-# Access to enum members is slow in Python 3.11, and this is a hot path.
+# Module names are faster to look up than enum members, and every request needs these members.
 _CLOSED: Final = BreakerState.CLOSED
 
 Say = Callable[[str], None]
@@ -103,7 +103,7 @@ class OriginState:
 
 
 class LivePin(Protocol):
-    """The view of an `OriginPool` that a live request needs."""
+    """The part of an `OriginPool` that a live request uses."""
 
     def leads_to(self, origin: Origin) -> bool:
         """Return whether the route still sends requests to this origin."""

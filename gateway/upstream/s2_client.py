@@ -115,7 +115,7 @@ class S2Client:
     url: str
     """The URL of the stream."""
     headers: CIMultiDict[str]
-    """Credentials and basin."""
+    """The request headers with the client's credentials and the name of the basin (S2's namespace of streams)."""
     bounds: Bounds
     client: str | Askers
     is_live: bool = False

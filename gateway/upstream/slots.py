@@ -159,7 +159,8 @@ class Lane:
         self.uploads = () if after_upload is None else tuple(scope.uploads for scope in scopes)
         """The shares that an upload releases when its body has been sent."""
         self.counted = (*(scope.share_of(purpose) for scope in scopes), *self.uploads)
-        """The shares whose `taken` grows with each request.  A scope's total is not one: it adds up its parts."""
+        """The shares whose `taken` grows with each request.  The total of a scope is not among them, because it is
+        computed from them."""
         self.shares: tuple[_Share | _Total, ...] = (*(scope.total for scope in scopes), *self.counted)
         """The shares that must have room for a request of the lane."""
         self.queue: FairQueue[str, Waiting] = FairQueue()

@@ -108,7 +108,7 @@ class BlockReader(Generic[T]):
             raise Undecodable from error
         finally:
             if self._table.version != version or _changes_size(block):
-                # Equal bytes may now decode to other fields.
+                # Forget the remembered blocks, because the same bytes may now decode to other fields.
                 self._forget()
 
 

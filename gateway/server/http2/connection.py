@@ -388,8 +388,8 @@ class Http2Connection(TimedHttp2Connection):
     def wake(self) -> None:
         """Schedule the writing of the session's output at the end of the loop's turn.  Write large output now.
 
-        Output queued in streams always waits for the end of the turn.  Writing it here would make room, and the code
-        that writes now would then be asked for more before its own call returns.
+        Output queued in streams always waits for the end of the turn.  Writing it here would make room in the stream.
+        The code that writes now would then be called to write more before its present call returns.
         """
         if self.session.out_bytes >= _FLUSH_BYTES:
             self._write()
