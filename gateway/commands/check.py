@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from gateway.protocol.forwarded_headers import Headers
 
 _MOST_ALIGNED: Final = 80
-"""The column in which the sources of values begin, at most.  A longer value moves its own source to the right."""
+"""The sources of values are printed in one column, after at most this many characters.  A longer value moves its own
+source to the right."""
 _PROBE_S: Final = 3.0
 """The timeout for connecting to an origin, and for its answer, in seconds."""
 
@@ -243,7 +244,7 @@ async def _probe(config: GatewayConfig, tls: Mapping[str, OriginTls], found: lis
         found += await asyncio.gather(
             *(_probe_one(exchanges, "origin", one, f"{one}/", of) for one, of in routes.items()),
             *(
-                # The query may hold a secret.
+                # Report the URL without its query, which may hold a secret.
                 _probe_one(services, "keys" if is_keys else "service", url.partition("?")[0], url)
                 for url, is_keys in urls.items()
             ),

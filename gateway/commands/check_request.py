@@ -146,7 +146,7 @@ def _asked(target: Target, parameters: Mapping[str, str], request: Request) -> A
 
     methods = {Action.READ: "GET", Action.CREATE: "PUT", Action.DELETE: "DELETE"}
     wanted: tuple[Action, ...] = (action_of(mode_of("GET", target), target.path),)
-    # All requests below the protocol's reserved path have the same action.
+    # Ignore `--action` below the protocol's reserved path, where all requests have the same action.
     if request.actions and mode_of("PUT", target) is not Mode.OTHER:
         try:
             wanted = tuple(sorted(parse_actions(request.actions.split(","))))

@@ -184,7 +184,7 @@ def _retry_after_s(value: str | None) -> float:
 
 def _reason(error: OSError) -> str:
     if isinstance(error, ssl.SSLError):
-        # `errno` is a number of OpenSSL here, not of the operating system.
+        # Do not use `errno`, which is a number of OpenSSL here, not of the operating system.
         if error.reason in _NO_TLS:
             return "the server does not speak TLS; is it an http:// URL?"
         return f"TLS failed: {(error.reason or 'no reason given').replace('_', ' ').lower()}"
@@ -192,7 +192,7 @@ def _reason(error: OSError) -> str:
 
 
 _NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"})
-"""OpenSSL's reasons after an answer in plain HTTP."""
+"""The reasons that OpenSSL gives if the server answers in plain HTTP."""
 
 
 def _text_of(error: BaseException) -> str:

@@ -111,8 +111,8 @@ def _checked(values: Iterator[bytes]) -> Iterator[bytes]:
 
 
 class Lines:
-    """Divides input into lines: with their line feeds for a text stream, or as JSON strings without them for a JSON
-    stream."""
+    """Divides input into lines.  For a text stream, a line keeps its line feed.  For a JSON stream, a line becomes a
+    JSON string without its line feed."""
 
     counts_messages = True
 

@@ -178,7 +178,7 @@ class ReplyParser:
                 else:
                     data = self._feed_head(data, events)
             elif events:
-                # Excess bytes after a complete reply: the reply is valid, but it is the connection's last.
+                # There are excess bytes after a complete reply.  The reply is valid, but it is the connection's last.
                 self.state = _CLOSED
                 break
             else:
@@ -337,8 +337,8 @@ class ReplyParser:
             case ["chunked"]:
                 return _CHUNKS
             case ["identity"]:
-                # Some old servers send `identity` for bodies that end with the connection.  RFC 9112 no longer has this
-                # coding.
+                # Accept `identity`, which RFC 9112 no longer has: some old servers send it for bodies that end with the
+                # connection.
                 return _CLOSE
         raise self._broken("transfer coding that was not asked for")
 

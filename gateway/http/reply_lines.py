@@ -267,7 +267,8 @@ def _learn(lines: list[bytes]) -> ReadLines | None:
             _remember(raw, line)
     own = [parsed[at] for at in shape.own_at]
     lengths = [line.length for line in own if line.length is not None]
-    # The order of lines with one name matters (RFC 9110 section 5.3), but own lines are moved to the end.
+    # Leave the head to llhttp if an own line has the name of a shared line.  The order of lines with one name matters
+    # (RFC 9110 section 5.3), but own lines are moved to the end.
     if len(lengths) + shape.is_chunked > 1 or any(line.name in shape.headers for line in own):
         return None
     return shape, own, lengths[0] if lengths else None

@@ -163,7 +163,7 @@ class Accounts:
         self._now = now
         self._all: OrderedDict[str, Account] = OrderedDict()
         self._sizes: dict[int, int] = {}
-        """The number of networks with each number of connections."""
+        """For each number of connections, the number of networks that have so many connections."""
         self.open_connections = 0
         """The number of open connections, including connections without a network."""
         self.most_connections = 0
@@ -232,7 +232,7 @@ class Accounts:
             if not sizes[old]:
                 del sizes[old]
                 if old == self.most_connections:
-                    # This network had the most connections, and has one connection less now.
+                    # Only this network had the most connections, and it has one connection less now.
                     self.most_connections = new
 
     def _make_room(self) -> None:

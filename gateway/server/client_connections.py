@@ -427,7 +427,7 @@ class Clients:
         return False
 
     def count(self) -> None:
-        """Report the figures that are counted in batches to the metrics."""
+        """Report to the metrics the figures that are counted in batches."""
         sent, self.sent_bytes = self.sent_bytes, 0
         self.metrics.downstream_bytes(sent)
         if self.remembered is not None:

@@ -175,7 +175,7 @@ class Connection(RecognisingConnection):
         else:
             self._unparsed = b""
             if self._is_paused:
-                # The request arrived in parts while it waited for its turn.
+                # Reading was paused, because the request arrived in parts while it waited for its turn.
                 self._end_pause()
             self._take_known(events, data)
 
@@ -280,7 +280,7 @@ class Connection(RecognisingConnection):
                 continue
             event = pending[0]
             if not isinstance(event, RequestHead) and event not in REFUSALS:
-                # The event belongs to a body that is no longer read.
+                # Drop the event, because it belongs to a body that is no longer read.
                 pending.popleft()
             elif self.phase is not _IDLE or self.is_full or (has_begun and turns.must_wait(self)):
                 break
@@ -359,7 +359,7 @@ class Connection(RecognisingConnection):
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         """Called when the request's task has ended, or was cancelled before it began."""
-        # The request's live answer may have ended already, and the next request may have begun.
+        # If the tasks differ, the request's live answer has ended already, and the next request has begun.
         if self._task is task:
             self._task = None
             if self.phase is _LIVE:

@@ -229,7 +229,8 @@ class Frontend:
         for clients in self.every_clients:
             clients.undo_drain()
         self._authoriser.reads.end_all_at_expiry()
-        # Answers remembered during the drain announce the end of their connection.
+        # Forget the live answers that were remembered during the drain, because they announce the end of their
+        # connection.
         self._joins.clear()
         self._choose_shortcuts()
 

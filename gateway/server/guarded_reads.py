@@ -119,7 +119,8 @@ class GuardedReads:
             if isinstance(use, VerdictRenewal):
                 use.clock_stepped()
             elif allowed is not None and allowed.until + (LEAST_LIVE_S if allowed.renewal else 0) <= wall:
-                # The verdict of a relayed read is renewed before its end, so only a step ends it by more than that.
+                # End the read.  Without a step of the clock, a renewed verdict never gets older than this: its renewal
+                # replaces the verdict, or ends the read, before.
                 channel.end_early()
             elif step_s > 0:
                 self.end_at_expiry(channel)
@@ -131,7 +132,7 @@ class GuardedReads:
         """End the channel's live read at a random moment within `SPREAD_S`, or earlier at its credential's expiry."""
         use = channel.live_use
         if isinstance(use, _EndingUse) and use.is_soon:
-            # A second reload must not delay the end.
+            # Keep the end that an earlier reload has set, because a second reload must not delay it.
             return
         delay_s = min(self._rng.uniform(0, SPREAD_S), self._left_s(channel.verdict))
         channel.live_use = _EndingUse(channel, self._services.wheel, delay_s, is_soon=True)
@@ -144,7 +145,7 @@ class GuardedReads:
 
 
 class GuardedRead:
-    """One live read in progress, as a `gateway.auth.verdicts.GuardedRead`."""
+    """One live read in progress.  Implements `gateway.auth.verdicts.GuardedRead`."""
 
     __slots__ = ("_channel", "_reads", "allowed")
 

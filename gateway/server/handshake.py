@@ -197,7 +197,7 @@ class Handshake(asyncio.Protocol):
         self._tick = NEVER
         if self._ssl is not None:
             self._acceptor.on_failure(HandshakeFailure.TIMEOUT)
-            # connection_lost must not count the failure again.
+            # Forget the handshake, so that connection_lost does not count the failure again.
             self._ssl = None
         elif self._expects_proxy:
             self._acceptor.clients.refused[ConnectionRefusal.PROXY] += 1

@@ -55,7 +55,7 @@ _MOST_SENDERS: Final = 8
 scheme)."""
 _MOST_KNOWN: Final = 1_024
 _MOST_REMEMBERED_CHARS: Final = 256
-"""The longest target of a request that is kept."""
+"""A request is kept only if its target has at most this many characters."""
 
 
 class HeaderFacts:
@@ -167,7 +167,7 @@ class RequestMeaning:
     relayed: RelayedRequest | None = None
     """The request in the form that is relayed to the origin; None before the first relay."""
     parameters: Mapping[str, str] | None = None
-    """The credentials taken out of the query, by name; None without any."""
+    """The credentials taken out of the query, by name; None if the query had no credentials."""
 
     @property
     def recorded(self) -> RecordedStream:
@@ -276,7 +276,8 @@ class RequestInterpreter:
             s2 = None
             if request.method == "GET" and request.body is None:
                 s2 = parse_s2(request.headers, target, route, sharing, client, named, basin)
-            # S2 reserves no path, and its query does not select live reads.
+            # Do not call `mode_of`, which is for Durable Streams: S2 reserves no path, and its query does not select
+            # live reads.
             by_method = _METHODS.get(request.method, _OTHER)
             context.mode = (
                 s2_mode(request.method, request.headers, target.query, s2.asked if s2 is not None else None)

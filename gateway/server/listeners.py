@@ -226,7 +226,7 @@ class Listeners:
             self._tasks.start(self._look_at_queues(), "accept queues")
 
     async def _look_at_queues(self) -> None:
-        # If no files can be opened, connections are accepted one by one.
+        # Ignore the error if no files can be opened: connections are then accepted one by one.
         with suppress(OSError):
             queues = [queue for listening in self._open for queue in listening.queues]
             for queue in queues:

@@ -115,7 +115,8 @@ class LiveRequests:
 
     def _remember(self, alias: bytes | None, request: LiveRequest) -> None:
         join = request.join
-        # Other clients may not join an answer that ends when this client's credential expires.
+        # Do not remember an answer that ends when this client's credential expires, because other clients must not join
+        # it.
         if alias is None or request.ends_in_s is not None or not self._engine.is_repeatable(join.read):
             return
         section = self._joins.remember(alias, join, join.read.route.header_rules)

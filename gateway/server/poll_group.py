@@ -373,7 +373,7 @@ class PollGroup:
             outcome,
             waited_s,
             name,
-            # A long-poll's response begins when its wait ends.
+            # The wait is also the time to the first byte, because a long-poll's response begins when its wait ends.
             Sent(waited_s, sent_bytes, saved_bytes),
             # Pass an empty string, because None would select the current context's trace, which belongs to another
             # request.

@@ -35,7 +35,7 @@ class _Shared(NamedTuple):
 
 
 def relayed_fields(recorder: ResponseRecorder, context: RequestContext, head: Head) -> Fields:
-    """Return the headers of a reply for its client.  This includes all headers of the gateway except `RateLimit`.
+    """Return the headers of a reply for its client.  The result includes all headers of the gateway except `RateLimit`.
 
     Replies with the same header lines have the same shape.  The headers for clients are made once for each shape.
     """

@@ -371,7 +371,7 @@ class Relaying(RelayedCall):
             recorder.state_limits(context, headers)
         if context.is_replay:
             self._end = CatchUpEnd()
-            # The body may end earlier than the origin's Content-Length states.
+            # Leave out the origin's Content-Length, because the body may end earlier than it states.
             if states_length(headers):
                 del headers[_CONTENT_LENGTH]
         if self._acks is not None:
@@ -452,7 +452,7 @@ class Relaying(RelayedCall):
     def client_left(self, channel: Channel) -> None:
         """Called when the client has left: stop, unless the request is a write in progress."""
         if self._is_over or self._request.is_detached:
-            # The outcome of a write still has to be recorded.
+            # Continue a write in progress, because its outcome still has to be recorded.
             return
         self.client_gone()
         self._break_off()

@@ -36,8 +36,8 @@ _UNNAMED: Final = "unknown"
 _TRIES: Final = 200
 _PAUSE_S: Final = 0.005
 """The tries to lock a folder take one second in total.  A gateway holds the lock for less than a millisecond."""
-# Since Python 3.13 the loop removes a Unix socket's file when the socket closes.  The file of a systemd socket must
-# stay, and `UnixSocket` removes its own file earlier.
+# Since Python 3.13 the loop removes a Unix socket's file when the socket closes.  Prevent this: the file of a systemd
+# socket must stay, and `UnixSocket` removes its own file earlier.
 _KEEPING_FILE: Final[Mapping[str, Any]] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
 
 
@@ -52,7 +52,7 @@ class UnixSocket:
         try:
             self.sock.bind(path)
             self._made = _identity(self.path)
-            # Clients can connect only after listen(), and the file's mode is set by then.
+            # Set the file's mode before listen(), because clients can connect after listen().
             self.path.chmod(int(mode, 8))
             self.sock.listen(backlog)
         except BaseException:

@@ -322,7 +322,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
                 if not unwritten:
                     self._unwritten = None
                 self._unwritten_bytes -= len(piece)
-                # This may call pause_writing.
+                # This call may lead to a call of `pause_writing`, which ends the loop.
                 self._raw.writelines(self._records(piece))
         except ssl.SSLError:
             self.abort()

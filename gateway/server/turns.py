@@ -118,8 +118,8 @@ class Turns:
         """Count work that begins in this turn without a call of `must_wait`."""
         if not self.has_begun:
             self.has_begun, self._began = True, self._now()
-            # The call of `_next` marks the end of the turn.  The loop has no other mark of it, because it does not
-            # number its turns, and updates its time within them.
+            # The call of `_next` marks the end of the turn.  The loop has no other mark of a turn's end: it does not
+            # number its turns, and it updates its time within a turn.
             self._call_soon(self._next)
 
     def _is_late(self, late_s: float) -> bool:

@@ -23,7 +23,7 @@ _AGAIN_S: Final = 1.0
 
 
 class VerdictRenewal:
-    """Renews the verdict of a channel's live read until the read ends, as the channel's `LiveUse`."""
+    """Renews the verdict of a channel's live read until the read ends.  It is the channel's `LiveUse`."""
 
     __slots__ = ("_channel", "_ends_at", "_inquiry", "_net", "_path", "_rng", "_services", "_tick", "_use", "_waiting")
 
@@ -40,7 +40,7 @@ class VerdictRenewal:
         self._waiting: WaitingRequest | None = None
         self._tick = NEVER
         self._ends_at = max(until, services.clock.wall() + LEAST_LIVE_S)
-        """In Unix seconds."""
+        """When the read ends unless the verdict is renewed (Unix seconds)."""
         self._await_renewal()
 
     def end_live(self, sent_bytes: int) -> None:

@@ -43,7 +43,8 @@ class RefusalLines:
         return f"<RefusalLines {self._written} written, {self._left_out} left out>"
 
     def has_room(self) -> bool:
-        """Return whether another line may be written now.  Counts a line that may not be written as left out."""
+        """Return whether another line may be written now.  If it may not, count it among the lines that were left
+        out."""
         now = self._now()
         if now >= self._window_ends_at:
             if self._left_out:

@@ -86,7 +86,7 @@ class Tracer(Protocol):
         """Start the span of a client's request.  `headers` may contain the client's trace (W3C Trace Context)."""
 
     def chooses(self, request: bytes) -> bool:
-        """Return whether to trace the request with these header bytes.  For a request to trace, the caller then calls
+        """Return whether to trace the request with these header bytes.  If the result is true, the caller then calls
         `request`.
         """
 

@@ -18,8 +18,8 @@ requests that still wait for an answer count as successes.
 Both clients' requests and the gateway's own probes (`gateway.upstream.health`) probe the origin.  While own probes are
 sent (`watched`), most clients' requests are refused, because with a silent origin these requests would wait until they
 time out.  Own probes are sent whether or not clients' requests are in progress, so a client's request without an answer
-does not delay the recovery.  A failed own probe does not lengthen the open time.  Neither does a client's request whose
-connection is lost, because the reason may be a flaky network.
+does not delay the recovery.  A failed own probe does not lengthen the open time.  A client's request whose connection
+is lost does not lengthen it either, because the reason may be a flaky network.
 
 Own probes request one path, and a proxy in front of the origin may answer them.  Only a client's request shows whether
 the origin serves streams.  The result of the latest own probe decides how many clients' requests pass:

@@ -228,7 +228,8 @@ class Connection(asyncio.Protocol):
         keep_alive = self._owner.keep_alive
         kept_s = keep_alive.idle_s
         if head is not None:
-            # Fields about the connection are in the shape, the part of the head that replies have in common.
+            # Look for Keep-Alive in the shape, the part of the head that replies have in common.  All fields about the
+            # connection belong to the shape.
             headers = head.headers if head.shape is None else head.shape.headers
             if (hint := headers.get(_KEEP_ALIVE)) is not None:
                 kept_s = keep_alive.kept_s(hint)
@@ -289,7 +290,7 @@ class Connection(asyncio.Protocol):
         if self._is_lost:
             return
         self._is_lost = True
-        # The kernel may give the file descriptor to another socket from now on.
+        # Do not poll the descriptor any more, because the kernel may give it to another socket from now on.
         self._poll = None
         if self._transport is not None:
             self.deadline.close()
@@ -319,7 +320,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         incoming, parser = self._incoming, self._parser
         if incoming is None:
-            # No request is pending, so these bytes would be read as the next reply.
+            # Close the connection: no request is pending, so these bytes would be read as the next reply.
             self.drop()
             return
         incoming.has_received = True

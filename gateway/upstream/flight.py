@@ -247,8 +247,9 @@ class Flight(SharedFetch):
         """The body bytes received from the origin, including the brackets of JSON arrays, the bodies of refusals, and
         the bytes of failed attempts."""
         self.sharers = 0
-        """The number of requests that have started or joined the flight.  Only the access log changes this attribute,
-        and the attributes `accounted`, `accounted_requests`, `holders` and `is_led`.
+        """The number of requests that have started or joined the flight.  Only access records
+        (`gateway.telemetry.access_record`) change this attribute, and the attributes `accounted`, `accounted_requests`,
+        `holders` and `is_led`.
         """
         self.accounted = 0
         self.requests = 0

@@ -226,7 +226,8 @@ class Http2Connection(asyncio.Protocol):
             self.greeting.set_result(NotConnected if is_http2 else NoHttp2)
         for number, carrier in enumerate(tuple(self._carriers.values())):
             failure = why()
-            # One lost connection counts as one failure of the origin, even if it ends several exchanges.
+            # Mark all failures but the first as reported: one lost connection counts as one failure of the origin, even
+            # if it ends several exchanges.
             failure.is_reported = number > 0
             carrier.fail(failure)
 

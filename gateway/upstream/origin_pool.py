@@ -184,7 +184,7 @@ class OriginPool:
             first = live.origin
         if first is not None:
             origins = [first, *(origin for origin in origins if origin is not first)]
-        # The sort is stable, so only ejected origins move.
+        # Move ejected origins to the end.  The sort is stable, so the others keep their order.
         return sorted(origins, key=lambda origin: origin.is_ejected) if len(origins) > 1 else origins
 
     def _pin(self, sent: OriginRequest, path: str) -> None:

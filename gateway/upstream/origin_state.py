@@ -6,8 +6,8 @@ breaker, and may be ejected by health checks.  An `OriginRequest` is one request
 
 These count as failures of an origin: no connection, no head in time, a reply that is not HTTP, a truncated body, and
 the statuses 502, 503 and 504.  A 500 does not count, because it may concern only one stream.  A 4xx, a client that
-leaves, and a shortage of local resources do not count either.  `gateway.upstream.failures.is_no_sign` has further
-exceptions.
+leaves, and a shortage of local resources do not count either.  `gateway.upstream.failures.is_no_sign` states which
+further failures do not count.
 
 The operator gets one log line when an origin becomes unreachable, and another line when the origin is back.  This
 module does no I/O.
@@ -261,7 +261,8 @@ class Origin:
     # -- health checks
 
     def eject(self, by: object, reason: str, now: float) -> bool:
-        """Eject the origin because the health check `by` has failed; return whether it was not ejected before."""
+        """Eject the origin because the health check `by` has failed.  Return False if the origin was ejected
+        already."""
         is_first = not self._ejected
         self._ejected.setdefault(by, now)
         if is_first:

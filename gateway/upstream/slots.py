@@ -215,7 +215,7 @@ class Slots:
         self._crowded: OrderedDict[Lane, None] = OrderedDict()
         """The lanes with waiting requests, in the order of their turns."""
         self._waiting_of: Counter[str] = Counter()
-        """The number of waiting requests of each client.  A request of several clients counts for each."""
+        """The number of waiting requests of each client.  A request of several clients counts for each client."""
         self.waiting = 0
         """The number of waiting requests."""
         self._refused: Counter[Refusal] = Counter()

@@ -146,8 +146,8 @@ def _string(value: bytes) -> bytes:
 
 @lru_cache(maxsize=1_024)
 def _name(name: bytes) -> bytes:
-    """Encode the name of a literal field without indexing (RFC 7541 sections 6.2.2, 6.2.3).  Empty if the field must
-    not be sent."""
+    """Encode the name of a literal field without indexing (RFC 7541 sections 6.2.2, 6.2.3).  The result is empty if the
+    field must not be sent."""
     name = name.lower()
     if name in FORBIDDEN:
         return b""

@@ -183,7 +183,8 @@ class Sending(ABC):
                 break
             del turns[stream]
             if stream.send_window <= 0:
-                # The window has shrunk since the data was queued.  The stream gets a turn again when its window opens.
+                # Skip the stream, because its window has shrunk since the data was queued.  The stream gets a turn
+                # again when its window opens.
                 continue
             self._send_frame(stream)
             if not stream.queue:

@@ -256,7 +256,7 @@ class StreamChannel(Handling):
         session = self._connection.session
         session.unread(self.stream, size)
         if session.out_bytes:
-            # The session has window updates to send.
+            # The output has window updates, which `unread` has added.
             self._connection.wake()
 
     async def late(self) -> None:

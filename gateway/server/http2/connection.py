@@ -180,7 +180,7 @@ class Http2Connection(TimedHttp2Connection):
         are read at once.
         """
         self._next_heads = 0
-        # After a failure the session reads nothing.
+        # After a failure of the session, `receive` returns no events.
         for event in self.session.receive(data, self.clients.now(), most_heads, FRAMES if most_heads else 0):
             self._take(event)
         self._heads = self._next_heads or self._heads
@@ -248,7 +248,8 @@ class Http2Connection(TimedHttp2Connection):
             case RequestReceived(stream, request, is_whole):
                 self._is_active = True
                 if stream.reset_code is not None or self.session.failed is not None:
-                    # A later frame of the same input has reset the stream.
+                    # Do not answer the request: a later frame of the same input has reset the stream, or the session
+                    # has failed.
                     self._next_heads = HEADS
                     self.clients.turns.count_begun()
                 elif (
@@ -433,7 +434,7 @@ class Http2Connection(TimedHttp2Connection):
         if transport is None:
             return
         if transport.is_closing():
-            # The client still has to read the rest, and no other event will follow.
+            # Set a deadline for the client to read the rest, because no other event will follow.
             self._expect_progress(transport)
             return
         self._write_timer.clear()
