@@ -1,9 +1,9 @@
 """The validity of remembered verdicts: their expiry, revocations, and changes of rules and keys.
 
 A verdict is the decision to allow a request.  It is valid until its expiry, and only during the edition in which it was
-made.  The edition is a number that grows with each revocation and with each change of rules, so that all requests are
-authorised again.  (Remembered tokens need not be verified again.)  A revocation or a change of rules also ends the live
-reads that it concerns.
+made.  The edition is a number that grows with each revocation and with each change of rules.  All requests are then
+authorised again, but remembered tokens need not be verified again.  A revocation or a change of rules also ends the
+live reads that it concerns.
 """
 
 from __future__ import annotations

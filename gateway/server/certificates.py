@@ -2,10 +2,10 @@
 
 Several certificates may have the same name.  Among the certificates with the same kind of key, handshakes use the one
 that expires last.  An `ssl.SSLContext` presents one certificate for each kind of key, and the client chooses one that
-it can verify.  The contexts of a listener differ only in their certificates.  For clients that send no server name, or
-an unknown name, the choice is among the first certificate in the configuration and the certificates that have all its
-names.  A context in use never changes.  A reload makes new contexts for later handshakes, and open connections keep
-theirs.
+it can verify.  The contexts of a listener differ only in their certificates.  For a client that sends no server name,
+or an unknown name, the candidates are the first certificate in the configuration, and each certificate that has all
+names of the first one.  A context in use never changes.  A reload makes new contexts for later handshakes, and open
+connections keep theirs.
 
 A TLS session can be resumed only under its original server name (RFC 6066 section 3).  Session keys belong to the
 context that the handshake begins with.  Each name therefore has a first context of its own, without certificates, and
@@ -98,10 +98,10 @@ class LoadedCertificates:
 
 
 MOST_SESSION_NAMES: Final = 1_024
-"""The most names matching a listener's wildcards whose sessions can be resumed.  With more names, sessions of the least
-recently used name can no longer be resumed."""
+"""For names that match a listener's wildcards, the most names whose sessions can be resumed.  With more names, sessions
+of the least recently used name can no longer be resumed."""
 MOST_UNKNOWN_NAMES: Final = 64
-"""The most names in no certificate whose sessions can be resumed."""
+"""For names in no certificate, the most names whose sessions can be resumed."""
 
 
 def _wildcard_of(server_name: str) -> str:

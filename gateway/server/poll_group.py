@@ -318,7 +318,7 @@ class PollGroup:
         rendered: Rendered | None,
         now: float,
     ) -> None:
-        """Record the end for all clients, except for the first client if it has a note."""
+        """Record the end for all clients, except for a first client whose end the note records."""
         subscribers = self.subscribers
         if rendered is None:
             for channel, client in self._channels.items():

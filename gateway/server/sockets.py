@@ -6,9 +6,10 @@ In each turn of the loop, libuv accepts one connection for each descriptor.  Wit
 each turn would accept, read and end one connection.  The system calls between turns would empty the processor's caches
 each time.  Several descriptors of one socket accept several connections in a turn.
 
-A further descriptor has a cost.  Each connection wakes all descriptors, and a descriptor takes some 4 µs to find that
-another has accepted it.  The gateway therefore looks at the length of the queue from time to time.  The number of
-further descriptors is the shortest length at the latest looks: 0 while clients connect one at a time.
+A further descriptor has a cost.  Each connection wakes all descriptors, and each descriptor that comes too late takes
+some 4 µs to find that another has accepted the connection.  The gateway therefore looks at the length of the queue from
+time to time.  The number of further descriptors is the shortest length at the latest looks: 0 while clients connect one
+at a time.
 """
 
 from __future__ import annotations

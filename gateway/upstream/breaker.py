@@ -24,9 +24,10 @@ is lost does not lengthen it either, because the reason may be a flaky network.
 Own probes request one path, and a proxy in front of the origin may answer them.  Only a client's request shows whether
 the origin serves streams.  The result of the latest own probe decides how many clients' requests pass:
 
-    answered, or connection lost    The next clients' requests pass, up to the configured number of probes.  After a
-    lost connection, one client's request passes every `CLIENTS_TURN_S`.  no result                       One client's
-    request passes every `CLIENTS_TURN_S`.
+    answered           The next clients' requests pass, up to the configured number of probes.
+    connection lost    The same, but once a client's probe has lost its connection too, only one client's request passes
+                       every `CLIENTS_TURN_S`.
+    no result          One client's request passes every `CLIENTS_TURN_S`.
 
 A successful client's request closes the breaker.  Two successful own probes in a row also close the breaker, if no
 client's request was admitted in between.  If a client's request is admitted or fails after a successful own probe, own

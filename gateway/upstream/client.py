@@ -6,7 +6,7 @@ the request goes to the next origin.  This is safe for writes too, because no by
 The client also follows a redirect to the leader of a stream, which is another origin of the route.  This is safe,
 because a redirect shows that the first origin did not process the request.  To be able to follow a redirect, the client
 buffers a streamed body of up to 64 KiB.  With a larger body, the redirect is passed on to the gateway's client.  Later
-requests go to the leader at once.
+requests for the stream go directly to the leader.
 
 Other modules retry requests that were sent: `gateway.upstream.exchange` after a dead connection, and
 `gateway.engine.fetch` after the failure of a shared fetch.

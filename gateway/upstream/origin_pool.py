@@ -81,7 +81,8 @@ class _Live:
 
 
 class OriginPool:
-    """The origins of one route.  Owner of the choices of origins for live streams, and of the remembered leaders."""
+    """The origins of one route.  Owner of the origins that were chosen for streams with live requests, and of the
+    remembered leaders."""
 
     def __init__(self, route: str, clock: Clock) -> None:
         self.route = route

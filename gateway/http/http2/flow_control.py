@@ -6,8 +6,8 @@ queued data take turns, one frame each.
 `Receiving` manages the windows of bodies that arrive.  The connection's window reopens as bytes arrive, so that a
 stalled body never blocks the others.  A stream's window reopens too, unless its own body has too many unread bytes.
 While all bodies together have too many unread bytes, only the windows of bodies without unread bytes reopen.  A body
-that its receiver reads as it arrives is therefore never held up.  The unread bytes of one connection are thus at most
-`MOST_UNREAD_BYTES` plus one window for each stream.
+that its receiver reads as it arrives is therefore never held up.  Beyond `MOST_UNREAD_BYTES`, each stream can add at
+most one window to the unread bytes of a connection.
 """
 
 from __future__ import annotations
