@@ -170,8 +170,8 @@ def split_messages(body: bytes, most: int = MAX_BATCH_RECORDS) -> list[bytes]:
 
 
 def _containers(body: bytes) -> int:
-    """Return the number of arrays and objects in the body.  If there are at most `MOST_CONTAINERS`, the result may be
-    higher than the true number, but not higher than this limit."""
+    """Return the number of arrays and objects in the body.  The result may be higher than the true number, but is above
+    `MOST_CONTAINERS` only if the true number is."""
     most = body.count(b"[") + body.count(b"{")
     if most <= MOST_CONTAINERS:
         return most

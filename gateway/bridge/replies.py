@@ -200,7 +200,7 @@ def refusal(refused: S2Refused, *, creates: bool = False) -> Made:
     the last frame of a session may contain, becomes a 502 too.
     """
     if not 400 <= refused.status < 600 or refused.status in (412, 416):
-        return text(502, "The origin has answered a request with what is no answer to it")
+        return text(502, "The origin has sent an answer that does not fit the request")
     error = parse_error(refused.status, refused.body)
     message = " ".join(error.message.split()) if isinstance(error, Other) else ""
     code = error.code if isinstance(error, Other) else ""

@@ -211,7 +211,7 @@ class AuthRuleConfig(Model):
     permissions_claim: str = Field(
         default="streams",
         max_length=64,
-        description="Claim with the permissions of one token, as a list of such texts. The claim "
+        description="Claim with the permissions of one token: a list of texts in the form of `permissions`. The claim "
         "`authorization_details` (RFC 9396) is always read.",
     )
     tenant_claim: str = Field(default="", max_length=64, description="Claim that names the tenant.")
@@ -227,8 +227,8 @@ class AuthRuleConfig(Model):
     method: Literal["GET", "POST", "HEAD"] = Field(default="GET", description="Method of requests to the service.")
     request_headers: Annotated[tuple[FieldName, ...], Field(strict=False, min_length=1, max_length=16)] = Field(
         default=("authorization", "cookie"),
-        description="Request headers that are sent to the service. A request without any of them has no credential for "
-        "it.",
+        description="Request headers that are sent to the service. A request without any of these headers has no "
+        "credential for the service.",
     )
     sends_target: bool = Field(
         default=True,

@@ -188,8 +188,9 @@ class LimitsConfig(Model):
         default=240,
         ge=0,
         le=GIB,
-        description="Least bytes a second at which a client sends a body, after 5 s, and reads an answer, in each "
-        "client_write_timeout_s. A slower upload is answered 408, and a slower reader is dropped. 0 is no limit.",
+        description="Lowest rate, in bytes a second, at which a client may send a body (after the first 5 s) and read "
+        "an answer (in each client_write_timeout_s). A slower upload is answered 408, and a slower reader is dropped. "
+        "0 is no limit.",
     )
     client_write_timeout_s: float = Field(
         default=30,

@@ -106,7 +106,7 @@ class RouteConfig(Model):
     )
     origin: OriginUrl | None = Field(
         default=None,
-        description="http(s) URL of the Durable Streams server; its path is put before the request's. No default.",
+        description="http(s) URL of the Durable Streams server; its path is put before the request's path. No default.",
     )
     protocol: Literal["durable-streams", "s2"] = Field(
         default="durable-streams",
@@ -140,7 +140,7 @@ class RouteConfig(Model):
         default=None, description="Active health checks; absent: the defaults for several origins, none for one."
     )
     origin_credentials: OriginCredentialsConfig | None = Field(
-        default=None, description="Credentials sent to the origins; absent: those of the client's request."
+        default=None, description="Credentials sent to the origins; absent: the credentials in the client's request."
     )
     origin_tls: OriginTlsConfig | None = Field(
         default=None, description="TLS to the origins; absent: the system's authorities, no client certificate."
@@ -311,13 +311,13 @@ class RouteConfig(Model):
         default=200,
         ge=0,
         le=1_000_000,
-        description="Most 404s a second that the origin answers to reads of unknown streams; further reads get 503. 0 "
-        "is no bound.",
+        description="Most 404s a second from the origin for reads of unknown streams; further reads of unknown streams "
+        "are answered 503. 0 is no bound.",
     )
     relayed_offsets: OffsetPatterns = Field(
         default=("snapshot", "*_snapshot"),
-        description='Offsets that are not positions and are relayed; "*" stands for any characters. The defaults are '
-        "those of Yjs servers.",
+        description='Offsets whose reads are relayed, because these offsets are not positions; "*" stands for any '
+        "characters. The defaults are the offsets of Yjs servers.",
     )
     hit_for_miss_s: float = Field(
         default=120,

@@ -103,7 +103,7 @@ def controls_endpoints(subject: Subject) -> list[Endpoint]:
         Endpoint(
             "POST",
             "/api/drain",
-            "Drain the live readers, or undo that",
+            "Drain the live readers, or undo the drain",
             drain,
             Draining,
             body=DrainBody,

@@ -39,8 +39,8 @@ _SLICE_BYTES: Final = 1 << 17
 """Bytes counted in one call.  Listing the messages of a slice holds the interpreter lock.  With many small numbers,
 this size takes 10 ms."""
 _MOST_MESSAGE_BYTES: Final = 1 << 20
-"""A run with a longer message is not counted, because counting takes 25 times its memory, outside the cache's
-budget."""
+"""A run with a longer message is not counted, because counting a message takes 25 times the memory of its text, outside
+the cache's budget."""
 _REMEMBERED: Final = 1 << 14
 """The most remembered runs, which take some ten megabytes."""
 

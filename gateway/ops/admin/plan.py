@@ -139,7 +139,7 @@ def plan_endpoints(subject: Subject) -> list[Endpoint]:
         state = subject.metrics.plan()
         return PlanShown(_shown(subject, state) if state is not None else None)
 
-    return [Endpoint("GET", "/api/plan", "The cache plan in effect and what came of it", plan, PlanShown)]
+    return [Endpoint("GET", "/api/plan", "The cache plan in effect, and its results so far", plan, PlanShown)]
 
 
 def _shown(subject: Subject, state: PlanState) -> PlanInEffect:
