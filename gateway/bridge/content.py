@@ -224,7 +224,7 @@ class Content(ABC):
         """Whether SSE carries the content in base64 (section 5.8)."""
 
     def accepts(self, content_type: str) -> bool:
-        """Return whether this content type is the stream's; parameters are ignored."""
+        """Return whether this content type is the content type of the stream; parameters are ignored."""
         return media_type(content_type) == media_type(self.content_type)
 
     @abstractmethod

@@ -4,7 +4,7 @@ The schema has a version.  `memory` is the budget for the target hit ratio.  `pi
 `lifetimes` are lists of streams, with a reason for each.  An entry identifies a stream as the access log does: by its
 route, and by its path and query in canonical spelling, without the parameters `offset`, `live` and `cursor`.
 
-The models are strict, like those of the configuration.  An unknown key, a number out of bounds, or contradictory
+The models are strict, like the models of the configuration.  An unknown key, a number out of bounds, or contradictory
 entries for one stream make the whole plan invalid.  The error is one line with the field's name.  A plan affects only
 what the cache keeps, not the content of answers.
 """

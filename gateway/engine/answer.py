@@ -72,8 +72,8 @@ class Parts:
 
     @property
     def size(self) -> int:
-        """The known size in bytes.  A flight counts with its announced length, or with the bytes received if these are
-        more."""
+        """The known size in bytes.  A flight counts with its announced length, or with the number of bytes received if
+        that is more."""
         if not self._parts:
             return 0
         return sum(

@@ -52,7 +52,7 @@ _KINDS = {METADATA: "metadata", NOW: "tail", CONFIRMATION: "confirmation"}
 
 
 class FetchTable:
-    """Launches flights and owns the table of pending ones."""
+    """Launches flights, and owns the table of pending flights."""
 
     def __init__(
         self,

@@ -218,7 +218,8 @@ def _content_type(stream: Stream, learned: Learned) -> str | None:
 
 
 def _record_tail(fetch: SentFetch, learned: Learned) -> str:
-    """Record the tail of an open stream that the reply states, and how long it may be repeated; return the tail."""
+    """Record the tail that the reply states for an open stream, and how long this tail may be repeated; return the
+    tail."""
     route, tail, asked_at = fetch.route, learned.offset, fetch.asked_at
     if route.heard_s:
         fresh = freshness_from_headers(learned.headers)

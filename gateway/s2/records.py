@@ -86,7 +86,8 @@ class StreamPosition:
 class AppendInput:
     """One atomic append.
 
-    `match_seq_num` is the sequence number that the first record must get.  `fencing_token` must equal the stream's.
+    `match_seq_num` is the sequence number that the first record must get.  `fencing_token` must equal the stream's
+    fencing token.
     """
 
     records: tuple[AppendRecord, ...]

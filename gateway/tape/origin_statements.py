@@ -48,8 +48,8 @@ class Confirmations:
     """The offsets from which the origin has had the bytes, each with the time of the statement (monotonic seconds).
 
     Offsets and times ascend together.  A confirmation also covers all later offsets.  An entry is therefore kept only
-    if its time is later than the preceding entry's.  Any entry may be dropped: the gateway then asks the origin once
-    more.
+    if its time is later than the time of the preceding entry.  Any entry may be dropped: the gateway then asks the
+    origin once more.
     """
 
     __slots__ = ("_at", "_offsets", "asked_at", "refused_at", "start_at")

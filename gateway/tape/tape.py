@@ -191,8 +191,8 @@ class Tape:
         return min((token for token in self._index if token != START), default=None)
 
     def midway(self, token: str) -> str | None:
-        """Return the middle one of the indexed tokens up to `token`, without the start sentinel; None if there is
-        none."""
+        """Return the middle one of all indexed tokens up to `token`, leaving out the start sentinel; None if there are
+        no such tokens."""
         known = sorted(one for one in self._index if one != START and not is_before(token, one))
         return known[(len(known) - 1) // 2] if known else None
 

@@ -310,7 +310,7 @@ class S2Writes:
         self._store.drop_stream(stream, End.DELETED)
 
     def _drop(self, request: RelayedRequest, streams: Iterable[Stream]) -> None:
-        """Drop those of `streams` that are in the writer's own partition, and doubt the others."""
+        """Of `streams`, drop the streams in the writer's own partition, and doubt all others."""
         for stream in streams:
             if stream.key.partition == request.partition:
                 self._deleted(stream)

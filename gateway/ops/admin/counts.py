@@ -136,8 +136,8 @@ def counts_endpoints(directory: Directory) -> list[Endpoint]:
                 break
             runs.append(CountedRun(at, reading.end, *found))
             at, size = reading.end, size + reading.size
-        # If the stream was re-created or revoked meanwhile, the counts belong to the old stream.  Return no counts
-        # then.
+        # If the stream has ended or has dropped bytes meanwhile, the counts may belong to other bytes.  Return no
+        # counts then.
         return Counts(runs if stream.ended is None and seen.same_bytes_as(stream.version) else [])
 
     return [

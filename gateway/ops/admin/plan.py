@@ -50,8 +50,8 @@ class PlanMemory:
     budget_bytes: int
     """The budget in effect."""
     is_taken: bool
-    """Whether the budget in effect is the plan's.  False if limits.cache_bytes is set, if take_memory is false, or if
-    the plan is short and take_short_memory is false."""
+    """Whether the budget in effect is the plan's budget.  False if limits.cache_bytes is set, if take_memory is false,
+    or if the plan is short and take_short_memory is false."""
     policy: str
     """The eviction policy that the expectations assume."""
 
