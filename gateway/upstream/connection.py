@@ -7,7 +7,7 @@ not sent completely.  After each reply the connection rests for a moment before 
 (`gateway.upstream.keep_alive`).
 
 An `IncomingReply` collects the reply.  Above its high-water mark the connection stops reading until the reader has
-taken the data.
+taken the data, and its turn to read has come (`gateway.upstream.intake`).
 
 The connection has one deadline, which moves: for a reply's head, for the next part of a body, or for the end of the
 idle time.  When the deadline passes, the connection is closed.
@@ -33,6 +33,7 @@ from gateway.http.reply import ReplyBroken, ReplyParser
 from gateway.upstream.call import Endpoint
 from gateway.upstream.failures import ConnectionLost, UploadFailed
 from gateway.upstream.incoming import IncomingReply
+from gateway.upstream.intake import Intake
 from gateway.upstream.keep_alive import KeepAlive
 from gateway.upstream.upload import send_body
 
@@ -53,6 +54,7 @@ class ConnectionOwner(Protocol):
     """The owner of a connection, which is notified of its changes."""
 
     keep_alive: KeepAlive
+    intake: Intake
 
     def retired(self, connection: Connection) -> None:
         """The connection takes no further exchange, because its server is about to shut down."""
@@ -120,7 +122,8 @@ class Connection(asyncio.Protocol):
         self._drained: asyncio.Future[None] | None = None
         self._is_writing = True
         self.is_reading = True
-        """False while the connection does not read, because the reader has to take the data that has arrived."""
+        """False while the connection does not read, because the reader has to take the data that has arrived.  True
+        also while the connection waits for its turn to read."""
         self._is_lost = False
         self._is_retired = False
         """Whether the connection takes no further exchange."""
@@ -208,9 +211,14 @@ class Connection(asyncio.Protocol):
             self._finish(self._now())
 
     def resume(self) -> None:
-        """Resume reading."""
-        if self._transport is not None and not self._is_lost:
+        """Read again when the connection's turn comes, because the reader has taken the received data."""
+        if not self._is_lost:
             self.is_reading = True
+            self._owner.intake.resume_later(self)
+
+    def read_on(self) -> None:
+        """Read again now.  Called by the intake."""
+        if self._transport is not None and not self._is_lost and self.is_reading:
             self._transport.resume_reading()
 
     def _finish(self, now: float) -> None:
