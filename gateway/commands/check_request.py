@@ -82,7 +82,7 @@ def explain_request(config: GatewayConfig, request: Request, *, asks: bool = Fal
         typer.echo("200: the origin alone decides who may have its public keys")
         return 0
     if is_of_the_origin("POST", target.path):
-        typer.echo("a POST is passed on: the origin alone judges it, by the token that it has given out")
+        typer.echo("a POST is passed on: only the origin authorises it, by a token of its own")
     try:
         target, parameters = take_credentials(target, guard)
     except BadTarget as error:

@@ -104,4 +104,4 @@ def _messages(piece: bytes) -> list[str]:
     try:
         return list(elements(piece.decode()))
     except (ValueError, RecursionError):
-        raise CommandFailed("the stream's type is JSON and its content is not") from None
+        raise CommandFailed("the stream's type is JSON, but its content is not JSON") from None

@@ -65,7 +65,7 @@ def _selector(name: str, value: str) -> str:
 def _confirm(question: str) -> None:
     """Ask the user.  Raises CommandFailed if the answer is no or there is no terminal."""
     if not sys.stdin.isatty():
-        raise CommandFailed("purging every stream needs --yes where no terminal can ask for it")
+        raise CommandFailed("purging every stream needs --yes if no terminal is there for the question")
     if not typer.confirm(question, err=True):
         raise CommandFailed("nothing was purged")
 

@@ -92,6 +92,6 @@ class CertificateReloader:
             try:
                 self._use(await self._reader.read())
             except ConfigError as error:
-                _log.warning("certificates are not taken: %s", error)
+                _log.warning("the new certificates are not used: %s", error)
                 if isinstance(error, ConfigReadTimeout):
                     raise

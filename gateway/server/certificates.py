@@ -174,7 +174,7 @@ def _context_of(loaded: LoadedCertificates, choice: tuple[int, ...], where: str)
             one.pem.load_into(context)
         except OSError:
             file = one.config.certificate
-            raise ConfigError(f"{where}: {file}: cannot be combined with others of its name") from None
+            raise ConfigError(f"{where}: {file}: cannot be combined with other certificates of its name") from None
     return context
 
 

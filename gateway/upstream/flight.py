@@ -380,7 +380,7 @@ class Flight(SharedFetch):
 
     def add_reader(self, reader: FlightReader) -> None:
         """Add a reader of the body that has been made for this flight."""
-        assert self.base == 0, "a flight that lets go of its chunks takes no more readers"
+        assert self.base == 0, "a flight that drops its chunks takes no more readers"
         self._readers.add(reader)
         if self._room is not None:
             self._room.fire()

@@ -314,7 +314,7 @@ class Origins:
         for pool in self._pools.values():
             members = list(pool.members())
             if origin in members and len(members) > 1 and all(one.is_ejected for one in members):
-                self.say(f"route {pool.route}: all its origins are ejected; they are asked all the same")
+                self.say(f"route {pool.route}: all its origins are ejected; requests go to them anyway")
 
     def readmit(self, authority: str, by: object) -> None:
         """Readmit an origin, because the health check `by` has succeeded or no longer runs."""

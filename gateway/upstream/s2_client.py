@@ -131,7 +131,7 @@ class S2Client:
         outcome = await self.read(_PROBE)
         if isinstance(outcome, FoundRecords):
             if outcome.records or outcome.tail is None:
-                raise UpstreamBroken("Origin did not answer a probe of the tail with it")
+                raise UpstreamBroken("Origin's answer to a probe of the tail names no tail")
             return AtTail(outcome.tail)
         return outcome
 

@@ -479,7 +479,7 @@ async def test_a_request_is_explained_with_keys_and_verdicts_by_url_if_a_probe_m
 
     for credential in (ADA, "opaque"):
         status, out, _ = run_here("check", str(config), "/ada/x", "--as", credential)
-        assert (status, "503: A running gateway asks for it by URL: --probe does so, too" in out) == (1, True)
+        assert (status, "503: A rule must ask a URL about this request: --probe does so" in out) == (1, True)
         assert "hidden" not in out
     out = run_here("check", str(config))[1]
     assert (f'url = "{site}/may?***"' in out, "hidden" in out) == (True, False)
