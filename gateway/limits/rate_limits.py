@@ -184,9 +184,9 @@ class RateLimitFields(NamedTuple):
     """The values of the RateLimit header fields (draft-ietf-httpapi-ratelimit-headers-10)."""
 
     policy: str
-    """`RateLimit-Policy`"""
+    """The value of `RateLimit-Policy`."""
     state: str
-    """`RateLimit`"""
+    """The value of `RateLimit`."""
 
 
 class RateLimit:

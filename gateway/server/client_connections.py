@@ -73,7 +73,7 @@ class ConnectionRefusal(StrEnum):
     LIMIT = "limit"
     """`max_connections` connections are open."""
     CLIENT = "client"
-    """The client's network has its share of the connections already."""
+    """The client's network already has all connections of its share."""
     BANNED = "banned"
     """The gateway has refused too many requests of the client's network (`client_refusals_per_s`)."""
     DISPLACED = "displaced"

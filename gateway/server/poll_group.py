@@ -190,7 +190,8 @@ class PollGroup:
         """Do nothing, because a long-poll has no body before its end."""
 
     def client_left(self, channel: Channel) -> None:
-        """Remove a client that has left.  Does nothing for a client that has been removed, as by `has_gone`."""
+        """Remove a client that has left.  Does nothing if the client has been removed already, for example by
+        `has_gone`."""
         if channel not in self._channels:
             return
         if self._waiter is not None and len(self._channels) == 1:

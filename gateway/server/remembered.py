@@ -296,7 +296,7 @@ class RememberedAnswers:
     # -- finding
 
     def find(self, request: bytes) -> RememberedAnswer | None:
-        """Return the valid answer for a request with this meaning, or None."""
+        """Return the answer to this request if it is remembered and valid; None otherwise."""
         found = self._sections.find(request)
         if found is None or not isinstance(found[0], RememberedAnswer) or not self.is_current(found[0], request):
             return None
@@ -370,8 +370,8 @@ class RememberedAnswers:
     def remember(self, request: bytes, remembered: RememberedAnswer, rules: HeaderRules) -> None:
         """Remember an answer for all requests with the meaning of `request`, whose route has these `rules`.
 
-        Does nothing if the stream has changed since the answer's bytes were read, or if the cache has no memory to
-        lend.
+        Does nothing if the stream has ended or lost bytes since the answer's bytes were read, or if the cache has no
+        memory to lend.
         """
         if (split := self._sections.split(request)) is None:
             return

@@ -9,8 +9,8 @@ while a request waits.
 Beginning a request means all work before its first wait, some 50 to 150 us.  After that time, a read from memory is
 finished, and a read that needs the origin (a miss) has begun its fetch.  A turn begins about a dozen requests.  With
 fewer requests a turn, each request would cost more, because the loop polls the kernel once a turn, and because equal
-work in a row is faster. During a flood, a turn's time for requests is shorter, because the requests in progress of
-other clients need several turns.  The flood's own requests are late in any case.
+work in a row is faster. During a flood, a turn's time for requests is shorter, because other clients have requests in
+progress that need several turns.  The flood's own requests are late in any case.
 
 The later work for a request, such as its fetch and the parts of its answer, is not queued.  The loop's time for such
 work is subtracted from the time for waiting requests.  The time for waiting requests is at least a quarter of the

@@ -144,8 +144,8 @@ class Record:
     request that started the fetch.  Bytes that arrive after the leader has left count for the next request that ends.
     """
     origin_requests: int = 0
-    """Requests sent to the origin for this request.  The requests of a shared fetch count for the same request as its
-    bytes.
+    """Requests sent to the origin for this request.  The requests of a shared fetch are counted in the same way as its
+    bytes (`fetched_bytes`).
     """
     collapsed: int = 0
     """The number of requests that shared the fetch for this request, including itself; 0 without a shared fetch."""

@@ -222,7 +222,7 @@ class ConnectionPool:
             connection.drop()
             return
         self._count(connection)
-        # Check before adding the connection: the slot for its first exchange is counted already.
+        # Check before adding the connection, because `len(self)` already counts the slot for its first exchange.
         self._drop_excess()
         self._http2.setdefault(connection.endpoint, {})[connection] = None
 
@@ -280,7 +280,7 @@ class ConnectionPool:
             connection.drop()
 
     def retired(self, connection: Connection) -> None:
-        """Close all idle connections to the host of this connection, whose server is about to shut down.  The idle
+        """Close all idle connections to the host of this connection.  Its server is about to shut down, and the idle
         connections may lead to the same server.
         """
         for other in tuple(self._idle):
