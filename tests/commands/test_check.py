@@ -441,7 +441,7 @@ EVE = token("eve", exp=FAR, iat=0, streams=["read,append /eve/**"])
         (["/ada/__ds/a", "--as", ADA], 1, ["403: The credential does not allow this (subscribe /ada/__ds/a)"]),
         (["/ada/__ds", "--as", ADA, "--action", "append"], 1, ["(other /ada/__ds)"]),
         (["/ada/__ds/jwks.json"], 0, ["200: the origin alone decides who may have its public keys"]),
-        (["/ada/__ds/subscriptions/a/ack"], 1, ["a POST is passed on: the origin alone judges it", "401: "]),
+        (["/ada/__ds/subscriptions/a/ack"], 1, ["a POST is passed on: only the origin authorises it", "401: "]),
         (["/eve/x", "--cookie", f"__Secure-token={EVE}"], 0, ["principal: eve", "200: "]),
         (
             ["/eve/x", "--cookie", f"__Secure-token={EVE}", "--action", "append"],
