@@ -104,7 +104,7 @@ def trimmed_by(records: Iterable[Record]) -> int:
     for record in records:
         match _command(record):
             case Trim(seq_num):
-                # A trim removes no record after itself.
+                # A trim command cannot remove records that come after the command.
                 trimmed = max(trimmed, min(seq_num, record.seq_num + 1))
             case _:
                 pass

@@ -154,7 +154,7 @@ class Call:
         return opened
 
     async def append(self, appended: AppendInput) -> AppendAck | S2Refused:
-        """Append.  Raises a GatewayError; unless the error `is_unsent`, the append may have been executed."""
+        """Append.  Raises a GatewayError.  The append may then have been executed, unless the error has `is_unsent`."""
         known = self.sighting.known()
         body = protobuf.encode_append_input(appended)
         headers = {"Content-Type": protobuf.CONTENT_TYPE, "Accept": protobuf.CONTENT_TYPE}

@@ -187,7 +187,8 @@ class S2Sighting:
                 self.closed_at = mark if self.closed_at is None else min(mark, self.closed_at)
 
     def saw_append(self, known: KnownSighting, ack: AppendAck) -> None:
-        """Process an acknowledgement: in the same stream, the records come after all that were known before."""
+        """Process an acknowledgement: in the same stream, the appended records come after all records that were known
+        before."""
         if known.position is not None and ack.start.seq_num < known.position.seq_num:
             self._saw(known, ack.end, None, is_other=True, is_known=False)
 

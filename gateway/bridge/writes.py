@@ -66,8 +66,8 @@ _NOT_KEPT: Final = {
 async def create(asked: BridgedRequest, headers: CIMultiDict[str], body: Body) -> Made:
     """Create the stream, with its first content if there is a body.  Raises a GatewayError.
 
-    Creating and appending are two S2 requests.  If the first attempt fails between the two, the client can repeat it,
-    because the body is also appended to an existing stream that is empty.
+    Creating and appending are two S2 requests.  If the first attempt fails between the two requests, the client can
+    repeat the attempt, because the body is also appended to an existing stream that is empty.
     """
     if (refused := _not_kept(headers)) is not None:
         return refused

@@ -86,8 +86,8 @@ class MadeFrom(_Model):
     )
     is_short: bool | None = Field(
         default=None,
-        description="Whether the events cover too little time to set the memory budget by. If absent, less than a day "
-        "is too little.",
+        description="Whether the events cover too little time to set the memory budget by. If the field is absent, "
+        "less than a day counts as too little.",
     )
 
     @model_validator(mode="after")

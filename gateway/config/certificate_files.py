@@ -80,7 +80,7 @@ def load_pair(context: ssl.SSLContext, certificate: str, key: str, where: str) -
 
 
 def pair_problem(certificate: str, key: str, error: OSError | ValueError) -> tuple[str, str]:
-    """Return the file of a pair that caused OpenSSL's `error`, and the reason.  OpenSSL reports neither."""
+    """Return which file of the pair caused OpenSSL's `error`, and the reason.  OpenSSL reports neither."""
     from cryptography import x509
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 

@@ -98,8 +98,8 @@ class LimitsConfig(Model):
         default=1_000,
         ge=0,
         le=1_000_000,
-        description="Most reads a second by one client network of streams that are not in memory; further reads are "
-        "answered 429. The reads of two seconds may come at once. 0 is no limit.",
+        description="Most reads a second of streams that are not in memory, for each client network; further such "
+        "reads are answered 429. The reads of two seconds may come at once. 0 is no limit.",
     )
     client_refusals_per_s: float = Field(
         default=0,

@@ -158,7 +158,7 @@ class ListenerConfig(Model):
     )
     redirect_to_https: bool | Annotated[int, Field(ge=1, le=65_535)] = Field(
         default=False,
-        description="Answer every request with 308 to the same URL on https, at port 443 or the given one.",
+        description="Answer every request with 308 to the same URL on https, at port 443 or at the given port.",
     )
     tls: ListenerTlsConfig | None = Field(default=None, description="TLS at this listener; absent: plain HTTP.")
 

@@ -397,7 +397,7 @@ class RouteConfig(Model):
             raise MisfitError("is set together with origin: set only one", "origins")
         seen: set[tuple[object, ...]] = set()
         for index, one in enumerate(self.origins):
-            # A URL without a port and one with the scheme's default port are the same server.
+            # A URL without a port names the same server as the URL with the scheme's default port.
             parts = urlsplit(one.url)
             server = parts.scheme, parts.hostname, parts.port or _PORTS[parts.scheme]
             if server in seen:

@@ -85,8 +85,8 @@ class LogConfig(Model):
     )
     query: Literal["full", "names", "none"] = Field(
         default="full",
-        description="How queries, which may carry credentials, are logged: in full, the parameters' names only, or "
-        "not at all.",
+        description="How queries are logged: in full, only the names of the parameters, or not at all. Queries may "
+        "carry credentials.",
     )
     partition_key: PartitionKey = Field(
         default=SecretStr(""),

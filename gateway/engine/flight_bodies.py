@@ -15,8 +15,8 @@ has trimmed the stream.  And an origin may have sent the reply of another stream
 cases, so the first `MOST_COMPARED` bytes are compared.
 
 The length shows the remaining cases: a trimmed stream of equal messages begins with the same bytes but is shorter.  If
-a reply ends at a known offset, its body must be exactly the bytes in memory up to that offset.  The Content-Length may
-show that.  If the Content-Length does not, up to `MOST_COUNTED` bytes are compared.
+a reply ends at a known offset, its body must be exactly the bytes in memory up to that offset.  If the Content-Length
+does not show that the body has this length, up to `MOST_COUNTED` bytes are compared.
 
 JSON messages are compared as text, because `1` and `1.0` are two messages.  Only the white space between messages may
 differ.

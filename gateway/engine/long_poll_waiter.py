@@ -267,8 +267,8 @@ class Waiter:
             rendered = self._finish(found)
             if answers is not None and topic.is_confirmed and (topic.is_pumping or not rendered.body):
                 # Share an answer only if a follower has confirmed the tail, because otherwise the tail may be out of
-                # date within a second.  Share a large body only while the topic wakes its waiters (`is_pumping`),
-                # because later it would stay in memory after the tape has dropped it.
+                # date within a second.  Share a large body only while the topic wakes its waiters (`is_pumping`).  A
+                # body that is shared for longer would stay in memory after the tape has dropped it.
                 answers[answer_key] = rendered
         elif found is Poll.ASK:
             self._ask(waiting.polls.poll_asking(waiting.read, waiting.stream, topic, outcome))

@@ -36,8 +36,8 @@ from gateway.upstream.flight import METADATA, Beyond, Flight, NotShareable, Orig
 
 
 class SentFetch(Protocol):
-    """The fetch of a flight (a reply that readers share) whose request was sent, reduced to the parts that
-    `ReplyRecorder` uses."""
+    """The parts of a fetch that `ReplyRecorder` uses.  The request for the flight (a reply that readers share) has been
+    sent."""
 
     stream: Stream
     flight: Flight

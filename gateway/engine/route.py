@@ -186,7 +186,7 @@ class Route:
         else:
             self.unshared.remember(key, ANY_LIVE, why.reason)
             # The next readers are relayed, so they cannot show that live answers have become shareable.  Assume after a
-            # while that they have.
+            # while that they have become shareable.
             self._shares_live_from = self._now() + max(self.config.hit_for_miss_s, _LEAST_UNSHARED_S)
 
     def why_alone(self, headers: Headers, *, is_stored: bool) -> NotShareable | None:

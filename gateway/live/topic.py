@@ -89,8 +89,8 @@ class Cursors:
     def next_for(self, client: str | None, wall: float, rng: random.Random) -> str:
         """Return the next cursor for a client that has sent the cursor `client`.
 
-        This is the shared cursor if it is greater.  Otherwise it is a later cursor: one of the client's own, or for a
-        far-ahead client the common cursor of these clients.
+        This is the shared cursor, if it is greater than `client`.  Otherwise it is a later cursor: a cursor for this
+        client alone, or the common cursor of all clients that are far ahead.
         """
         shared = self._shared_at(wall)
         own = parse_cursor(client)

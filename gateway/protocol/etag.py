@@ -138,8 +138,8 @@ def stream_identity(headers: Mapping[str, str], start: str, end: str) -> str | N
     """Return the `<id>` of an ETag of the form `"<id>:<start>:<end>[:c]"` for exactly these offsets, else None.
 
     Two different ids prove two streams.  Equal ids prove nothing, because some origins use the path.  A reply with
-    Cache-Status (RFC 9211) comes from a cache.  The id in such a reply may be the cache's own, and may change when the
-    cache drops the stream.
+    Cache-Status (RFC 9211) comes from a cache.  The id in such a reply may be the cache's own id, and may change when
+    the cache drops the stream.
     """
     origin_etag = headers.get("ETag")
     if origin_etag is None or "Cache-Status" in headers:

@@ -9,8 +9,8 @@ A shared request carries its readers' credentials, and no other headers of their
 other than a credential is for its requester alone.  The header Origin is a special case.  A shared reply is valid for
 readers without an Origin header, and for all readers if it allows any web origin (`*`).  A reply without
 Access-Control-Allow-Origin is not valid for readers with an Origin header, even if it has no Vary: common middleware
-adds both fields only to replies to requests with Origin.  A read with an Origin header for which no shared reply is
-valid is relayed.  The reply to the relayed read shows whether the origin allows the reader's web origin.
+adds both fields only to replies to requests with Origin.  If no shared reply is valid for a read with an Origin header,
+the read is relayed.  The reply to the relayed read shows whether the origin allows the reader's web origin.
 
 This module judges header fields.  `gateway.engine.classifier` judges the rest (status, length, coding, offset).
 """

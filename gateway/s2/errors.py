@@ -79,7 +79,7 @@ class FencingTokenMismatch:
 
 @dataclass(frozen=True, slots=True)
 class SeqNumMismatch:
-    """412: the append's first record would get the sequence number `expected` instead of the requested one."""
+    """412: the append's first record would get the sequence number `expected` instead of the requested number."""
 
     expected: int
 

@@ -56,7 +56,7 @@ class RecordStream(Stream):
 
     @property
     def furthest(self) -> str | None:
-        """The sequence number after the last covered one, as text; None if no records are held."""
+        """The number after the last covered sequence number, as text; None if no records are held."""
         return str(self.records.end_seq_num) if self.records.block_count else None
 
     def drop_oldest(self) -> int:

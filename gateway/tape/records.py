@@ -10,8 +10,8 @@ A part that a read takes from the tape is *closed* if a limit of the read ended 
 ends with the held records, and more records may follow.  Records never change, but the tail of the stream moves.  The
 tape therefore does not record the tail.
 
-A stream that is deleted and created again numbers its records from 0 again.  `store` raises `RecordsReplaced` if
-records contradict the held ones: a different record at the same number, or timestamps that decrease.
+A stream that is deleted and created again numbers its records from 0 again.  `store` raises `RecordsReplaced` if the
+new records contradict the held records: a different record at the same number, or timestamps that decrease.
 
 All changes are synchronous.  The module has no HTTP, no sockets and no clock.
 """
@@ -55,7 +55,7 @@ _by_timestamp = attrgetter("timestamp")
 
 
 class RecordsReplaced(Exception):
-    """New records contradict the held ones: the stream was deleted and created again."""
+    """New records contradict the held records: the stream was deleted and created again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +216,7 @@ class RecordTape:
 
     @property
     def end_seq_num(self) -> int:
-        """The sequence number after the last covered one; 0 if none is covered."""
+        """The number after the last covered sequence number; 0 if no number is covered."""
         return self._blocks[self._starts[-1]].end if self._starts else 0
 
     @property
@@ -310,7 +310,7 @@ class RecordTape:
         """Store the records of a read from `start`.  Records that are held already stay.
 
         Returns whether held records were dropped, because the new records show that the stream was trimmed.  Raises
-        RecordsReplaced, and stores nothing, if the records contradict the held ones.
+        RecordsReplaced, and stores nothing, if the new records contradict the held records.
         """
         if not records:
             return False

@@ -170,7 +170,7 @@ class Stream:
         self.version = self.version.doubted(may_have_ended=may_have_ended)
 
     def may_be_another(self) -> None:
-        """Record that a write may have replaced the stream by another one, with a lifetime of its own."""
+        """Record that a write may have replaced the stream by another stream, which has its own lifetime."""
         self.mark_stale()
         self.expiry.lose()
         self.head_headers = None
@@ -352,7 +352,7 @@ class Stream:
         )
 
     def saw_tail(self, sighting: Sighting) -> None:
-        """Record the origin's statement of the tail, unless the current one has a later tail or time."""
+        """Record the origin's statement of the tail, unless the current statement has a later tail or a later time."""
         current = self.sighting
         if current is not None and (is_before(sighting.at, current.at) or sighting.seen_at < current.seen_at):
             return

@@ -5,8 +5,9 @@ whole stream first.  The gateway counts the bytes that it holds, once and in a t
 stream has the same bytes, and is remembered under the offsets at both ends.
 
 One path may stand for several streams, of different origins or partitions, or before and after a re-creation.  An
-offset may mean a different position in each.  A request therefore names the ETag of a reply that its client has
-received.  The answer has counts of the tape (the stream's bytes in memory) that the reply came from, or no counts.
+offset may mean a different position in each of these streams.  A request therefore names the ETag of a reply that its
+client has received.  The answer has counts of the tape (the stream's bytes in memory) that the reply came from, or no
+counts.
 
 In a JSON stream, messages are counted, measured and summed as lines.  A line is the message's text, with spaces in
 place of line breaks, and a line feed at the end.  A reader that splits messages in the same way gets the same checksum.
@@ -159,8 +160,8 @@ def _measured(pieces: tuple[bytes, ...]) -> _Sum:
 
 
 def _counted(pieces: tuple[bytes, ...]) -> _Sum | None:
-    """Count the messages of a JSON array's content.  Returns None if the pieces are no such content, or if a message is
-    too long.
+    """Count the messages of a JSON array's content.  Returns None if the pieces are not the content of a JSON array, or
+    if a message is too long.
     """
     try:
         # Import it here, because it needs numpy, which only an extra installs.

@@ -74,7 +74,7 @@ class Warm:
 
     wished: int
     streams: int
-    """Streams that bytes were fetched for."""
+    """Streams for which bytes were fetched."""
     bytes: int
     is_under_way: bool
 
