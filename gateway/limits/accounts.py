@@ -155,7 +155,7 @@ class Account:
 
 
 class Accounts:
-    """Owner of the accounts of client networks."""
+    """Owner of the accounts of client networks, principals and tenants."""
 
     def __init__(self, net_of: ClientNet, now: Callable[[], float]) -> None:
         """`net_of` returns the network of an address, and `now` returns monotonic seconds."""
@@ -209,7 +209,7 @@ class Accounts:
         account.forget_if_unused()
 
     def forget_if_settled(self, account: Account) -> None:
-        """Remove an account without resources in use, if its buckets are full and it is not banned."""
+        """Remove an account without resources in use, if its buckets are full and its latest ban no longer matters."""
         if not (account.full_at or account.banned_until) or account.settled_at <= self._now():
             self._all.pop(account.net, None)
 
@@ -236,7 +236,7 @@ class Accounts:
                     self.most_connections = new
 
     def _make_room(self) -> None:
-        """Examine the oldest accounts, and remove at least one if none of them is in use."""
+        """Examine some of the oldest accounts, and remove at least one of them, unless all of them are in use."""
         now = self._now()
         owing: list[tuple[float, str]] = []
         for account in list(islice(self._all.values(), _LOOKED_AT)):

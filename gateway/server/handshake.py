@@ -152,7 +152,8 @@ class Handshake(asyncio.Protocol):
 
     @property
     def client(self) -> str | None:
-        # The account is None until the PROXY header is read, because the peer is a proxy for many clients.
+        # At a listener that expects PROXY headers, the peer is a proxy for many clients, so its address is not a
+        # client's.
         is_known = self._transport is not None and not self._acceptor.expects_proxy
         return peer_of(self._transport) if is_known and self._transport is not None else None
 

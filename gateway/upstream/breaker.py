@@ -113,7 +113,7 @@ class Policy:
     least_requests: int = 20
     """`ratio` applies only if the window has at least this number of requests."""
     open_s: float = 1.0
-    """The first open time.  Each further open time is twice as long."""
+    """The first open time.  Each further open time is twice as long as the one before, up to `longest_open_s`."""
     longest_open_s: float = 2.0
     probes: int = 1
     """The number of concurrent clients' requests that pass while the breaker is half-open."""

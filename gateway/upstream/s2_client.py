@@ -72,11 +72,12 @@ class AtTail:
 
 @dataclass(frozen=True, slots=True)
 class S2Refused:
-    """An error from the origin.  `body` is usually S2's JSON, but a proxy may send something else."""
+    """An error from the origin, or an error of the gateway's own in the same form.  `body` is usually S2's JSON, but a
+    proxy may send something else."""
 
     status: int
     headers: CIMultiDict[str]
-    """Content-Type and Retry-After."""
+    """The error's Content-Type and Retry-After, if there are any."""
     body: bytes
     asked_with: CIMultiDict[str] | None = None
     """The request headers; None if the gateway itself made the error, or if the error ended a session."""

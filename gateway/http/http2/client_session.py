@@ -119,7 +119,8 @@ class ClientSession(Reading[Http2Reply]):
         super().__init__(counts, MOST_LIST_BYTES, Http2Reply)
         self._late_frames = 0
         self._late_resets = 0
-        """The number of RST_STREAM frames that may still arrive for ended streams: one for each request."""
+        """The number of RST_STREAM frames that may still arrive without counting towards the budget.  Each request adds
+        one."""
         self._bodiless: set[int] = set()
         """Open streams whose reply has no body, because the request is a HEAD."""
         self._interim: dict[int, InterimRate] = {}
