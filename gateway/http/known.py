@@ -45,7 +45,7 @@ _UNCACHEABLE: Final = ("Transfer-Encoding", "Upgrade", "Expect")
 
 
 class HeaderCache:
-    """Parsed header sections by their bytes.  At most 1,024 are kept, and the oldest are dropped first."""
+    """Parsed header sections by their bytes.  Each table keeps at most 1,024 entries, and drops the oldest first."""
 
     def __init__(self) -> None:
         self._sections: OrderedDict[bytes, Fields] = OrderedDict()

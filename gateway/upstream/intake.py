@@ -1,13 +1,13 @@
 """Bounds the bytes that one turn of the event loop reads from connections to origins.
 
-A large body arrives in reads of up to 256 KiB.  Each of them is copied, stored and written to clients, which takes a
-millisecond if the memory is new to the process.  While bodies of a dozen fetches arrive at once, a turn that reads all
-of them delays every other client by that many milliseconds.  uvloop even reads the same socket up to 32 times in one
-turn while it finds a full buffer.
+A large body arrives in reads of up to 256 KiB.  The data of each read is copied, stored and written to clients, which
+takes a millisecond if the memory is new to the process.  While bodies of a dozen fetches arrive at once, a turn that
+reads all of them delays every other client by that many milliseconds.  uvloop even reads the same socket up to 32 times
+in one turn while it finds a full buffer.
 
 A connection therefore stops reading after each large read.  When its reader has taken the data, the connection calls
 `resume_later` and waits in a queue.  Each turn resumes one connection.  A turn costs about 20 us, so one transfer alone
-loses little.  Small replies never stop reading.
+loses little.  A connection never stops reading for a small reply.
 """
 
 from __future__ import annotations

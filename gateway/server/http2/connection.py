@@ -152,7 +152,8 @@ class Http2Connection(TimedHttp2Connection):
         self.data_received(data)
 
     def data_received(self, data: bytes) -> None:
-        # A check of the turn's time for each head would make remembered answers a quarter slower.
+        # Read several heads between two checks of the turn's time, because a check for each head would make remembered
+        # answers a quarter slower.
         is_asked = self.session.has_more or (self._heads == HEADS and self.clients.turns.has_begun)
         self._read(data, 0 if is_asked else self._heads)
 
@@ -303,7 +304,7 @@ class Http2Connection(TimedHttp2Connection):
 
     def _is_remembered(self, stream: Stream, request: Http2Request) -> bool:
         """Send a remembered answer, or begin a live answer for a remembered live request (a join).  Returns False if
-        there is neither a remembered answer nor a join.
+        the request has to go to the request handler.
         """
         clients, alias = self.clients, request.alias
         assert alias is not None
