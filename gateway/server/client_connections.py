@@ -35,7 +35,7 @@ from gateway.protocol.client_address import Proxies
 from gateway.server.joins import Join, Joins
 from gateway.server.remembered import RememberedAnswer, RememberedAnswers
 from gateway.server.request import Answered, Channel, Request
-from gateway.server.request_keys import Known, Section, Sections
+from gateway.server.request_keys import Known, Presented, Section, Sections
 from gateway.server.sockets import ARRIVALS_PER_LOOK
 from gateway.server.turns import Turns
 from gateway.telemetry.metrics import MetricsRecorder
@@ -190,7 +190,7 @@ class Clients:
         )
         """Remembered answers and header sections by the exact bytes of a request.  A look-up here is faster than
         `find`."""
-        self.find: Callable[[bytes], tuple[Known, Section] | None] | None = None
+        self.find: Callable[[bytes], tuple[Known | Presented, Section] | None] | None = None
         """Finds the remembered answer or the join (remembered live request) for a request, and the request's header
         section.  None if every request goes to the handler."""
         self.refusals: Sized = ()
@@ -200,8 +200,9 @@ class Clients:
         self.admits: Callable[[RememberedAnswer, Peer, Section], bool] = admit_any
         """Returns whether a remembered answer may be sent to this peer.  Called if the answer needs authorisation or if
         `limits_hits` is set."""
-        self.join: Callable[[Channel, Join, Section], bool] = refuse_join
-        """Begins a live answer without parsing the request.  Returns False if the request has to be parsed."""
+        self.join: Callable[[Channel, Join, Section, Presented | None], bool] = refuse_join
+        """Begins a live answer without parsing the request.  Returns False if the request has to be parsed.  The last
+        argument is set if the request's line and credentials differ from the first request's."""
         self.is_current: Callable[[RememberedAnswer, bytes], bool] = (
             remembered.is_current if remembered is not None else lambda answer, request: False
         )
@@ -466,7 +467,7 @@ def admit_any(answer: RememberedAnswer, peer: Peer, section: Section) -> bool:
     return True
 
 
-def refuse_join(channel: Channel, join: Join, section: Section) -> bool:
+def refuse_join(channel: Channel, join: Join, section: Section, presented: Presented | None) -> bool:
     """Refuse every join, so that live requests go to the handler."""
     return False
 

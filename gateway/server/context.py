@@ -32,8 +32,8 @@ from gateway.server.delivery import Delivery
 from gateway.server.remembered import RememberedAnswer, Repeatable
 from gateway.server.request import Answered, Request
 from gateway.server.request_admission import Admission
-from gateway.server.request_keys import NamedStream
 from gateway.server.request_records import Observed, Observers
+from gateway.server.verdict_keys import NamedStream
 from gateway.telemetry.access_record import note_repeated
 from gateway.telemetry.metrics import NO_ROUTE, MetricsRecorder, Sent
 from gateway.tuples import make

@@ -119,7 +119,7 @@ class Frontend:
         self._tracer = tracer
         self._access_log = access_log
         self.routes = RouteTable(config.routes, config.server.node_name, engine.clock, rules)
-        self._sections = Sections(self._header_rules())
+        self._sections = Sections(self._header_rules(), self._query_credentials())
         self._joins = Joins(self._sections)
         self._observers = Observers(access_log, tracer, engine.clock)
         limits, accounts = config.limits, engine.accounts
@@ -313,6 +313,11 @@ class Frontend:
     def _header_rules(self) -> list[HeaderRules]:
         return [route.header_rules for route in self.routes.routes]
 
+    def _query_credentials(self) -> frozenset[str]:
+        """Return the names of query parameters that are credentials on some route."""
+        guards = (route.guard for route in self.routes.routes)
+        return frozenset(name for guard in guards if guard is not None for name in guard.parameters)
+
     def _note_hit(self, answer: RememberedAnswer, peer: Peer, request: bytes, section: Section, began: float) -> None:
         """Log and trace a remembered answer.  Its request was read at `began`, in monotonic seconds."""
         if answer.repeated is not None:
@@ -359,7 +364,7 @@ class Frontend:
             if self.clients.remembered is not None:
                 self.clients.remembered.reset()
             self._joins.clear()
-            self._sections.reset(self._header_rules())
+            self._sections.reset(self._header_rules(), self._query_credentials())
             self._engine.purge.drop_others(self.routes.public_partitions)
         self.clients.handler = self._make_handler()
         self._choose_shortcuts()

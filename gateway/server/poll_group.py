@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
+from typing import Final
 
 from multidict import CIMultiDict
 
@@ -65,12 +66,17 @@ user) or otherwise its address, and its header section.  A plain tuple is cheap,
 """
 
 
+NO_LINES: Final[dict[Channel, bytes]] = {}
+"""Stands for the lines of a group whose clients have none of their own.  It stays empty."""
+
+
 class PollGroup:
     """The clients of one waiter.  Implements `gateway.engine.long_poll_waiter.PollClient`."""
 
     __slots__ = (
         "_channels",
         "_keeps",
+        "_lines",
         "_note",
         "_noted",
         "_origin",
@@ -111,6 +117,8 @@ class PollGroup:
         """The waiter that represents the group.  None before `add_first`, after the end, and while clients wait for
         their requests to be handled again."""
         self._channels: dict[Channel, PolledBy] = {}
+        self._lines: dict[Channel, bytes] = NO_LINES
+        """The request lines of the clients that have a line of their own, because it contains their credential."""
         self._note: Note | None = None
         """The record of the first client's answer, if the request handler has made one."""
         self._noted: Channel | None = None
@@ -124,7 +132,8 @@ class PollGroup:
         """The answer, kept only if the first client's record needs it."""
         self.facts = facts
         self.line: bytes | None = None
-        """The common request line, if the request is remembered.  None if the group has a single client."""
+        """The request line of all clients that have none in `_lines`, if the request is remembered.  None if the group
+        has a single client."""
 
     def __repr__(self) -> str:
         return f"<PollGroup {len(self._channels)} clients, {'waiting' if self._waiter is not None else 'not waiting'}>"
@@ -135,17 +144,29 @@ class PollGroup:
         topic, is_there = self._topic, self._waiter in self._topic.readers_now
         return len(topic.readers_now) + topic.extra_clients + (0 if is_there else len(self._channels))
 
-    def add_first(self, waiter: Waiter, channel: Channel, client: PolledBy, note: Note | None) -> None:
-        """Add the first client.  `note` is the client's record, if the request handler has made one."""
+    def add_first(
+        self, waiter: Waiter, channel: Channel, client: PolledBy, note: Note | None, line: bytes | None = None
+    ) -> None:
+        """Add the first client.  `note` is the client's record, if the request handler has made one.  `line` is the
+        client's request line, if it is not the group's.
+        """
         self._waiter = waiter
         if note is not None:
             self._note, self._noted = note, channel
+        if line is not None:
+            self._lines = {channel: line}
         self._take(channel, client)
 
-    def join(self, channel: Channel, client: PolledBy) -> bool:
-        """Add another client.  Returns False if the group accepts no more clients."""
+    def join(self, channel: Channel, client: PolledBy, line: bytes | None = None) -> bool:
+        """Add another client.  `line` is its request line, if it is not the group's.  Returns False if the group
+        accepts no more clients.
+        """
         if self._waiter is None or not self._waiter.join(client[0]):
             return False
+        if line is not None:
+            if self._lines is NO_LINES:
+                self._lines = {}
+            self._lines[channel] = line
         self._take(channel, client)
         return True
 
@@ -167,7 +188,7 @@ class PollGroup:
         while len(self._channels) > 1:
             channel, client = self._channels.popitem()
             alone = PollGroup(self._rendering, self._route, self._origin, self._topic, self.facts, keeps=self._keeps)
-            alone.line = self.line
+            alone.line = self._lines.get(channel, self.line)
             alone._channels[channel] = client
             if channel is self._noted:
                 alone._note, alone._noted, self._note, self._noted = self._note, channel, None, None
@@ -207,6 +228,7 @@ class PollGroup:
             elif self.facts is not None:
                 self._record(self.facts, client, Outcome.ABORTED, reason, self.subscribers, is_final=True)
             del self._channels[channel]
+            self._lines.pop(channel, None)
             if self._waiter is not None:
                 self._waiter.leave_one()
             self._count(Outcome.ABORTED, 1, self._rendering.clock.now() - client[0], 0, 0)
@@ -267,11 +289,13 @@ class PollGroup:
         self._waiter = None
         self._end_watch()
         for channel, (_, _, section) in list(self._channels.items()):
-            channel.begin_again(self.line + section.text if self.line is not None else None, at, self)
+            line = self._lines.get(channel, self.line)
+            channel.begin_again(line + section.text if line is not None else None, at, self)
 
     def handed_over(self, channel: Channel) -> None:
         """Remove a client whose request is handled again, and discard its record."""
         del self._channels[channel]
+        self._lines.pop(channel, None)
         self._rendering.metrics.subscribers(Mode.LONGPOLL, -1, self._route.config.name)
         if channel is self._noted:
             note, self._note, self._noted = self._note, None, None

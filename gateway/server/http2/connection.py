@@ -36,6 +36,7 @@ from gateway.server.http2.channel import StreamChannel
 from gateway.server.http2.timeouts import TimedHttp2Connection
 from gateway.server.joins import Join
 from gateway.server.remembered import RememberedAnswer
+from gateway.server.request_keys import Presented
 
 _log = logging.getLogger("gateway.server")
 
@@ -315,10 +316,13 @@ class Http2Connection(TimedHttp2Connection):
         if (found := clients.exact.get(alias) or find(alias)) is None:
             return False
         known, section = found
+        presented = None
+        if isinstance(known, Presented):
+            presented, known = known, known.join
         if isinstance(known, Join):
             channel = self._channels[stream] = StreamChannel(self, stream, request)
             try:
-                if clients.join(channel, known, section):
+                if clients.join(channel, known, section, presented):
                     return True
             except Exception:
                 _log.exception("unhandled error")
