@@ -170,9 +170,14 @@ class LiveRequests:
         began = self._now()
         who: str | Caller | None = address
         if allowed is not None:
-            channel.verdict, channel.live_began = allowed, began
+            channel.live_began = began
             if allowed.renewal is not None:
-                self._reads.renew(channel, allowed, account.net if account is not None else UNKNOWN)
+                renewing = allowed.renewing
+                if renewing is None:
+                    renewing = self._reads.make_renewal(allowed, account.net if account is not None else UNKNOWN)
+                channel.verdict = renewing.begin_read(channel, allowed)
+            else:
+                channel.verdict = allowed
             if join.facts is not None:
                 who = allowed.caller(address)
         if join.mode is _SSE:
@@ -184,6 +189,8 @@ class LiveRequests:
                 admission.joined(account, route, parties)
             return True
         # The read has not begun, so it does not count in its tenant's usage.
+        if allowed is not None and allowed.renewing is not None:
+            allowed.renewing.end_read(channel)
         channel.verdict = None
         channel.end_live_use()
         return False

@@ -144,6 +144,8 @@ class PhasedChannel:
             self.verdict = None
             if verdict.usage is not None:
                 verdict.usage.add(self.live_bytes, self._clients.now() - self.live_began)
+            if verdict.renewing is not None:
+                verdict.renewing.end_read(self)
         if use is not None:
             use.end_live(self.live_bytes)
 

@@ -159,13 +159,13 @@ class Relays:
             passed = passed.varied_by(varied)
         if passed.is_live:
             channel = context.request.channel
-            self._reads.end_at_expiry(channel)
             if meaning.route.ends_live_in_s is not None:
                 # A reload has put the route under rules of authorisation, which this read has not passed.  Answer 503,
                 # so that the client repeats the request under these rules.
                 raise Undecided
             relayed = self.engine.live_table.begin_relayed(meaning.client, meaning.route.name, channel.end_early)
             channel.live_use = _RelayedLiveUse(channel.live_use, relayed)
+            self._reads.end_at_expiry(channel)
         if context.why_alone is not None:
             self.recorder.metrics.unshared(context.why_alone, meaning.route.name)
         context.stage = _RELAYED
