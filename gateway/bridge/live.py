@@ -93,7 +93,7 @@ async def open_sse(asked: BridgedRequest, tasks: Tasks) -> Made:
         await batches.aclose()
         raise
     if first is None:
-        raise UpstreamBroken("Origin ended a session that waits")
+        raise UpstreamBroken("Origin ended a session before its first batch")
     body = MadeBody(lambda: running.cancel())
     body.write(data)
     running = tasks.start(_run(batches, events, body), f"S2 session of {asked.call.name.stream}")

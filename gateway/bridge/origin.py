@@ -167,7 +167,7 @@ class Call:
             raise UpstreamBroken from error
         if ack.end.seq_num - ack.start.seq_num != len(appended.records):
             # Bytes that are not an acknowledgement of S2 may decode too: an empty body is a message of zeros.
-            raise UpstreamBroken("Origin acknowledged other records than it was sent")
+            raise UpstreamBroken("Origin acknowledged more or fewer records than it was sent")
         self.sighting.saw_append(known, ack)
         return ack
 

@@ -58,7 +58,7 @@ def parse_bind_address(text: str) -> BindAddress:
     kind, colon, rest = text.partition(":")
     if colon and kind == _SYSTEMD:
         if not _SOCKET_NAME.fullmatch(rest):
-            raise ValueError(f"expected systemd:NAME as FileDescriptorName= has it, got {text!r}")
+            raise ValueError(f"expected systemd:NAME, with NAME as in FileDescriptorName=, got {text!r}")
         return SystemdSockets(rest)
     if colon and kind == "unix":
         if not rest.startswith("/") or "\0" in rest:
@@ -179,9 +179,9 @@ class ListenerConfig(Model):
         if self.tls is not None and self.https_port is not None:
             raise MisfitError("is for a plain listener: this one speaks TLS", "redirect_to_https")
         if self.reuse_port and not isinstance(self.bind_address, Address):
-            raise MisfitError("goes with HOST:PORT only", "reuse_port")
+            raise MisfitError("can be set only with HOST:PORT", "reuse_port")
         if self.mode != type(self).model_fields["mode"].default and not isinstance(self.bind_address, UnixAddress):
-            raise MisfitError("goes with unix:/path only", "mode")
+            raise MisfitError("can be set only with unix:/path", "mode")
         return self
 
 

@@ -61,7 +61,7 @@ class CorsConfig(Model):
             raise MisfitError("is empty: leave the table out to relay the origin's own headers", "allow_origins")
         if self.allow_credentials and not {"*", "null"}.isdisjoint(self.allow_origins):
             raise MisfitError(
-                'needs allow_origins by name: "*" would let every site read as the user', "allow_credentials"
+                'needs names in allow_origins: with "*", every site could read as the user', "allow_credentials"
             )
         return self
 
@@ -85,7 +85,9 @@ class BridgeConfig(Model):
     @model_validator(mode="after")
     def _type_is_of_bytes(self) -> Self:
         if self.records != "bytes" and self.content_type != DEFAULT_CONTENT_TYPE:
-            raise MisfitError('goes with records = "bytes" only: the others are application/json', "content_type")
+            raise MisfitError(
+                'can be set only with records = "bytes": otherwise it is application/json', "content_type"
+            )
         return self
 
 
@@ -344,7 +346,7 @@ class RouteConfig(Model):
     @model_validator(mode="after")
     def _auth_is_of_streams(self) -> Self:
         if self.auth and self.protocol == "s2" and not self.is_bridged:
-            raise MisfitError("goes with Durable Streams only: S2 has access tokens of its own", "auth")
+            raise MisfitError("can be set only for Durable Streams: S2 has its own access tokens", "auth")
         for name in (
             "conceal",
             "store_private",
@@ -360,17 +362,19 @@ class RouteConfig(Model):
     @model_validator(mode="after")
     def _consistency_is_of_s2(self) -> Self:
         if self.protocol != "s2" and self.consistency != "linearizable":
-            raise MisfitError('goes with protocol = "s2" only', "consistency")
+            raise MisfitError('can be set only with protocol = "s2"', "consistency")
         return self
 
     @model_validator(mode="after")
     def _bridge_is_of_s2(self) -> Self:
         if self.present == "durable-streams" and self.protocol != "s2":
-            raise MisfitError('goes with protocol = "s2" only', "present")
+            raise MisfitError('can be set only with protocol = "s2"', "present")
         if self.bridge not in (None, BridgeConfig()) and self.present != "durable-streams":
-            raise MisfitError('goes with present = "durable-streams" only', "bridge")
+            raise MisfitError('can be set only with present = "durable-streams"', "bridge")
         if self.is_bridged and self.consistency != "linearizable":
-            raise MisfitError('goes with S2 clients; with present = "durable-streams" set tail', "consistency")
+            raise MisfitError(
+                'can be set only for S2 clients; with present = "durable-streams", set tail', "consistency"
+            )
         return self
 
     @property
@@ -386,7 +390,9 @@ class RouteConfig(Model):
     @model_validator(mode="after")
     def _asked_is_asked(self) -> Self:
         if self.tail == "asked" and self.tail_fresh_s:
-            raise MisfitError('goes with tail = "followed" only: an asked tail is never served again', "tail_fresh_s")
+            raise MisfitError(
+                'can be set only with tail = "followed": with "asked", no tail is served twice', "tail_fresh_s"
+            )
         return self
 
     @model_validator(mode="after")
@@ -401,14 +407,16 @@ class RouteConfig(Model):
             parts = urlsplit(one.url)
             server = parts.scheme, parts.hostname, parts.port or _PORTS[parts.scheme]
             if server in seen:
-                raise MisfitError(f"{one.url} is there twice: give it a weight", "origins", index, "url")
+                raise MisfitError(f"{one.url} is listed twice: give it a weight instead", "origins", index, "url")
             seen.add(server)
         path = urlsplit(self.members[0].url).path
         lists = (("origins", [one.url for one in self.origins]), ("leaders", self.leaders))
         for name, urls in lists:
             for index, url in enumerate(urls):
                 if urlsplit(url).path != path:
-                    text = f"{url} has another path than {self.members[0].url}: a stream has one path at all of them"
+                    text = (
+                        f"{url} has another path than {self.members[0].url}: a stream has the same path at all origins"
+                    )
                     raise MisfitError(text, name, index, *(["url"] if name == "origins" else []))
         return self
 

@@ -238,7 +238,7 @@ class Answer:
         if self.parts is None:
             return (self.body,) if self.body else ()
         held = self.parts.held(self.is_json)
-        assert held is not None, "part of the answer is still in the air"
+        assert held is not None, "part of the answer has not arrived yet"
         return tuple(held)
 
     def whole(self) -> bytes:

@@ -171,15 +171,15 @@ def cure(ground: str, headers: Headers, rules: SharingRules) -> str | None:
             )
         case Ground.CACHE_CONTROL:
             said = ", ".join(headers.getall("Cache-Control", ()))[:_MOST_CHARS]
-            cure = "have it leave that out where all readers may see the same bytes"
+            cure = "remove this header at the origin if all readers may see the same bytes"
             if "no-store" not in said:
-                cure += ", or set route.store_private where [[route.auth]] decides who may read"
+                cure += ", or set route.store_private if [[route.auth]] decides who may read"
             return f'says "Cache-Control: {said}"; {cure}'
         case Ground.VARY:
             names = sorted({name for name in _varied(headers) if name not in rules.credential_headers})
             names = [name for name in names if name not in ("accept-encoding", "origin")][:_MOST_NAMES]
             if "*" in names:
-                return 'says "Vary: *"; have it name the headers that its replies depend on'
+                return 'says "Vary: *"; have the origin name the headers that its replies depend on'
             return (
                 f"varies on {', '.join(names)}; add these names to route.credential_headers, so that readers with "
                 "equal values share"

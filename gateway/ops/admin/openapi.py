@@ -20,7 +20,7 @@ _DESCRIPTION: Final = (
 )
 _REFUSALS: Final = {
     401: "A token is required, and it is missing or wrong.",
-    403: "The Host is not one of this port's, or the request comes from a page of another origin.",
+    403: "The Host header does not name the address of this port, or the request comes from a page of another origin.",
     422: "A parameter or the body is invalid.",
 }
 _BODY_REFUSALS: Final = {
