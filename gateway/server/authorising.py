@@ -4,10 +4,10 @@
 the log, nor the origin.  The request handler then lets the route's guard decide whether the request is allowed.  This
 decision is called a verdict.
 
-Verdicts on reads are kept with the header section, because the credential is usually in it, one for each stream.  Later
-reads of the stream with the same section need only a look-up.  If the query holds a credential, such as a signature,
-the verdict is kept for this credential and the stream.  If the credential's parameters have unusual spellings, or if
-the request line holds a host, the verdict is kept under the whole request line instead.
+The credential is usually in the header section, so verdicts on reads are kept with the section, one for each stream.
+Later reads of the stream with the same section need only a look-up.  If the query holds a credential, such as a
+signature, the verdict is kept for this credential and the stream.  If the credential's parameters have unusual
+spellings, or if the request line holds a host, the verdict is kept under the whole request line instead.
 """
 
 from __future__ import annotations
@@ -56,8 +56,9 @@ _OF_THE_ORIGIN: Final = {
     "GET": re.compile(r"jwks\.json"),
     "POST": re.compile(r"subscriptions/[^/%\\]+/(?:callback|ack|release)"),
 }
-"""By method, the calls below the protocol's reserved path (`_RESERVED`) that only the origin authorises.  Calls for
-subscriptions carry a token of the origin in Authorization.  The other calls fetch the origin's public keys.
+"""For each method, the paths below the protocol's reserved path (`_RESERVED`) for which only the origin authorises
+requests.  A POST concerns a subscription, and carries a token of the origin in Authorization.  A GET fetches the
+origin's public keys.
 """
 _OVERRIDES: Final = frozenset({"x-http-method-override", "x-http-method", "x-method-override"})
 """Headers with which some frameworks replace a request's method."""
@@ -122,8 +123,8 @@ class Authoriser:
         if is_of_the_origin(request.method, meaning.target.path):
             return True
         if is_preflight(request, guard):
-            # Browsers send a preflight without credentials (Fetch standard, section 4.8).  On this route the origin
-            # answers preflights.
+            # Let the preflight pass to the origin, which answers preflights on this route.  Browsers send a preflight
+            # without credentials (Fetch standard, section 4.8).
             context.allowed = self.verdicts.allow(PUBLIC)
             return True
         asked = self._asked(request, meaning, with_headers=guard.asks_services)
@@ -153,7 +154,8 @@ class Authoriser:
         alias, allowed = request.channel.alias, context.allowed
         stream = _named_stream(meaning, self._credentials(meaning, alias))
         context.stream = self._sections.stream_names.shared_name(stream) if stream is not None else None
-        # The verdict may depend on the client's network or on the scheme, which the request's bytes do not show.
+        # Limit the use of a verdict that depends on the scheme or on the client's address, because the request's bytes
+        # show neither.
         if allowed.renewal is not None:
             allowed.scheme = request.channel.scheme
         if alias is not None and not _depends_on_client(allowed) and self.verdicts.holds(allowed):
@@ -162,7 +164,7 @@ class Authoriser:
 
     def _credentials(self, meaning: RequestMeaning, alias: bytes | None) -> bytes | None:
         """Return the credentials in the query of a request with these bytes, as the client has spelled them.  Returns
-        None if a verdict must not be kept by them.
+        None if no verdict may be kept under these credentials.
         """
         if not meaning.parameters:
             return b""
@@ -265,7 +267,7 @@ def headers_for_origin(
     `allowed` is None for a request that only the origin authorises, which keeps its credentials.
     """
     headers = headers.copy()
-    # The origin must carry out exactly the request that was authorised.
+    # Remove headers that replace the method, because the origin must carry out exactly the request that was authorised.
     _remove(headers, _OVERRIDES)
     if guard.drops_credentials and allowed is not None:
         for name in (*config.credential_headers, *guard.vary):
@@ -279,7 +281,7 @@ def headers_for_origin(
         if name:
             _remove(headers, {name.lower().replace("_", "-")})
             if value:
-                # Names in tokens may have any characters, but a header value must be ASCII.
+                # Percent-encode the name: names in tokens may have any characters, but a header value must be ASCII.
                 headers[name] = quote(value, safe=_FIELD_SAFE)
     return headers
 

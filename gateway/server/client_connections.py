@@ -94,7 +94,7 @@ class ClientConnection(Protocol):
 
     @property
     def client(self) -> str | None:
-        """The client's address without its port; None if the peer has none, as at a Unix socket."""
+        """The client's address without its port; None without an address, as at a Unix socket."""
 
     @property
     def proxies(self) -> Proxies | None:

@@ -80,7 +80,8 @@ class GuardedReads:
         channel.verdict = allowed
 
     def make_renewal(self, allowed: Allowed, net: str) -> LiveRenewal:
-        """Make the renewal of a service's verdict, at its first live read, which is of this client network."""
+        """Make the renewal of a service's verdict.  Called for the first live read that the verdict allows; `net` is
+        that read's client network."""
         assert allowed.renewal is not None
         allowed.renewing = made = VerdictRenewal(allowed.renewal, net, self._services, self._rng, self._end_now)
         return made
@@ -121,7 +122,8 @@ class GuardedReads:
         if abs(step_s) < _STEP_S:
             return
         self._clocks_apart_s += step_s
-        # Renewals without reads are scheduled by the earlier time.  No further read will use the verdicts of these.
+        # Invalidate all remembered verdicts.  A renewal that has no reads now stays scheduled by the earlier time, so
+        # no later read may use its verdict.
         self.verdicts.begin_edition()
         wall, renewals = self.verdicts.wall(), dict[LiveRenewal, None]()
         for channel in list(self._channels()):

@@ -68,12 +68,12 @@ class Join(Known):
     line: bytes | None = None
     """The request line of the first request, once the request is remembered."""
     key: bytes = b""
-    """The request line of all these requests.  If they have credentials in their queries, the part without them
-    (`gateway.server.verdict_keys.Divided`)."""
+    """The request line that all these requests have in common.  If they have credentials in their queries, the line
+    without the credentials (`gateway.server.verdict_keys.Divided`)."""
     alias: bytes = b""
     """The bytes of the first request, once the request is remembered."""
     most_s: float = math.inf
-    """Seconds that the read lasts at most."""
+    """The most seconds that the read may last."""
     verdict_key: VerdictKey = b""
     """The key under which header sections keep verdicts of authorisation on the first request: the stream, or the
     request line."""
@@ -91,8 +91,9 @@ class Joins:
         self._all: dict[tuple[bytes, Meaning], Join] = {}
         """Joins by their keys and meanings."""
         self.exact: dict[bytes, tuple[Join, Section]] = {}
-        """Joins by the exact bytes of a request, each with its header section.  This is the fastest look-up for
-        clients that send equal bytes.  A section without a cost is no longer kept, and must be looked up again."""
+        """Joins by the exact bytes of a request, each with its header section.  This is the fastest look-up for clients
+        that send equal bytes.  `Sections` no longer keeps a section whose cost is 0.  Such a section must be looked up
+        again."""
         self._size = 0
         self.generation = 0
 
@@ -142,5 +143,5 @@ class Joins:
 
 
 def _cost(meaning: Meaning, join: Join) -> int:
-    # `exact` has the request's bytes, and the text of its section.
+    # Count the request's bytes twice: `exact` has them, and also the text of the request's section.
     return _COST + len(join.key) + len(meaning.text) + 2 * len(join.alias)

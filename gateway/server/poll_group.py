@@ -67,7 +67,7 @@ user) or otherwise its address, and its header section.  A plain tuple is cheap,
 
 
 NO_LINES: Final[dict[Channel, bytes]] = {}
-"""Stands for the lines of a group whose clients have none of their own.  It stays empty."""
+"""The empty table shared by all groups whose clients have no request lines of their own."""
 
 
 class PollGroup:
@@ -132,8 +132,8 @@ class PollGroup:
         """The answer, kept only if the first client's record needs it."""
         self.facts = facts
         self.line: bytes | None = None
-        """The request line of all clients that have none in `_lines`, if the request is remembered.  None if the group
-        has a single client."""
+        """The request line of all clients that have no line in `_lines`.  None until the first client's request is
+        remembered."""
 
     def __repr__(self) -> str:
         return f"<PollGroup {len(self._channels)} clients, {'waiting' if self._waiter is not None else 'not waiting'}>"
@@ -148,7 +148,7 @@ class PollGroup:
         self, waiter: Waiter, channel: Channel, client: PolledBy, note: Note | None, line: bytes | None = None
     ) -> None:
         """Add the first client.  `note` is the client's record, if the request handler has made one.  `line` is the
-        client's request line, if it is not the group's.
+        client's request line, if it differs from the group's.
         """
         self._waiter = waiter
         if note is not None:
@@ -158,8 +158,8 @@ class PollGroup:
         self._take(channel, client)
 
     def join(self, channel: Channel, client: PolledBy, line: bytes | None = None) -> bool:
-        """Add another client.  `line` is its request line, if it is not the group's.  Returns False if the group
-        accepts no more clients.
+        """Add another client.  `line` is the client's request line, if it differs from the group's.  Returns False if
+        the group accepts no more clients.
         """
         if self._waiter is None or not self._waiter.join(client[0]):
             return False

@@ -27,10 +27,10 @@ class RecognisingConnection(ReadingConnection):
     __slots__ = ("_repeats", "client", "proxies")
 
     _repeats: bool
-    """Whether the latest request with a remembered answer or a join had the bytes under which
-    `RememberedAnswers.exact` or `Joins.exact` holds it."""
+    """Whether the latest request with a remembered answer or a join had exactly the bytes under which
+    `RememberedAnswers.exact` or `Joins.exact` holds this answer or join."""
     client: str | None
-    """The client's address without its port; None if the peer has none, as at a Unix socket."""
+    """The client's address without its port; None without an address, as at a Unix socket."""
     proxies: Proxies | None
     scheme: str = "http"
     versions = frozenset({"1.0", "1.1"})
@@ -63,7 +63,7 @@ class RecognisingConnection(ReadingConnection):
         elif self._repeats and (live := clients.joins.exact.get(data)) is not None and live[1].cost:
             return self._joins(*live)
         elif data[0] != _GET or (found := find(data)) is None:
-            # Only GETs have remembered answers.
+            # Have all other requests parsed, because only GETs have remembered answers.
             return False
         else:
             known, section = found

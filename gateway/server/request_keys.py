@@ -21,7 +21,7 @@ read only for the kinds of routes that have an entry for the same request line.
 Clients send the same header section with many request lines.  From a section's second appearance on, `Sections` keeps
 the section with its meanings and the client's address.  The section's lines are then not read again.
 
-A request line with credentials in its query finds a join by its rest, without them (`verdict_keys.py`).
+If a request line has credentials in its query, its join is found by the line without them (`verdict_keys.py`).
 """
 
 from __future__ import annotations
@@ -391,7 +391,7 @@ class Sections:
             if len(section.kinds) == len(self._kinds):
                 return self._find_presented(lines, line, section) if (lines := self.credential_lines) else None
         for kind in self._kinds:
-            # Only lines of GETs are in `lines`.
+            # This look-up also excludes other methods than GET: `lines` has only lines of GETs.
             if line not in kind.lines or (section is not None and kind in section.kinds):
                 continue
             if section is None and not _may_be_section(text):

@@ -7,9 +7,10 @@ the rest.  The rest selects the live answer, so that clients with different sign
 with the stream, select the verdict.
 
 A line is divided before it is parsed, so it may be malformed.  Both parts keep the spelling and the order of their
-parameters.  Together they therefore determine every parameter, its value, and whether the line is well-formed.
-Something is remembered for a part only if its line was parsed, and only if the parser found the same credentials.  A
-request that is found by both parts consequently has a stream, an offset and credentials that the parser would find too.
+parameters.  Together they therefore determine every parameter, its value, and whether the line is well-formed.  A join
+or a verdict is remembered under a part only if the whole line was parsed, and if the parser found the same credentials.
+If both parts of a later line are found, the parser would therefore find the same stream, offset and credentials in that
+line.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _MOST_STREAMS: Final = 1 << 10
 _LONGEST_NAME: Final = 256
 """The most characters of such a name.  Clients choose the length of queries."""
 MOST_BEGINNINGS: Final = 1 << 12
-"""The most beginnings of request lines that are known, which take some 3 MB."""
+"""The most remembered beginnings of request lines.  They take some 3 MB."""
 _OFFSET: Final = f"&{QUERY_OFFSET}=".encode()
 
 
@@ -43,7 +44,8 @@ class NamedStream(NamedTuple):
     query: str
     """The canonical query without credentials, `offset`, `live` and `cursor`."""
     credentials: bytes = b""
-    """The credentials in the query, as the client has spelled them (`Divided`); empty without any."""
+    """The credentials in the query, as the client has spelled them (`Divided`); empty for a query without
+    credentials."""
 
 
 VerdictKey = bytes | NamedStream
@@ -81,7 +83,7 @@ class Divided(NamedTuple):
 class CredentialLines:
     """Divides request lines.  `names` are the names of query parameters that are credentials on some route.
 
-    The owner of the known beginnings of lines.  Most clients append the offset and the other parameters of a read to
+    It owns the remembered beginnings of lines.  Most clients append the offset and the other parameters of a read to
     their signed URL, so the beginning of their lines, up to the offset, is always the same.
     """
 
@@ -106,10 +108,10 @@ class CredentialLines:
         return make(Divided, (b"&".join(rest) + line[end:], b"&".join(credentials)))
 
     def divide_known(self, line: bytes) -> Divided | None:
-        """Divide the line in the same way, but faster if its beginning is known.
+        """Divide the line like `divide`, but faster if the beginning of the line is remembered.
 
-        If the line has credentials behind a known beginning, they stay in the rest.  Nothing is remembered for such a
-        rest.
+        If the line has credentials after a remembered beginning, these stay in the rest.  No join and no verdict is
+        remembered for such a rest.
         """
         end = line.find(_OFFSET)
         if end < 0 or (known := self._beginnings.get(line[:end])) is None:
@@ -117,8 +119,8 @@ class CredentialLines:
         return make(Divided, (known[0] + line[end:], known[1]))
 
     def know_beginning(self, line: bytes) -> None:
-        """Remember how to divide lines that begin like the line of this request, which was allowed.  Does nothing if
-        the line has credentials behind its offset.
+        """Remember how to divide lines that begin like this line, whose request was allowed.  Does nothing if the line
+        has credentials after its offset.
         """
         beginning = line.partition(_OFFSET)[0]
         whole, divided = self.divide(line), self.divide(beginning + b" ")
@@ -130,7 +132,7 @@ class CredentialLines:
 
     def credentials_of(self, line: bytes, names: Collection[str]) -> bytes | None:
         """Return the credentials in a request line, if they are exactly the parameters with these names.  Returns None
-        otherwise, as for names in unusual spellings.
+        otherwise, for example if a name has an unusual spelling.
         """
         divided = self.divide(line)
         if divided is None:

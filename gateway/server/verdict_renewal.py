@@ -28,8 +28,8 @@ _AGAIN_S: Final = 1.0
 class VerdictRenewal:
     """Renews one verdict while live reads have it.  Implements `gateway.auth.verdicts.LiveRenewal`.
 
-    The renewal rests while there are no reads.  If it has been scheduled for reads that have ended, it begins to rest
-    when it is due.
+    The renewal rests while there are no reads.  If all reads end while the renewal is scheduled, it begins to rest when
+    it is due.
     """
 
     __slots__ = (
@@ -169,7 +169,7 @@ class VerdictRenewal:
         self._await_renewal()
 
     def _end_reads(self) -> None:
-        """End all reads, and rest until a further read begins.  The remembered verdict may still allow one."""
+        """End all reads, and rest until another read begins.  The remembered verdict may still allow another read."""
         for channel in self._channels():
             self._end_read(channel)
         self._rest()
