@@ -68,7 +68,8 @@ class Manner(NamedTuple):
     """How a stream's bytes may be cached after any reply that ends before the tail."""
 
     def caching_after(self, before: Caching, *, up_to_date: bool) -> Caching:
-        """Return how a stream's bytes may be cached after another reply, which reaches the tail if `up_to_date`."""
+        """Return how a stream's bytes may be cached after another reply.  `up_to_date` states whether this reply
+        reaches the tail."""
         if not up_to_date:
             return self.caching_short
         if not before.is_of_bytes:

@@ -225,7 +225,8 @@ class RecordTape:
         return self._blocks[self._starts[-1]].records[-1] if self._starts else None
 
     def covers(self, seq_num: int) -> bool:
-        """Return whether a block covers `seq_num`.  If so, the stream has a record there only if the block has one."""
+        """Return whether a block covers `seq_num`.  If a block does, and has no record there, the stream has no such
+        record."""
         return self._block_at(seq_num) is not None
 
     def covered_from(self, seq_num: int) -> int:

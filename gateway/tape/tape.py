@@ -216,7 +216,7 @@ class Tape:
         return bool(index) and self.resolve(token) in index
 
     def is_short(self, token: str) -> bool:
-        """Return whether the origin has ended a reply at or after `token` although more bytes followed."""
+        """Return whether the origin has ended a reply at `token`, or after it, before the tail."""
         return self.short_of_tail is not None and not is_before(self.short_of_tail, token)
 
     def is_closed_at(self, token: str) -> bool:
