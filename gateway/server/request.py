@@ -83,7 +83,7 @@ class Channel(Protocol):
     - `start_response`, any number of `send_part`, and `end_response`;
     - after `park` or `follow`, a live answer.
 
-    If no task gives an answer of the first two forms, the answer begins with `hand_over` and ends with
+    An answer of the first two forms can also be given without a task.  It then begins with `hand_over` and ends with
     `response_written`.
     """
 

@@ -214,7 +214,7 @@ class Section:
         self.kinds = kinds
         """The kinds of routes that the section has been read for."""
         self.keys = keys
-        """The keys of its meanings for these kinds."""
+        """The keys of the section's meanings for these kinds of routes."""
         self.cost = 0
         """Bytes charged for the section while `Sections` keeps it."""
         self.allowed: Mapping[VerdictKey, Allowed] = NONE_ALLOWED

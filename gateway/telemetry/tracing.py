@@ -52,7 +52,7 @@ class FlightSpan(Protocol):
     """The span of a shared fetch.  The owner must call `end_span`."""
 
     def enter(self) -> None:
-        """Make exchanges of the running task children of this flight from now on."""
+        """Begin to count the running task's exchanges as children of this flight."""
 
     def joined(self) -> None:
         """Link the current request, which shares this flight, to the flight and to its leader."""
