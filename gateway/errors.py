@@ -157,8 +157,8 @@ class TooManyAbsent(GatewayError):
 
 
 class UpstreamCongested(GatewayError):
-    """No connection to the origin was free in time, or too many requests wait for one.  Nothing was sent to the origin,
-    which may be healthy."""
+    """No connection to the origin was free in time, or too many requests wait for a connection.  Nothing was sent to
+    the origin, which may be healthy."""
 
     status = 503
     text = "Too many requests wait for the origin"
@@ -243,8 +243,8 @@ class TailMovedBack(UpstreamBroken):
 
 
 def bare(error: _Error) -> _Error:
-    """Return the error without its tracebacks and those of its causes.  An object to which their frames refer can then
-    keep the error without a reference cycle."""
+    """Return the error without its traceback and the tracebacks of its causes.  An object to which their frames refer
+    can then keep the error without a reference cycle."""
     one: BaseException | None = error
     while one is not None:
         one.__traceback__ = one.__context__ = None

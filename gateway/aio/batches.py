@@ -87,7 +87,7 @@ class Batch(Generic[T]):
                 if now() > until:
                     break
         finally:
-            # Count the items as done also after an error that ends the turn.
+            # Subtract the finished items even if an error ends the turn.
             self._backlog.items -= done
             if done < len(items):
                 if not self._items:

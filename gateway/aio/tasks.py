@@ -107,7 +107,7 @@ class _Rest(Coroutine[Any, Any, T]):
     def throw(self, *error: Any) -> Any:
         awaited, self._awaited = self._awaited, None
         if awaited is not None:
-            # A cancelled task cancels the future that it awaits.
+            # Cancel the awaited future, as a cancelled task does.
             awaited.cancel()
         try:
             return self._work.throw(*error)

@@ -67,7 +67,7 @@ def explain(guard: Guard, asked: Asked, heard: Heard | None = None, *, has_asked
             "",
         )
     except Undecided as error:
-        text = str(error) if has_asked else "A running gateway asks for it by URL: --probe does so, too"
+        text = str(error) if has_asked else "A rule must ask a URL about this request: --probe does so"
         return Explanation(error.status, text, rule, tuple(passed), principal, "")
     except AuthRefused as error:
         return Explanation(error.status, str(error), rule, tuple(passed), principal, "")
@@ -99,4 +99,4 @@ def _why_not(rule: Rule, asked: Asked) -> str:
         case SignedRule():
             return "the request has no signature"
         case ForwardRule():
-            return "the request has no credential that its service is sent"
+            return "the request has no credential for its service"

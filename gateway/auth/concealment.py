@@ -2,8 +2,8 @@
 
 The gateway makes both answers itself, so their fields are equal.  Both answers also take similar times.  A refusal
 needs no request to the origin, so it is delayed by a time that the origin has recently taken for a 404.  A read that
-arrives during the delay is refused at the same moment, as if both reads shared one fetch.  For as long as the 404 for
-an absent stream would come from memory, later reads are refused at once.
+arrives during the delay is refused at the same moment, as if both reads shared one fetch.  Later reads are refused at
+once, for as long as the gateway would answer them with a remembered 404 if the stream were absent.
 """
 
 from __future__ import annotations

@@ -263,7 +263,8 @@ class ForwardVerdicts:
         return found if found is not None and wall < found.until else None
 
     def keep_verdict(self, inquiry: Inquiry, verdict: ForwardVerdict, wall: float) -> None:
-        """Keep the verdict in place of an earlier verdict.  Does nothing if the new verdict has already expired."""
+        """Keep the verdict in place of an earlier verdict.  If the new verdict has already expired, only remove the
+        earlier verdict."""
         if self._kept.pop(inquiry, None) is not None:
             self._bytes -= inquiry.size + _COST
         if wall >= verdict.until:

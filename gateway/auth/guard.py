@@ -146,6 +146,11 @@ class Guard:
         """Return whether all clients may read the stream with this canonical path."""
         return any(isinstance(rule, PublicRule) and rule.matches(path) for rule in self._rules)
 
+    @property
+    def parameters(self) -> frozenset[str]:
+        """The names of query parameters that may be credentials."""
+        return self._parameters | (frozenset(PARAMETERS) if self._has_signatures else frozenset())
+
     def credential_parameters(self, query: str) -> frozenset[str]:
         """Return the names of the parameters of a canonical query that are credentials."""
         if not query:

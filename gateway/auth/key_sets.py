@@ -29,7 +29,7 @@ _AHEAD: Final = (0.75, 0.9)
 """A key set is fetched again after a share of its lifetime.  The share is a random value between these two."""
 _FIRST_PAUSE_S: Final = 1.0
 _MOST_PAUSE_S: Final = 30.0
-"""The longest pause after a failure, in seconds.  Each pause is twice as long as the previous one."""
+"""The longest pause after a failure, in seconds.  Up to this bound, each pause is twice as long as the previous one."""
 
 
 class KeySet:
@@ -96,7 +96,8 @@ class KeySet:
     def fetched(self, ring: KeyRing, lifetime_s: float, share: float) -> frozenset[str | None]:
         """Replace the keys by fetched keys, and return the ids of the withdrawn keys.
 
-        The keys are fresh for `lifetime_s` seconds.  `share` is a random number from 0 to 1 for the next fetch.
+        The keys are fresh for `lifetime_s` seconds, within bounds.  `share` is a random number from 0 to 1, which
+        decides the time of the next fetch.
         """
         withdrawn = self.ring.names() - ring.names() if self.ring is not None else frozenset()
         self.version += bool(withdrawn)

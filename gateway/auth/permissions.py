@@ -213,7 +213,7 @@ def parse_details(claim: object) -> tuple[Permission, ...]:
             raise BadPermission(f"an authorization detail has no field {min(unknown)[:40]!r}")
         if set(detail) - {"type", "locations", "actions"}:
             # These fields restrict the permission, and must not be ignored.
-            raise BadPermission("an authorization detail is narrowed by a field that this gateway does not judge by")
+            raise BadPermission("an authorization detail is restricted by a field that this gateway does not check")
         if not all(isinstance(one, str) for one in locations) or len(found) + len(locations) > MOST_PERMISSIONS:
             raise BadPermission("the locations of an authorization detail are patterns of paths")
         allowed = parse_actions(actions)

@@ -1,9 +1,9 @@
 """The validity of remembered verdicts: their expiry, revocations, and changes of rules and keys.
 
 A verdict is the decision to allow a request.  It is valid until its expiry, and only during the edition in which it was
-made.  The edition is a number that grows with each revocation and with each change of rules, so that all requests are
-authorised again.  (Remembered tokens need not be verified again.)  A revocation or a change of rules also ends the live
-reads that it concerns.
+made.  The edition is a number that grows with each revocation and with each change of rules.  All requests are then
+authorised again, but remembered tokens need not be verified again.  A revocation or a change of rules also ends the
+live reads that it concerns.
 """
 
 from __future__ import annotations
@@ -37,10 +37,34 @@ class Renewal(NamedTuple):
     """The canonical path of the stream."""
 
 
+class LiveRenewal(Protocol):
+    """Renews a service's verdict for all live reads that have it."""
+
+    def begin_read(self, read: object, allowed: Allowed) -> Allowed:
+        """Renew the verdict `allowed` for a further read.  Returns the present verdict, which may be newer."""
+
+    def end_read(self, read: object) -> None:
+        """Called when a read ends."""
+
+    def clock_stepped(self) -> None:
+        """Called after a step of the wall clock."""
+
+
 class Allowed:
     """A verdict that allows a principal's request."""
 
-    __slots__ = ("_caller", "edition", "grounds", "parties", "principal", "renewal", "scheme", "until", "usage")
+    __slots__ = (
+        "_caller",
+        "edition",
+        "grounds",
+        "parties",
+        "principal",
+        "renewal",
+        "renewing",
+        "scheme",
+        "until",
+        "usage",
+    )
 
     def __init__(
         self,
@@ -59,6 +83,8 @@ class Allowed:
         self.edition = edition
         self.renewal = renewal
         """The data for the renewal of a service's verdict; None for any other verdict."""
+        self.renewing: LiveRenewal | None = None
+        """Renews the verdict while live reads have it; None before the first live read."""
         self.grounds = grounds
         """The rules that have led to the verdict; None if there are no rules."""
         self.scheme: str | None = None

@@ -104,7 +104,7 @@ def trimmed_by(records: Iterable[Record]) -> int:
     for record in records:
         match _command(record):
             case Trim(seq_num):
-                # A trim removes no record after itself.
+                # A trim command cannot remove records that come after the command.
                 trimmed = max(trimmed, min(seq_num, record.seq_num + 1))
             case _:
                 pass
@@ -170,8 +170,8 @@ def split_messages(body: bytes, most: int = MAX_BATCH_RECORDS) -> list[bytes]:
 
 
 def _containers(body: bytes) -> int:
-    """Return the number of arrays and objects in the body.  If there are at most `MOST_CONTAINERS`, the result may be
-    higher than the true number, but not higher than this limit."""
+    """Return the number of arrays and objects in the body.  The result may be higher than the true number, but is above
+    `MOST_CONTAINERS` only if the true number is."""
     most = body.count(b"[") + body.count(b"{")
     if most <= MOST_CONTAINERS:
         return most
@@ -224,7 +224,7 @@ class Content(ABC):
         """Whether SSE carries the content in base64 (section 5.8)."""
 
     def accepts(self, content_type: str) -> bool:
-        """Return whether this content type is the stream's; parameters are ignored."""
+        """Return whether this content type is the content type of the stream; parameters are ignored."""
         return media_type(content_type) == media_type(self.content_type)
 
     @abstractmethod

@@ -5,7 +5,8 @@ data event and a control event.  A heartbeat becomes a comment.  The first heart
 tail becomes a control event.
 
 The answer ends regularly in three cases: the session is lost, the origin ends or refuses the session, or the next
-records have been trimmed.  The client then reconnects at its position, and gets the reason in a unary answer.
+records have been trimmed.  The engine then sends another request from its position, and gets the reason in the answer
+to that request.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ async def open_sse(asked: BridgedRequest, tasks: Tasks) -> Made:
         await batches.aclose()
         raise
     if first is None:
-        raise UpstreamBroken("Origin ended a session that waits")
+        raise UpstreamBroken("Origin ended a session before its first batch")
     body = MadeBody(lambda: running.cancel())
     body.write(data)
     running = tasks.start(_run(batches, events, body), f"S2 session of {asked.call.name.stream}")

@@ -154,7 +154,7 @@ class Call:
         return opened
 
     async def append(self, appended: AppendInput) -> AppendAck | S2Refused:
-        """Append.  Raises a GatewayError; unless the error `is_unsent`, the append may have been executed."""
+        """Append.  Raises a GatewayError.  The append may then have been executed, unless the error has `is_unsent`."""
         known = self.sighting.known()
         body = protobuf.encode_append_input(appended)
         headers = {"Content-Type": protobuf.CONTENT_TYPE, "Accept": protobuf.CONTENT_TYPE}
@@ -167,7 +167,7 @@ class Call:
             raise UpstreamBroken from error
         if ack.end.seq_num - ack.start.seq_num != len(appended.records):
             # Bytes that are not an acknowledgement of S2 may decode too: an empty body is a message of zeros.
-            raise UpstreamBroken("Origin acknowledged other records than it was sent")
+            raise UpstreamBroken("Origin acknowledged more or fewer records than it was sent")
         self.sighting.saw_append(known, ack)
         return ack
 

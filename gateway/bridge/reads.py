@@ -73,7 +73,7 @@ class _Answer:
 
     @property
     def is_over(self) -> bool:
-        """Whether the answer is complete or full."""
+        """Whether no page is to be added, because the answer is complete or full."""
         is_full = self.size >= MOST_ANSWER_BYTES or self.pages >= MOST_ANSWER_PAGES
         return self.up_to_date or self.is_lost or is_full
 

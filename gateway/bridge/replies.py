@@ -195,12 +195,12 @@ def refusal(refused: S2Refused, *, creates: bool = False) -> Made:
 
     `creates` states that the request was to create a stream.  Temporary conflicts become a 503, so that clients retry.
     These are conflicts between transactions, and the creation of a stream while a stream with its name is being
-    deleted.  For requests that do not create a stream, a stream that is being deleted is gone.  A 422 becomes a 400.  A
-    failed condition (412, 416) that the request did not state becomes a 502.  A status that is not an HTTP error, which
-    the last frame of a session may contain, becomes a 502 too.
+    deleted.  For a request that does not create a stream, a stream that is being deleted counts as gone.  A 422 becomes
+    a 400.  A failed condition (412, 416) that the request did not state becomes a 502.  A status that is not an HTTP
+    error, which the last frame of a session may contain, becomes a 502 too.
     """
     if not 400 <= refused.status < 600 or refused.status in (412, 416):
-        return text(502, "The origin has answered a request with what is no answer to it")
+        return text(502, "The origin has sent an answer that does not fit the request")
     error = parse_error(refused.status, refused.body)
     message = " ".join(error.message.split()) if isinstance(error, Other) else ""
     code = error.code if isinstance(error, Other) else ""

@@ -62,16 +62,16 @@ def parse_name(path: str) -> StreamName:
     """Parse the path `/<basin>/<stream>`.  Raises `BadName`."""
     basin, slash, rest = path.removeprefix("/").partition("/")
     if not slash or not rest or _BASIN.fullmatch(basin) is None:
-        raise BadName("The path is that of a basin and a stream")
+        raise BadName("The path must name a basin and a stream")
     if "%2F" in rest.upper():
-        raise BadName("A slash in a stream's name is not escaped")
+        raise BadName("A slash in a stream's name must not be escaped")
     try:
         name = unquote_to_bytes(rest)
         if len(name) > MOST_NAME_BYTES:
             raise BadName(f"A stream's name has at most {MOST_NAME_BYTES} bytes")
         return StreamName(basin, name.decode())
     except UnicodeDecodeError:
-        raise BadName("A stream's name is UTF-8") from None
+        raise BadName("A stream's name must be UTF-8") from None
 
 
 WIDTH: Final = len(str(MAX_U64))
@@ -187,7 +187,8 @@ class S2Sighting:
                 self.closed_at = mark if self.closed_at is None else min(mark, self.closed_at)
 
     def saw_append(self, known: KnownSighting, ack: AppendAck) -> None:
-        """Process an acknowledgement: in the same stream, the records come after all that were known before."""
+        """Process an acknowledgement: in the same stream, the appended records come after all records that were known
+        before."""
         if known.position is not None and ack.start.seq_num < known.position.seq_num:
             self._saw(known, ack.end, None, is_other=True, is_known=False)
 

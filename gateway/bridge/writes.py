@@ -1,8 +1,8 @@
 """Creating, appending to, closing and deleting a stream.
 
-An append is one atomic S2 append.  The append states the fencing token of a stream that is not fenced.  So S2 refuses
-the append if the bridge has closed the stream, or if an S2 writer has fenced the stream.  The close marker
-(`content.py`) is appended atomically with the last messages.
+An append is one atomic S2 append.  Each append states the empty fencing token, which a stream has until it is fenced.
+So S2 refuses the append if the bridge has closed the stream, or if an S2 writer has fenced the stream.  The close
+marker (`content.py`) is appended atomically with the last messages.
 
 Features that S2 cannot provide are refused with 501: `Stream-Seq`, idempotent producers, lifetimes and forks.
 """
@@ -66,8 +66,8 @@ _NOT_KEPT: Final = {
 async def create(asked: BridgedRequest, headers: CIMultiDict[str], body: Body) -> Made:
     """Create the stream, with its first content if there is a body.  Raises a GatewayError.
 
-    Creating and appending are two S2 requests.  If the first attempt fails between the two, the client can repeat it,
-    because the body is also appended to an existing stream that is empty.
+    Creating and appending are two S2 requests.  If the first attempt fails between the two requests, the client can
+    repeat the attempt, because the body is also appended to an existing stream that is empty.
     """
     if (refused := _not_kept(headers)) is not None:
         return refused
@@ -90,7 +90,7 @@ async def create(asked: BridgedRequest, headers: CIMultiDict[str], body: Body) -
         if done is not None:
             return _created(asked, done - closes, is_new=True, is_closed=closes)
         if is_new:
-            return text(409, "Another writer has appended to the new stream first: nothing of the body was")
+            return text(409, "Another writer has appended to the new stream first, so the body was not appended")
     if is_new:
         return _created(asked, 0, is_new=True, is_closed=False)
     tail = await tail_of(asked)

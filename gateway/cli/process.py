@@ -32,9 +32,9 @@ def open_standard_descriptors() -> None:
         try:
             os.fstat(descriptor)
         except OSError:
-            # open() returns the lowest free number, which is this one.
+            # The new descriptor gets the closed one's number, because open() returns the lowest free number.
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
-    # Python has no stream object for a descriptor that was closed at its start.
+    # Make the stream objects that are missing because Python found their descriptors closed at its start.
     if sys.stdin is None:
         sys.stdin = os.fdopen(0, "r", closefd=False)
     if sys.stdout is None:

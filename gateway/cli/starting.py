@@ -16,7 +16,8 @@ from gateway.config.listener import BindAddress
 from gateway.limits.memory import Descriptors, fit
 
 _MUCH_LOWER: Final = 4
-"""A message is printed if open files reduce a default to less than one part in this many."""
+"""A message is printed if the limit of open files reduces a default bound to less than the default divided by this
+number."""
 
 T = TypeVar("T")
 

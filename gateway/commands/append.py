@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from gateway.commands.standard_input import BodyCutter, Cutter, StandardInput
 
 _BATCH_BYTES: Final = 1024 * 1024
-"""The most bytes of one append, unless a single message is larger.  More bytes would be repeated after a failure."""
+"""The most bytes of one append, unless a single message is larger.  With a larger bound, more bytes would be sent again
+after a failure."""
 
 
 def append(

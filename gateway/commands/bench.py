@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gateway.commands.bench_reads import Reads
 
 _BUSY: Final = 0.85
-"""The share of a core from which the client itself probably limits the result."""
+"""If the client uses at least this share of a core, it probably limits the result itself."""
 
 
 def bench(

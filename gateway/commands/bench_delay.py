@@ -1,8 +1,8 @@
 """Measures live delivery: the time from sending an append until each subscriber has received it.
 
-The writer and all subscribers run in one process, with one clock.  The delay includes the time to and at the origin,
-and the time that the client takes to read the events of all subscribers.  Appends are sent one after the other.  All
-deliveries are counted, to detect missing events.
+The writer and all subscribers run in one process, with one clock.  The delay includes the time that the append takes on
+its way to the origin and at the origin, and the time that the client takes to read the events of all subscribers.
+Appends are sent one after the other.  All deliveries are counted, to detect missing events.
 """
 
 from __future__ import annotations

@@ -120,6 +120,6 @@ async def measure_reads(
 
 
 def quantile(ordered: list[float], share: float) -> float:
-    """Return the smallest value that at least a `share` of all values do not exceed.  `ordered` is sorted and not
-    empty."""
+    """Return the smallest value such that at least the fraction `share` of all values is not greater.  `ordered` is
+    sorted and not empty."""
     return ordered[min(len(ordered) - 1, max(0, -int(-share * len(ordered) // 1) - 1))]

@@ -77,7 +77,7 @@ class DurableStreams:
 
     @asynccontextmanager
     async def cached(self, name: str) -> AsyncIterator[Cached]:
-        # A gateway can answer all reads without the origin only for a closed stream.
+        # Close the stream, because only for a closed stream can a gateway answer all reads without the origin.
         async with self._stream(name, "text/plain", _BODY, is_closed=True) as url:
             yield Cached(f"{url}?offset=-1", READ_BYTES, "1 KiB, closed stream")
 
@@ -121,7 +121,7 @@ class S2Streams:
 
     @asynccontextmanager
     async def cached(self, name: str) -> AsyncIterator[Cached]:
-        # The answer to a read that a limit ends does not change.
+        # Read with a limit of one record: an answer that ends at a limit does not change when the stream grows.
         async with self._stream(name, _BODY) as url:
             read = f"{url}/records?seq_num=0&count=1"
             answer = await _require(self._session, "GET", read, {}, None, is_s2=True)

@@ -2,8 +2,8 @@
 
 The command reads everything that `serve` reads at its start: the file and the environment, the cache plan, credentials,
 certificates, and the admin port's token.  It also checks that the log can be written, and that tracing is installed.
-It prints all mistakes, one a line, and warnings about settings that have no effect or probably not the intended effect.
-Checks that depend on invalid values are skipped.
+It prints all mistakes, one a line, and warnings about settings that have no effect, or probably another effect than
+intended.  Checks that depend on invalid values are skipped.
 
 With a URL, the command explains instead which rule of the route decides a request (`gateway.commands.check_request`).
 
@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from gateway.protocol.forwarded_headers import Headers
 
 _MOST_ALIGNED: Final = 80
-"""Sources are printed below each other, but behind longer values."""
+"""The sources of values are printed in one column, after at most this many characters.  A longer value moves its own
+source to the right."""
 _PROBE_S: Final = 3.0
 """The timeout for connecting to an origin, and for its answer, in seconds."""
 
@@ -243,7 +244,7 @@ async def _probe(config: GatewayConfig, tls: Mapping[str, OriginTls], found: lis
         found += await asyncio.gather(
             *(_probe_one(exchanges, "origin", one, f"{one}/", of) for one, of in routes.items()),
             *(
-                # The query may hold a secret.
+                # Report the URL without its query, which may hold a secret.
                 _probe_one(services, "keys" if is_keys else "service", url.partition("?")[0], url)
                 for url, is_keys in urls.items()
             ),

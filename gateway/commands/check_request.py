@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from gateway.protocol.target import Target
 
 _MOST_QUESTIONS: Final = 4
-"""More questions than one request causes: a key set that is fetched twice, and a service."""
+"""The most questions that the rules may ask for one request.  One request causes at most three: a key set may be
+fetched twice, and a service is asked."""
 _LAST: Final = 253_402_300_800.0
 """The Unix time from which on dates cannot be formatted."""
 
@@ -81,7 +82,7 @@ def explain_request(config: GatewayConfig, request: Request, *, asks: bool = Fal
         typer.echo("200: the origin alone decides who may have its public keys")
         return 0
     if is_of_the_origin("POST", target.path):
-        typer.echo("a POST is passed on: the origin alone judges it, by the token that it has given out")
+        typer.echo("a POST is passed on: only the origin authorises it, by a token of its own")
     try:
         target, parameters = take_credentials(target, guard)
     except BadTarget as error:
@@ -96,7 +97,8 @@ def explain_request(config: GatewayConfig, request: Request, *, asks: bool = Fal
     origins = route.config.cors.allow_origins if route.config.cors is not None else ()
     needs_origin = judged(asked._replace(is_from_site=False)).status != found.status
     if needs_origin and (not origins or "*" in origins):
-        # No Origin header is accepted.
+        # No Origin header would help, because the route names no web origins, or `*`.  Explain the request without an
+        # allowed Origin.
         needs_origin, found = False, judged(asked._replace(is_from_site=False))
     for line in _lines(route, found, asked, clock):
         typer.echo(line)
@@ -144,7 +146,7 @@ def _asked(target: Target, parameters: Mapping[str, str], request: Request) -> A
 
     methods = {Action.READ: "GET", Action.CREATE: "PUT", Action.DELETE: "DELETE"}
     wanted: tuple[Action, ...] = (action_of(mode_of("GET", target), target.path),)
-    # All requests below the protocol's reserved path have the same action.
+    # Ignore `--action` below the protocol's reserved path, where all requests have the same action.
     if request.actions and mode_of("PUT", target) is not Mode.OTHER:
         try:
             wanted = tuple(sorted(parse_actions(request.actions.split(","))))

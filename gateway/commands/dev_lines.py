@@ -33,7 +33,7 @@ def lines_to_paste(url: str, authority: Path | None = None, rules: LocalRules | 
         ("append", f"{curl} -i -X POST {writes}{_JSON} --data '{{\"hello\":\"world\"}}' '{stream}'"),
         ("read", f"{curl} -i {reads}'{stream}?offset=-1'"),
         ("tail by long-poll: waits for the next append", f"{curl} -i {reads}'{stream}?live=long-poll&offset=now'"),
-        ("tail by SSE: everything, then what comes", f"{curl} -iN {reads}'{stream}?live=sse&offset=-1'"),
+        ("tail by SSE: the whole stream, then each append", f"{curl} -iN {reads}'{stream}?live=sse&offset=-1'"),
     ]
     if rules is None:
         return lines
@@ -74,7 +74,7 @@ def trust_lines(authority: Path) -> list[tuple[str, str]]:
     return [
         ("trust it in Node", f"export NODE_EXTRA_CA_CERTS={file}"),
         ("trust it in Python", f"export SSL_CERT_FILE={file}"),
-        ("trust it in a browser: import this file under authorities in its settings", str(authority)),
+        ("trust the authority in a browser: import this file under authorities in its settings", str(authority)),
     ]
 
 

@@ -27,7 +27,7 @@ _AUTHORITY_LEFT: Final = timedelta(days=180)
 _LIFE: Final = timedelta(days=90)
 _LEFT: Final = timedelta(days=30)
 _SKEW: Final = timedelta(hours=1)
-"""The tolerated difference of clocks: certificates are valid from this long ago."""
+"""The tolerated difference of clocks: certificates are valid from this long before they are made."""
 
 _Key = ec.EllipticCurvePrivateKey
 

@@ -4,8 +4,8 @@ aiohttp's exceptions are translated here.  A failed connection, a truncated body
 retry may help.  Other errors become `CommandFailed`.
 
 Only reads follow redirects.  A redirected write might arrive as a read (RFC 9110 section 15.4), and the user must know
-where the data goes.  Therefore it fails with the Location.  The user's headers often have credentials.  They are sent
-only to the origin of the given URL, and not to the target of a redirect.
+where the data goes.  Therefore the command fails, and names the target of the redirect.  The user's headers often have
+credentials.  They are sent only to the origin of the given URL, and not to the target of a redirect.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def _retry_after_s(value: str | None) -> float:
 
 def _reason(error: OSError) -> str:
     if isinstance(error, ssl.SSLError):
-        # `errno` is a number of OpenSSL here, not of the operating system.
+        # Do not use `errno`, which is a number of OpenSSL here, not of the operating system.
         if error.reason in _NO_TLS:
             return "the server does not speak TLS; is it an http:// URL?"
         return f"TLS failed: {(error.reason or 'no reason given').replace('_', ' ').lower()}"
@@ -192,7 +192,7 @@ def _reason(error: OSError) -> str:
 
 
 _NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"})
-"""OpenSSL's reasons after an answer in plain HTTP."""
+"""The reasons that OpenSSL gives if the server answers in plain HTTP."""
 
 
 def _text_of(error: BaseException) -> str:

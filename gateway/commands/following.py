@@ -86,7 +86,7 @@ class Following(ABC):
                 if not self._has_answered:
                     raise CommandFailed(str(error)) from None
                 if error.is_silence and self._may_be_quiet():
-                    continue  # the request has already taken its time
+                    continue  # no pause is needed, because the request has waited for SILENCE_S
                 if not self._is_lost:
                     self._notice(f"{error}; trying again from offset {self.offset}")
                 self._is_lost = True

@@ -35,7 +35,8 @@ def worst(origins: Sequence[Mapping[str, Any]]) -> Health:
 
 
 def origin_words(origins: Sequence[Mapping[str, Any]]) -> str:
-    """Describe one origin by its state, and several by how many answer and the problem of the first unreachable one."""
+    """Describe one origin by its state.  Describe several origins by the number of origins that answer, and by the
+    problem of the first origin that is unreachable."""
     if not origins:
         return "no origin"
     if len(origins) == 1:

@@ -29,8 +29,8 @@ def watching_reader(left: Callable[[], object]) -> Iterator[None]:
     """Call `left` once when the reader of stdout closes its end of the pipe, even without a write.
 
     The event loop cannot watch stdout directly, because it would change the blocking mode, which other processes may
-    share.  Instead it watches an epoll object that reports EPOLLERR for stdout.  Regular files, and systems without
-    epoll, are not watched: there the next write fails.
+    share.  Instead it watches an epoll object that reports EPOLLERR for stdout.  Regular files are not watched, and
+    nothing is watched on systems without epoll.  The reader's end then shows only when the next write fails.
     """
     try:
         watch = select.epoll()

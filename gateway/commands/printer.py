@@ -2,7 +2,7 @@
 
 |        | terminal                                   | pipe, file                      |
 |--------|--------------------------------------------|---------------------------------|
-| JSON   | indented and coloured, one after the other | one message a line, as written  |
+| JSON   | indented and coloured, message by message  | one message a line, as written  |
 | text   | unchanged, control characters escaped      | its bytes, unchanged            |
 | other  | a hex dump                                 | its bytes, unchanged            |
 
@@ -104,4 +104,4 @@ def _messages(piece: bytes) -> list[str]:
     try:
         return list(elements(piece.decode()))
     except (ValueError, RecursionError):
-        raise CommandFailed("the stream's type is JSON and its content is not") from None
+        raise CommandFailed("the stream's type is JSON, but its content is not JSON") from None

@@ -49,7 +49,7 @@ def purge(
 def _selector(name: str, value: str) -> str:
     """Return `value` for the API.  Raises BadParameter if it is empty or selects all streams.
 
-    An unset shell variable would make it empty by mistake.
+    The value may be empty by mistake, because of an unset shell variable.
     """
     hint = "PATH" if name == "stream" else f"--{name}"
     if not value:
@@ -65,7 +65,7 @@ def _selector(name: str, value: str) -> str:
 def _confirm(question: str) -> None:
     """Ask the user.  Raises CommandFailed if the answer is no or there is no terminal."""
     if not sys.stdin.isatty():
-        raise CommandFailed("purging every stream needs --yes where no terminal can ask for it")
+        raise CommandFailed("purging every stream needs --yes if no terminal is there for the question")
     if not typer.confirm(question, err=True):
         raise CommandFailed("nothing was purged")
 

@@ -28,7 +28,7 @@ from gateway.s2 import protobuf
 from gateway.s2.records import AppendInput, AppendRecord
 
 _LEAST_RACING_S: Final = 5.0
-"""The least time, in seconds, for which other writers may be faster.  It applies even if retries are disabled."""
+"""If other writers are faster, an append is sent again for at least this many seconds, even if retries are disabled."""
 
 _APPEND: Final = {"Content-Type": protobuf.CONTENT_TYPE, "Accept": protobuf.CONTENT_TYPE}
 _READ: Final = {"Accept": protobuf.CONTENT_TYPE}

@@ -156,7 +156,8 @@ class RecordReader(Following):
         """Raise CommandFailed if the tail is before the position."""
         if tail.seq_num < self._at:
             raise CommandFailed(
-                f"{self._url}: its tail, {tail.seq_num}, is before {self._at}: it was created again, or never got there"
+                f"{self._url}: its tail, {tail.seq_num}, is before {self._at}: "
+                "the stream was created again, or never reached this number"
             )
 
     def _refused(self, error: CommandFailed | Transient, status: int = 0) -> CommandFailed | Transient:

@@ -59,7 +59,7 @@ def sign(
     if as_cookie and (not streams or target.query):
         raise typer.BadParameter("needs --streams, and a URL without a query", param_hint="'--cookie'")
     if not {pair.partition("=")[0] for pair in target.query.split("&")}.isdisjoint(PARAMETERS):
-        raise typer.BadParameter("is signed already, or has a parameter of signatures")
+        raise typer.BadParameter("is signed already, or has a parameter that signatures use")
     try:
         secret = key.read_bytes().strip()
     except OSError as error:

@@ -99,7 +99,7 @@ class JsonValues:
         return _checked(self._cutter.finish())
 
     def joined(self, messages: list[bytes]) -> bytes:
-        # The origin removes one level of arrays, so a message that is an array stays one inside this array.
+        # The origin removes one level of arrays.  Inside this array, a message that is itself an array stays whole.
         return b"[" + b",".join(messages) + b"]"
 
 
@@ -111,8 +111,8 @@ def _checked(values: Iterator[bytes]) -> Iterator[bytes]:
 
 
 class Lines:
-    """Divides input into lines: with their line feeds for a text stream, or as JSON strings without them for a JSON
-    stream."""
+    """Divides input into lines.  For a text stream, a line keeps its line feed.  For a JSON stream, a line becomes a
+    JSON string without its line feed."""
 
     counts_messages = True
 

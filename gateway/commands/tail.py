@@ -105,7 +105,7 @@ async def _tail(target: Target, offset: str, follow: str, show_offsets: bool, *,
             stderr.print(f"offset {batch.next_offset}", style="dim", soft_wrap=True)
 
     mode = Follow(follow)
-    # Unary reads of S2 wait without data, like long-polls.
+    # Allow the longer silence for unary reads of S2 too, because they wait without data, like long-polls.
     silence_s = S2_SILENCE_S if target.is_s2 and mode is not Follow.LONG_POLL else SILENCE_S
     make = partial(RecordReader, as_json=as_json) if target.is_s2 else StreamReader
     async with open_session(target.url, target.headers, silence_s) as session:

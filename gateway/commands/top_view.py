@@ -60,7 +60,7 @@ def _summary(now: Mapping[str, Any], before: Mapping[str, Any] | None, origins: 
     text.append(f"{share(spared['requests_spared'])} of reads, {share(spared['bytes_spared'])} of bytes", "bold")
     text.append(f" in the last {duration(spared['window_s'])}")
     health = worst(origins)
-    # The text of a problem needs a separate line in a narrow terminal.
+    # Begin a new line for a problem, because its text is long for a narrow terminal.
     text.append("\n" if health is Health.UNREACHABLE else "   ")
     text.append(origin_words(origins), _HEALTH_STYLES[health])
     text.append("\n")
@@ -120,7 +120,7 @@ def _ordered(now: Look, before: Look | None) -> list[tuple[Mapping[str, Any], fl
     took_s = now.overview["uptime_s"] - before.overview["uptime_s"]
     rows = []
     for stream in now.streams:
-        # A stream that is not in the earlier snapshot has no rate.
+        # Give a stream that is not in the earlier snapshot a rate of 0.
         old = known.get(stream["id"], stream)
         reads, sent = stream["reads"] - old["reads"], stream["sent_bytes"] - old["sent_bytes"]
         rows.append((stream, max(0, reads) / took_s, max(0, sent) / took_s))

@@ -154,8 +154,8 @@ def _routes(loaded: LoadedConfig) -> Iterator[str]:
             host = _address_of(url).host
             if url.startswith("http:") and not any(map(_is_of_this_machine, EVERY.get(host, (host,)))):
                 yield (
-                    f"{source('auth')}: route.{route.name}.auth: {_authority_of(url)} is plain http: a party between "
-                    "replaces the keys, and so forges tokens"
+                    f"{source('auth')}: route.{route.name}.auth: {_authority_of(url)} is plain http: an attacker on "
+                    "the way can replace the keys, and so forge tokens"
                 )
         urls = (*(one.url for one in route.members), *route.leaders)
         if route.origin_tls is not None and not any(url.startswith("https:") for url in urls):

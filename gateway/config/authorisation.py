@@ -53,7 +53,7 @@ def _key_id(text: str) -> str:
 
 def _parameter(text: str) -> str:
     if text and (not _NAME.fullmatch(text) or text in _PROTOCOL):
-        raise ValueError(f"{text[:80]!r} is no name for a query parameter, or one of the protocol's")
+        raise ValueError(f"{text[:80]!r} is not a name for a query parameter, or is a parameter of the protocol")
     return text
 
 
@@ -141,7 +141,7 @@ _OF_CONNECTIONS: Final = frozenset(
 def _field_name(text: str) -> str:
     name = text.lower()
     if not _FIELD.fullmatch(name) or name in _OF_CONNECTIONS or name.startswith("x-forwarded-"):
-        raise ValueError(f"{text[:80]!r} is no name of a header, or of one that the gateway sets itself")
+        raise ValueError(f"{text[:80]!r} is not a header name, or names a header that the gateway sets itself")
     return name
 
 
@@ -211,7 +211,7 @@ class AuthRuleConfig(Model):
     permissions_claim: str = Field(
         default="streams",
         max_length=64,
-        description="Claim with the permissions of one token, as a list of such texts. The claim "
+        description="Claim with the permissions of one token: a list of texts in the form of `permissions`. The claim "
         "`authorization_details` (RFC 9396) is always read.",
     )
     tenant_claim: str = Field(default="", max_length=64, description="Claim that names the tenant.")
@@ -227,8 +227,8 @@ class AuthRuleConfig(Model):
     method: Literal["GET", "POST", "HEAD"] = Field(default="GET", description="Method of requests to the service.")
     request_headers: Annotated[tuple[FieldName, ...], Field(strict=False, min_length=1, max_length=16)] = Field(
         default=("authorization", "cookie"),
-        description="Request headers that are sent to the service. A request without any of them has no credential for "
-        "it.",
+        description="Request headers that are sent to the service. A request without any of these headers has no "
+        "credential for the service.",
     )
     sends_target: bool = Field(
         default=True,
@@ -283,18 +283,18 @@ class AuthRuleConfig(Model):
         if not self.algorithms:
             raise MisfitError("is empty: no token would be accepted", "algorithms")
         if self.keys_file and self.keys_url:
-            raise MisfitError("goes without keys_file", "keys_url")
+            raise MisfitError("cannot be set together with keys_file", "keys_url")
         if self.keys_file and self.tls is not None:
             raise MisfitError("has no effect with keys_file", "tls")
         if not self.keys_file and not set(self.algorithms) <= set(get_args(Asymmetric)):
-            raise MisfitError("names one with a shared secret, which needs keys_file", "algorithms")
+            raise MisfitError("names an algorithm with a shared secret, which needs keys_file", "algorithms")
         if not (self.keys_file or self.keys_url):
             try:
                 is_url = bool(_url(self.issuer)) and "?" not in self.issuer
             except ValueError:
                 is_url = False
             if not is_url:
-                raise MisfitError("is needed, or keys_url, because the issuer is no URL", "keys_file")
+                raise MisfitError("is needed, or keys_url is needed, because the issuer is not a URL", "keys_file")
 
     @model_validator(mode="after")
     def _fields_fit(self) -> Self:
@@ -319,10 +319,12 @@ class AuthRuleConfig(Model):
             self._keys_fit()
         if not self.sends_target and not self.permissions_from:
             raise MisfitError(
-                "is needed without sends_target: the service does not know the target", "permissions_from"
+                "is needed if sends_target is off, because the service does not know the target", "permissions_from"
             )
         if self.cookie and not self.cookie.startswith(("__Secure-", "__Host-")):
-            raise MisfitError("begins with __Secure- or __Host-: others may come over plain HTTP", "cookie")
+            raise MisfitError(
+                "should begin with __Secure- or __Host-: other cookies may be sent over plain HTTP", "cookie"
+            )
         ids = [key.id for key in self.keys]
         if len(set(ids)) < len(ids):
             raise MisfitError("names one key twice", "keys")

@@ -24,7 +24,7 @@ class CachePlanConfig(Model):
         default=False,
         description="Use the memory budget even if the plan is marked as made from too little traffic.",
     )
-    take_pins: bool = Field(default=True, description="Keep the streams that the plan pins when others are evicted.")
+    take_pins: bool = Field(default=True, description="Keep the plan's pinned streams when other streams are evicted.")
     pin_share: float = Field(
         default=0.5, ge=0, le=0.9, description="Largest share of the budget that pinned streams may hold."
     )

@@ -2,9 +2,9 @@
 
 The schema has a version.  `memory` is the budget for the target hit ratio.  `pin`, `warm`, `do_not_store` and
 `lifetimes` are lists of streams, with a reason for each.  An entry identifies a stream as the access log does: by its
-route, and by the path and other query in canonical spelling.
+route, and by its path and query in canonical spelling, without the parameters `offset`, `live` and `cursor`.
 
-The models are strict, like those of the configuration.  An unknown key, a number out of bounds, or contradictory
+The models are strict, like the models of the configuration.  An unknown key, a number out of bounds, or contradictory
 entries for one stream make the whole plan invalid.  The error is one line with the field's name.  A plan affects only
 what the cache keeps, not the content of answers.
 """
@@ -55,7 +55,7 @@ class Entry(_Model):
     """One stream in a list of the plan."""
 
     route: RouteName = Field(description="Name of the configured route.")
-    stream: StreamName = Field(description="Path and other query as the access log has them.")
+    stream: StreamName = Field(description="Path and query, as in the access log: without offset, live and cursor.")
     bytes: int = Field(ge=0, le=1024 * GIB, description="Estimated bytes of the stream in the cache.")
     reason: str = Field(
         min_length=1,
@@ -86,7 +86,8 @@ class MadeFrom(_Model):
     )
     is_short: bool | None = Field(
         default=None,
-        description="Whether the events cover too little time to set the memory by; without it, less than a day does.",
+        description="Whether the events cover too little time to set the memory budget by. If the field is absent, "
+        "less than a day counts as too little.",
     )
 
     @model_validator(mode="after")
@@ -105,7 +106,9 @@ class Memory(_Model):
     """The memory budget for tapes, and the hit ratios to expect with it."""
 
     cache_bytes: int = Field(ge=0, le=1024 * GIB, description="Recommended value of `limits.cache_bytes`.")
-    policy: Literal["s3-fifo", "sieve", "lru"] = Field(description="Eviction policy that the expected ratios hold for.")
+    policy: Literal["s3-fifo", "sieve", "lru"] = Field(
+        description="Eviction policy for which the expected ratios hold."
+    )
     expected_hit_ratio: Share = Field(
         description="Share of catch-up reads whose bytes are all in memory; the origin may still be asked for the tail."
     )
@@ -180,7 +183,8 @@ def parse_plan(source: bytes | Path) -> CachePlan:
 def covers_too_little(span_s: float, least_s: float) -> bool:
     """Whether a log of `span_s` seconds is shorter than `least_s`.
 
-    1 % is tolerated, because the first event of a whole day comes after midnight, and the last one before.
+    1 % is tolerated, because the first event of a whole day comes after midnight, and the last event before the next
+    midnight.
     """
     return span_s < _COVERED * least_s
 

@@ -2,9 +2,9 @@
 
 The text of a `ConfigError` from here begins with `where`, the configuration key that names the file.
 
-The bytes of a certificate and its key that are in use are kept as `Pem`.  To trust other authorities, a new SSL context
-is needed, because a context cannot remove authorities.  By then the files of the certificate may be gone or half
-written.
+The bytes of each certificate and key in use are kept as `Pem`.  A change of the trusted authorities needs a new SSL
+context, because a context cannot remove authorities.  The new context gets the certificate from `Pem`, because the
+files of the certificate may be gone or half written by then.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Certificate:
     begins_at: float = 0.0
     """notBefore, in Unix seconds."""
     kind: str = ""
-    """The kind of its key, such as `RSA` or `EC`.  Some clients support only one of them."""
+    """The kind of its key, such as `RSA` or `EC`.  Some clients support only one kind."""
 
     @property
     def name(self) -> str:
@@ -80,7 +80,7 @@ def load_pair(context: ssl.SSLContext, certificate: str, key: str, where: str) -
 
 
 def pair_problem(certificate: str, key: str, error: OSError | ValueError) -> tuple[str, str]:
-    """Return the file of a pair that caused OpenSSL's `error`, and the reason.  OpenSSL reports neither."""
+    """Return which file of the pair caused OpenSSL's `error`, and the reason.  OpenSSL reports neither."""
     from cryptography import x509
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 

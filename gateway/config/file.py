@@ -1,9 +1,9 @@
 """Builds a `GatewayConfig` from a TOML file, environment variables and flags, and records the source of each value.
 
 Environment variables override the file, and flags override both.  Each layer puts plain values into one tree and
-records their sources.  The models validate the tree once, at the end, so the source of an invalid value makes no
-difference.  An error has the source to edit: file and line, variable, or flag.  All mistakes in a configuration are
-raised as one `ConfigError`, with a line for each.
+records their sources.  The models validate the tree once, at the end, so values from all sources are checked in the
+same way.  An error names the source of the invalid value: file and line, variable, or flag.  All mistakes in a
+configuration are raised as one `ConfigError`, with a line for each.
 
 Environment variables have names such as `DURABLE_GATEWAY_SERVER__LISTEN`, `DURABLE_GATEWAY_ROUTE__<NAME>__ORIGIN` (`_`
 for `-` in a route's name) and `DURABLE_GATEWAY_ROUTE__<NAME>__CORS__MAX_AGE_S`.  Commas separate the items of a list.

@@ -48,7 +48,7 @@ class GatewayConfig(Model):
         default=(), strict=False, max_length=64, description="Limits on requests, bytes and live reads of clients."
     )
     routes: tuple[RouteConfig, ...] = Field(
-        strict=False, description="Which requests go to which origin; at least one."
+        strict=False, description="Which requests go to which origin. At least one route is needed."
     )
 
     @model_validator(mode="after")

@@ -98,8 +98,8 @@ class LimitsConfig(Model):
         default=1_000,
         ge=0,
         le=1_000_000,
-        description="Most reads a second by one client network of streams that are not in memory; further reads are "
-        "answered 429. The reads of two seconds may come at once. 0 is no limit.",
+        description="Most reads a second of streams that are not in memory, for each client network; further such "
+        "reads are answered 429. The reads of two seconds may come at once. 0 is no limit.",
     )
     client_refusals_per_s: float = Field(
         default=0,
@@ -188,8 +188,9 @@ class LimitsConfig(Model):
         default=240,
         ge=0,
         le=GIB,
-        description="Least bytes a second at which a client sends a body, after 5 s, and reads an answer, in each "
-        "client_write_timeout_s. A slower upload is answered 408, and a slower reader is dropped. 0 is no limit.",
+        description="Lowest rate, in bytes a second, at which a client may send a body (after the first 5 s) and read "
+        "an answer (in each client_write_timeout_s). A slower upload is answered 408, and a slower reader is dropped. "
+        "0 is no limit.",
     )
     client_write_timeout_s: float = Field(
         default=30,

@@ -58,7 +58,7 @@ def parse_bind_address(text: str) -> BindAddress:
     kind, colon, rest = text.partition(":")
     if colon and kind == _SYSTEMD:
         if not _SOCKET_NAME.fullmatch(rest):
-            raise ValueError(f"expected systemd:NAME as FileDescriptorName= has it, got {text!r}")
+            raise ValueError(f"expected systemd:NAME, with NAME as in FileDescriptorName=, got {text!r}")
         return SystemdSockets(rest)
     if colon and kind == "unix":
         if not rest.startswith("/") or "\0" in rest:
@@ -158,7 +158,7 @@ class ListenerConfig(Model):
     )
     redirect_to_https: bool | Annotated[int, Field(ge=1, le=65_535)] = Field(
         default=False,
-        description="Answer every request with 308 to the same URL on https, at port 443 or the given one.",
+        description="Answer every request with 308 to the same URL on https, at port 443 or at the given port.",
     )
     tls: ListenerTlsConfig | None = Field(default=None, description="TLS at this listener; absent: plain HTTP.")
 
@@ -179,9 +179,9 @@ class ListenerConfig(Model):
         if self.tls is not None and self.https_port is not None:
             raise MisfitError("is for a plain listener: this one speaks TLS", "redirect_to_https")
         if self.reuse_port and not isinstance(self.bind_address, Address):
-            raise MisfitError("goes with HOST:PORT only", "reuse_port")
+            raise MisfitError("can be set only with HOST:PORT", "reuse_port")
         if self.mode != type(self).model_fields["mode"].default and not isinstance(self.bind_address, UnixAddress):
-            raise MisfitError("goes with unix:/path only", "mode")
+            raise MisfitError("can be set only with unix:/path", "mode")
         return self
 
 

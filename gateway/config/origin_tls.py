@@ -77,7 +77,7 @@ def _add_hosts(
         if not host.startswith("https:"):
             continue
         if declared.setdefault(host, wanted) != wanted:
-            raise ConfigError(f"{key}: differs from another route's for {host}")
+            raise ConfigError(f"{key}: differs from the setting of another route for {host}")
         if wanted is not None:
             made = found[host] = made or OriginTls(_context(key, wanted, is_http2=is_http2), wanted.server_name)
 

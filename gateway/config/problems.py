@@ -1,4 +1,4 @@
-"""Describes validation errors: the invalid value, and the expected one."""
+"""Describes validation errors: the invalid value, and the expected value."""
 
 from __future__ import annotations
 

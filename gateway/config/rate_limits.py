@@ -46,7 +46,9 @@ class RateLimitConfig(Model):
     @model_validator(mode="after")
     def _limits_something(self) -> Self:
         if self.requests_per_s is None and self.bytes_per_s is None and self.live_reads is None:
-            raise MisfitError("is needed, or bytes_per_s or live_reads: the table limits nothing", "requests_per_s")
+            raise MisfitError(
+                "is needed, unless bytes_per_s or live_reads is set: the table limits nothing", "requests_per_s"
+            )
         if self.burst is not None and self.requests_per_s is None:
             raise MisfitError("needs requests_per_s", "burst")
         return self

@@ -61,7 +61,7 @@ class CorsConfig(Model):
             raise MisfitError("is empty: leave the table out to relay the origin's own headers", "allow_origins")
         if self.allow_credentials and not {"*", "null"}.isdisjoint(self.allow_origins):
             raise MisfitError(
-                'needs allow_origins by name: "*" would let every site read as the user', "allow_credentials"
+                'needs names in allow_origins: with "*", every site could read as the user', "allow_credentials"
             )
         return self
 
@@ -85,7 +85,9 @@ class BridgeConfig(Model):
     @model_validator(mode="after")
     def _type_is_of_bytes(self) -> Self:
         if self.records != "bytes" and self.content_type != DEFAULT_CONTENT_TYPE:
-            raise MisfitError('goes with records = "bytes" only: the others are application/json', "content_type")
+            raise MisfitError(
+                'can be set only with records = "bytes": otherwise it is application/json', "content_type"
+            )
         return self
 
 
@@ -106,7 +108,7 @@ class RouteConfig(Model):
     )
     origin: OriginUrl | None = Field(
         default=None,
-        description="http(s) URL of the Durable Streams server; its path is put before the request's. No default.",
+        description="http(s) URL of the Durable Streams server; its path is put before the request's path. No default.",
     )
     protocol: Literal["durable-streams", "s2"] = Field(
         default="durable-streams",
@@ -140,7 +142,7 @@ class RouteConfig(Model):
         default=None, description="Active health checks; absent: the defaults for several origins, none for one."
     )
     origin_credentials: OriginCredentialsConfig | None = Field(
-        default=None, description="Credentials sent to the origins; absent: those of the client's request."
+        default=None, description="Credentials sent to the origins; absent: the credentials in the client's request."
     )
     origin_tls: OriginTlsConfig | None = Field(
         default=None, description="TLS to the origins; absent: the system's authorities, no client certificate."
@@ -311,13 +313,13 @@ class RouteConfig(Model):
         default=200,
         ge=0,
         le=1_000_000,
-        description="Most 404s a second that the origin answers to reads of unknown streams; further reads get 503. 0 "
-        "is no bound.",
+        description="Most 404s a second from the origin for reads of unknown streams; further reads of unknown streams "
+        "are answered 503. 0 is no bound.",
     )
     relayed_offsets: OffsetPatterns = Field(
         default=("snapshot", "*_snapshot"),
-        description='Offsets that are not positions and are relayed; "*" stands for any characters. The defaults are '
-        "those of Yjs servers.",
+        description='Offsets whose reads are relayed, because these offsets are not positions; "*" stands for any '
+        "characters. The defaults are the offsets of Yjs servers.",
     )
     hit_for_miss_s: float = Field(
         default=120,
@@ -344,7 +346,7 @@ class RouteConfig(Model):
     @model_validator(mode="after")
     def _auth_is_of_streams(self) -> Self:
         if self.auth and self.protocol == "s2" and not self.is_bridged:
-            raise MisfitError("goes with Durable Streams only: S2 has access tokens of its own", "auth")
+            raise MisfitError("can be set only for Durable Streams: S2 has its own access tokens", "auth")
         for name in (
             "conceal",
             "store_private",
@@ -360,17 +362,19 @@ class RouteConfig(Model):
     @model_validator(mode="after")
     def _consistency_is_of_s2(self) -> Self:
         if self.protocol != "s2" and self.consistency != "linearizable":
-            raise MisfitError('goes with protocol = "s2" only', "consistency")
+            raise MisfitError('can be set only with protocol = "s2"', "consistency")
         return self
 
     @model_validator(mode="after")
     def _bridge_is_of_s2(self) -> Self:
         if self.present == "durable-streams" and self.protocol != "s2":
-            raise MisfitError('goes with protocol = "s2" only', "present")
+            raise MisfitError('can be set only with protocol = "s2"', "present")
         if self.bridge not in (None, BridgeConfig()) and self.present != "durable-streams":
-            raise MisfitError('goes with present = "durable-streams" only', "bridge")
+            raise MisfitError('can be set only with present = "durable-streams"', "bridge")
         if self.is_bridged and self.consistency != "linearizable":
-            raise MisfitError('goes with S2 clients; with present = "durable-streams" set tail', "consistency")
+            raise MisfitError(
+                'can be set only for S2 clients; with present = "durable-streams", set tail', "consistency"
+            )
         return self
 
     @property
@@ -386,7 +390,9 @@ class RouteConfig(Model):
     @model_validator(mode="after")
     def _asked_is_asked(self) -> Self:
         if self.tail == "asked" and self.tail_fresh_s:
-            raise MisfitError('goes with tail = "followed" only: an asked tail is never served again', "tail_fresh_s")
+            raise MisfitError(
+                'can be set only with tail = "followed": with "asked", no tail is served twice', "tail_fresh_s"
+            )
         return self
 
     @model_validator(mode="after")
@@ -397,18 +403,20 @@ class RouteConfig(Model):
             raise MisfitError("is set together with origin: set only one", "origins")
         seen: set[tuple[object, ...]] = set()
         for index, one in enumerate(self.origins):
-            # A URL without a port and one with the scheme's default port are the same server.
+            # A URL without a port names the same server as the URL with the scheme's default port.
             parts = urlsplit(one.url)
             server = parts.scheme, parts.hostname, parts.port or _PORTS[parts.scheme]
             if server in seen:
-                raise MisfitError(f"{one.url} is there twice: give it a weight", "origins", index, "url")
+                raise MisfitError(f"{one.url} is listed twice: give it a weight instead", "origins", index, "url")
             seen.add(server)
         path = urlsplit(self.members[0].url).path
         lists = (("origins", [one.url for one in self.origins]), ("leaders", self.leaders))
         for name, urls in lists:
             for index, url in enumerate(urls):
                 if urlsplit(url).path != path:
-                    text = f"{url} has another path than {self.members[0].url}: a stream has one path at all of them"
+                    text = (
+                        f"{url} has another path than {self.members[0].url}: a stream has the same path at all origins"
+                    )
                     raise MisfitError(text, name, index, *(["url"] if name == "origins" else []))
         return self
 

@@ -23,8 +23,8 @@ class TracingConfig(Model):
     )
     follow_clients: bool = Field(
         default=False,
-        description="Continue a client's trace and its sampling decision, where all clients may force recording. "
-        "false begins a new trace with a link to it.",
+        description="Continue a client's trace with its sampling decision. Any client can then have its requests "
+        "recorded. If false, a new trace begins, with a link to the client's trace.",
     )
     service_name: NodeName = Field(default="durable-gateway", description="Name of this service in traces.")
     queue_spans: int = Field(
@@ -85,8 +85,8 @@ class LogConfig(Model):
     )
     query: Literal["full", "names", "none"] = Field(
         default="full",
-        description="How queries, which may carry credentials, are logged: in full, the parameters' names only, or "
-        "not at all.",
+        description="How queries are logged: in full, only the names of the parameters, or not at all. Queries may "
+        "carry credentials.",
     )
     partition_key: PartitionKey = Field(
         default=SecretStr(""),

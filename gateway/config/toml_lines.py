@@ -1,7 +1,8 @@
 """The line numbers of the keys in a TOML file, for error messages.
 
-`tomllib` does not keep positions.  This module scans the text for them after `tomllib` has accepted it, so the text is
-valid TOML.  A key inside an inline table has no entry; the line of its parent is used.
+`tomllib` does not keep positions.  This module finds the positions by scanning the text.  It runs only on a text that
+`tomllib` has accepted, so the text is valid TOML.  A key inside an inline table has no entry; the line of its parent is
+used.
 """
 
 from __future__ import annotations

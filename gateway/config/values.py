@@ -126,7 +126,7 @@ def _content_type(text: str) -> str:
     if not _CONTENT_TYPE.fullmatch(text):
         raise ValueError(f"should be a content type such as text/plain, got {text!r}")
     if text.partition(";")[0].strip().lower() == "application/json":
-        raise ValueError('is application/json, which is records = "json": bytes in a row are not JSON')
+        raise ValueError('is application/json: set records = "json", because concatenated bytes are not JSON')
     return text
 
 

@@ -72,8 +72,8 @@ class Parts:
 
     @property
     def size(self) -> int:
-        """The known size in bytes.  A flight counts with its announced length, or with the bytes received if these are
-        more."""
+        """The known size in bytes.  A flight counts with its announced length, or with the number of bytes received if
+        that is more."""
         if not self._parts:
             return 0
         return sum(
@@ -238,7 +238,7 @@ class Answer:
         if self.parts is None:
             return (self.body,) if self.body else ()
         held = self.parts.held(self.is_json)
-        assert held is not None, "part of the answer is still in the air"
+        assert held is not None, "part of the answer has not arrived yet"
         return tuple(held)
 
     def whole(self) -> bytes:

@@ -1,4 +1,4 @@
-"""Catch-up reads: take the bytes in memory, fetch missing ones, find the tail, and answer.
+"""Catch-up reads: take the bytes in memory, fetch missing bytes, find the tail, and answer.
 
 The body of an answer has up to three parts: the bytes in memory from the requested offset on, the bodies of flights
 (shared upstream fetches) already under way for later offsets, and the body of a new fetch at the tail.  An answer from

@@ -91,11 +91,11 @@ class ReplyHead(Protocol):
 
 
 class SharedRefusal(NamedTuple):
-    """The meaning of an error that all readers share."""
+    """The reply is an error that all readers share."""
 
 
 class Learned(NamedTuple):
-    """The meaning of a reply that is part of the stream."""
+    """The reply is part of the stream."""
 
     start: str
     """The requested offset, `NOW` or `METADATA`."""
@@ -119,7 +119,7 @@ class Learned(NamedTuple):
 
 
 class Personal(NamedTuple):
-    """The meaning of a reply that is part of the stream but may be shown to one reader only."""
+    """The reply is part of the stream, but may be shown to one reader only."""
 
     why: NotShareable
     lifetime: Lifetime | None

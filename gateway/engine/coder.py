@@ -2,10 +2,10 @@
 (the stream's tape).
 
 A body holds a range of a stream, from one offset to another, whose bytes never change.  One compressed form therefore
-serves all readers, until the stream ends or its bytes are dropped (`forget_stream`).  Of several ranges with the same
-start only the one with the latest end is cached, because shorter ranges of a growing stream are not requested again.
-Compressed bytes count towards the cache budget.  To make room for them, the tapes of other streams are evicted, but
-never the tape of the same stream.  The least recently used stream loses its compressed bytes first.
+serves all readers, until the stream ends or its bytes are dropped (`forget_stream`).  Of the ranges with the same start
+and coding, only the range that was compressed last is cached, because shorter ranges of a growing stream are not
+requested again.  Compressed bytes count towards the cache budget.  To make room for them, the tapes of other streams
+are evicted, but never the tape of the same stream.  The least recently used stream loses its compressed bytes first.
 
 Small bodies are compressed on the event loop, larger ones in a thread (all libraries used here release the GIL).
 Requests for the same body share one job, and a job finishes even if its readers have left.  Compression is an

@@ -237,8 +237,8 @@ class Engine:
         return self._runner.start_first_read(asked, self._catch_up.start_fetch)
 
     def count_concealed(self, read: Read) -> None:
-        """Count a refused read whose answer hides whether the stream exists: it looks like the answer for an absent
-        stream.
+        """Count a refused read whose answer equals the answer for an absent stream, so that the answer does not reveal
+        whether the stream exists.
 
         Raises TooManyAbsent or TooManyRequests in the same cases as a read of an absent stream.
         """

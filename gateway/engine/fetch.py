@@ -54,7 +54,7 @@ from gateway.upstream.flight import (
     FirstReader,
     Flight,
 )
-from gateway.upstream.incoming import HIGH_WATER_BYTES
+from gateway.upstream.incoming import MOST_READ_BYTES
 from gateway.upstream.reply import Reply
 
 _log = logging.getLogger("gateway.engine.fetch")
@@ -223,10 +223,10 @@ class Fetch:
     def _has_room(self) -> bool:
         """Return whether there is memory for the body, so that the request may be sent now."""
         work = self._work
-        # A fetch from the known tail brings few bytes.  Any other fetch may buffer `HIGH_WATER_BYTES` before a reader
+        # A fetch from the known tail brings few bytes.  Any other fetch may buffer `MOST_READ_BYTES` before a reader
         # takes the first byte.
         return self.flight.key == self.stream.tape.tail or (
-            work.store.may_grow and work.inflow.count_bytes(HIGH_WATER_BYTES)
+            work.store.may_grow and work.inflow.count_bytes(MOST_READ_BYTES)
         )
 
     async def _send_in_turn(self) -> None:

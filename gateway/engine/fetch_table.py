@@ -52,7 +52,7 @@ _KINDS = {METADATA: "metadata", NOW: "tail", CONFIRMATION: "confirmation"}
 
 
 class FetchTable:
-    """Launches flights and owns the table of pending ones."""
+    """Launches flights, and owns the table of pending flights."""
 
     def __init__(
         self,
@@ -187,7 +187,8 @@ class FetchTable:
         return flight.head
 
     def detach(self, stream: Stream, start: str) -> None:
-        """Let each flight that a read from `start` may be waiting for continue, even if it has no readers left."""
+        """Find the flights that a read from `start` may be waiting for.  Let them continue even if they have no readers
+        left."""
         for key in {METADATA, CONFIRMATION, start, stream.tape.tail or start}:
             if (flight := self.pending(stream, key)) is not None:
                 flight.is_detached = True

@@ -48,7 +48,7 @@ class FirstRead(FlightReader):
     stream stays in memory.
 
     The owner must call `wait`.  Then it must call either `give_up`, or a method of `ReadRunner` that calls `at_hand` or
-    `answer`.  Both release the stream.
+    `answer`.  Either call releases the stream.
     """
 
     __slots__ = ("_gate", "_ready", "_resumer", "read", "stream", "version")

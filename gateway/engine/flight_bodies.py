@@ -12,11 +12,11 @@ offsets.
 A `Comparison` compares the bytes in memory with the bytes of a confirmation.  Equal offsets are no proof, for three
 reasons.  A re-created stream may have equal offsets.  The start sentinel (`-1`) names another position once the origin
 has trimmed the stream.  And an origin may have sent the reply of another stream.  The first bytes show most of these
-cases, so `MOST_COMPARED` of them are compared.
+cases, so the first `MOST_COMPARED` bytes are compared.
 
 The length shows the remaining cases: a trimmed stream of equal messages begins with the same bytes but is shorter.  If
-a reply ends at a known offset, its body must be exactly the bytes in memory up to that offset.  The Content-Length may
-show that.  If the Content-Length does not, up to `MOST_COUNTED` bytes are compared.
+a reply ends at a known offset, its body must be exactly the bytes in memory up to that offset.  If the Content-Length
+does not show that the body has this length, up to `MOST_COUNTED` bytes are compared.
 
 JSON messages are compared as text, because `1` and `1.0` are two messages.  Only the white space between messages may
 differ.
@@ -56,8 +56,8 @@ used again."""
 MOST_COUNTED: Final = 1 << 20
 """How many bytes are compared if the Content-Length does not show that the reply has as many bytes as memory."""
 MOST_CLOSED_UP: Final = 1 << 14
-"""The number of first bytes in which only white space between messages may differ, which is slow to check.  In later
-bytes all white space may differ."""
+"""In this many first bytes, only the white space between messages may differ.  That is slow to check, so in later bytes
+all white space may differ."""
 _SPACE: Final = b" \t\r\n"
 _MOST_SPACE: Final = 1 << 12
 """The reply may have this many bytes of white space between messages, and one more for each byte in memory.  Further

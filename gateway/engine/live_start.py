@@ -169,7 +169,7 @@ class LiveReads:
         tape = stream.tape
         if not topic.is_missing(at):
             return False
-        # The follower reports the tail, so only bytes are needed, and another read's fetch will do.
+        # The follower reports the tail, so only bytes are needed, and another read's fetch suffices.
         earlier = await self.fetches.join_earlier(stream, at, route, source.client)
         if earlier is not None and (tape.knows_after(at) or _is_furthest(tape, tape.resolve(at))):
             return True
@@ -419,7 +419,7 @@ class _Opening:
         """
         stream, reads = self._stream, self._reads
         if self.head is None:
-            # Only bytes are needed, not the tail, so another read's fetch will do.
+            # Only bytes are needed, not the tail, so another read's fetch suffices.
             await self._joined(start)
             reads.check_ended(stream)
             if stream.tape.has_seen(start):

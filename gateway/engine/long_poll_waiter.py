@@ -214,7 +214,7 @@ class Waiter:
         return True
 
     def leave_one(self) -> None:
-        """Remove one of several clients, which has disconnected."""
+        """Remove a client that has disconnected.  Other clients must be left."""
         topic = self._waiting.topic
         self.clients -= 1
         topic.readers -= 1
@@ -244,9 +244,9 @@ class Waiter:
         answers = topic.shared_answers() if self._answer_key is not None and waiting.stream.ended is None else None
         answer_key: Hashable = self._answer_key
         if self._cursor >= topic.answers_cursor:
-            # The common answer's cursor is not greater than this client's, but a client must always get a greater
-            # cursor than its own.  Share an answer only among clients with equal cursors, or among all clients whose
-            # cursors are far ahead.
+            # The common answer's cursor is not greater than this client's cursor, but a client must always get a
+            # greater cursor than its own.  Share an answer only among clients with equal cursors, or among all clients
+            # whose cursors are far ahead.
             answer_key = (answer_key, "far" if topic.cursors.is_far(self._cursor) else self._cursor)
         if answers is not None and isinstance(shared := answers.get(answer_key), Rendered) and self._suits(shared):
             self._is_over = True
@@ -267,8 +267,8 @@ class Waiter:
             rendered = self._finish(found)
             if answers is not None and topic.is_confirmed and (topic.is_pumping or not rendered.body):
                 # Share an answer only if a follower has confirmed the tail, because otherwise the tail may be out of
-                # date within a second.  Share a large body only while the topic wakes its waiters (`is_pumping`),
-                # because later it would stay in memory after the tape has dropped it.
+                # date within a second.  Share a large body only while the topic wakes its waiters (`is_pumping`).  A
+                # body that is shared for longer would stay in memory after the tape has dropped it.
                 answers[answer_key] = rendered
         elif found is Poll.ASK:
             self._ask(waiting.polls.poll_asking(waiting.read, waiting.stream, topic, outcome))

@@ -23,7 +23,7 @@ from gateway.tape.origin_statements import Caching
 
 _MOST_MANNERS: Final = 64
 _MOST_CHARACTERS: Final = 2_048
-"""The limit on the total length of a manner's fields.  Longer manners are not cached."""
+"""The limit on the total length of a manner's fields, in characters.  A manner with longer fields is not cached."""
 _OWN: Final = frozenset(
     spelling
     for name in (
@@ -62,12 +62,14 @@ class Manner(NamedTuple):
     """Whether the reply may not be used for requests with an Origin header."""
     surrogate_keys: frozenset[str]
     caching_at_tail: Caching
-    """How a stream's bytes may be cached after a first reply that reaches the tail."""
+    """How a stream's bytes may be cached after a reply that reaches the tail, if no reply has ended before the tail
+    yet."""
     caching_short: Caching
     """How a stream's bytes may be cached after any reply that ends before the tail."""
 
     def caching_after(self, before: Caching, *, up_to_date: bool) -> Caching:
-        """Return how a stream's bytes may be cached after another reply, which reaches the tail if `up_to_date`."""
+        """Return how a stream's bytes may be cached after another reply.  `up_to_date` states whether this reply
+        reaches the tail."""
         if not up_to_date:
             return self.caching_short
         if not before.is_of_bytes:

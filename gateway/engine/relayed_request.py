@@ -209,7 +209,7 @@ class PendingWrites:
         return group in self._under_way
 
     def remember(self, write: SentRequest) -> list[Group]:
-        """Record that a write that may create or delete the stream got no answer.
+        """Record that no answer came to a write that may create or delete the stream.
 
         If the list is full, other paths are removed from it.  Returns the removed paths: the caller must assume that
         their streams have been re-created.

@@ -7,9 +7,9 @@ tail, a closed stream that is open again, another content type, another identity
 `ReplyRecorder` changes the stream's record.  It returns the effect on the live readers, and the fetch carries out that
 effect.
 
-Two kinds of reply are out of date, and only answer the readers that wait for them.  If a request was sent before a
-write was acknowledged, an error reply may predate the write, so the error does not end the stream.  A reply is
-*overtaken* if the stream's bytes were dropped after the request was sent.  An overtaken reply changes nothing in
+Two kinds of reply are out of date, and only answer the readers that wait for them.  First, if a request was sent before
+a write was acknowledged, an error reply may predate the write, so the error does not end the stream.  Second, a reply
+is *overtaken* if the stream's bytes were dropped after the request was sent.  An overtaken reply changes nothing in
 memory.
 """
 
@@ -36,8 +36,8 @@ from gateway.upstream.flight import METADATA, Beyond, Flight, NotShareable, Orig
 
 
 class SentFetch(Protocol):
-    """The fetch of a flight (a reply that readers share) whose request was sent, reduced to the parts that
-    `ReplyRecorder` uses."""
+    """The parts of a fetch that `ReplyRecorder` uses.  The request for the flight (a reply that readers share) has been
+    sent."""
 
     stream: Stream
     flight: Flight
@@ -229,7 +229,8 @@ def _content_type(stream: Stream, learned: Learned) -> str | None:
 
 
 def _record_tail(fetch: SentFetch, learned: Learned) -> str:
-    """Record the tail of an open stream that the reply states, and how long it may be repeated; return the tail."""
+    """Record the tail that the reply states for an open stream, and how long this tail may be repeated; return the
+    tail."""
     route, tail, asked_at = fetch.route, learned.offset, fetch.asked_at
     if route.heard_s:
         fresh = freshness_from_headers(learned.headers)

@@ -140,7 +140,7 @@ class ReplyTaker:
         self._stored(fetch, head)
 
     async def _store_in_turn(self, fetch: AnsweredFetch, reply: Reply, head: StreamHead, body: list[bytes]) -> None:
-        """Store a body that has arrived, when more bytes may be added to memory."""
+        """Wait until more bytes may be added to memory, then store a body that has arrived."""
         fetch.flight.announce(head, fetch.flight.expected, is_verbatim=not fetch.stream.tape.is_json)
         await self.bodies.inflow.renewed()
         self.bodies.store_body(fetch, head, reply, body)

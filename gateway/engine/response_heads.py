@@ -220,7 +220,7 @@ def is_not_modified(read: Read, headers: CIMultiDict[str]) -> bool:
 
 
 def not_modified(headers: CIMultiDict[str]) -> CIMultiDict[str]:
-    """Turn the headers of a 200 into those of a 304; changes and returns `headers`."""
+    """Turn the headers of a 200 into the headers of a 304; changes and returns `headers`."""
     for name in _NOT_MODIFIED_DROPS:
         headers.popall(name, None)
     return headers

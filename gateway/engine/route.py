@@ -42,15 +42,16 @@ unshareable."""
 
 
 class HeaderRules(NamedTuple):
-    """Which request headers a route's shared answers depend on."""
+    """The request headers on which a route's shared answers depend."""
 
     decisive: frozenset[str] = frozenset()
     """Headers on which the answers depend, in addition to the headers that matter on every route."""
     personal: frozenset[str] = frozenset()
     """Credential headers that may differ between the readers of one stream."""
     web_origins: frozenset[str] | None = None
-    """The web origins, in lower case, for which the gateway adds CORS headers.  Answers do not depend on other values
-    of Origin.  None if the gateway adds no CORS headers, or if Origin is a credential."""
+    """The web origins, in lower case, that get CORS headers of their own from the gateway.  Answers do not depend on
+    other values of Origin.  Empty if the gateway allows all web origins.  None if the gateway adds no CORS headers, or
+    if Origin is a credential."""
 
 
 class SharingFacts(NamedTuple):
@@ -132,7 +133,8 @@ class Route:
         """Whether a read has waited too long, and the origin has answered no request of the route since."""
         self.ends_live_in_s: float | None = None
         """Set when a reload has put the route's requests under rules of authorisation.  A read in progress has not
-        passed these rules.  If its live answer begins only now, the answer ends after this number of seconds."""
+        passed these rules.  If its live answer begins after the reload, the answer ends after this number of
+        seconds."""
         self._has_shared_live = False
         self._shares_live_from = -math.inf
         is_asked = config.tail == "asked"
@@ -184,7 +186,7 @@ class Route:
         else:
             self.unshared.remember(key, ANY_LIVE, why.reason)
             # The next readers are relayed, so they cannot show that live answers have become shareable.  Assume after a
-            # while that they have.
+            # while that they have become shareable.
             self._shares_live_from = self._now() + max(self.config.hit_for_miss_s, _LEAST_UNSHARED_S)
 
     def why_alone(self, headers: Headers, *, is_stored: bool) -> NotShareable | None:

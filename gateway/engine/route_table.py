@@ -35,7 +35,8 @@ class RouteTable:
     """The routes in effect.  `replace` changes the set between two requests.
 
     An unchanged route keeps its object and its state.  If a change affects who may read which bytes, the route starts
-    with empty tapes.  New readers cannot reach its old tapes, and these disappear with the readers that still use them.
+    with empty tapes.  New readers cannot reach its old tapes.  An old tape disappears with the last reader that still
+    uses it.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class RouteTable:
     @property
     def public_partitions(self) -> frozenset[Partition]:
         """For each route in effect, the partition of readers without credentials (`Route.public`).  Every other
-        partition that requests can reach adds a digest of credentials to one of these."""
+        partition that requests can reach adds a digest of credentials to one of these partitions."""
         return frozenset(route.public for route in self.routes)
 
     def replace(self, configs: Sequence[RouteConfig], rules: Mapping[str, Rules] | None = None) -> bool:
@@ -116,7 +117,7 @@ class RouteTable:
 
 
 def newly_guarded(before: Sequence[Route], after: Sequence[Route]) -> list[Route]:
-    """Return the routes without rules whose reads may now be subject to the rules of a route."""
+    """Return the earlier routes without rules whose reads may now be subject to the rules of a present route."""
     if before is after:
         return []
     kept = _kept(before, after)

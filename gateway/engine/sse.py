@@ -7,9 +7,9 @@ live request at the origin) is still connecting.  This takes one round trip to t
 answer that may not be shared must be relayed from its first byte.  So the reader waits for the follower in two cases:
 no live answer on its route has proved shareable yet, or a live answer has recently proved unshareable.
 
-Many readers often join at the same offset within a second, for instance after a network outage.  The head and first
-event sent to one of them are therefore kept (`SseOpening`) and sent to the next.  The kept bytes may be sent only in
-the second that the head states, and only until the stream, its tail or its live request changes.
+Many readers often join at the same offset within a second, for instance after a network outage.  The head and the first
+event for one of these readers are therefore kept (`SseOpening`), and sent to the next readers.  The kept bytes may be
+sent only in the second that the head states, and only until the stream, its tail or its live request changes.
 """
 
 from __future__ import annotations

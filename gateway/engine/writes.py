@@ -363,8 +363,8 @@ class Writes:
     def _change(self, write: SentRequest) -> Change:
         """Return the changes that writes may have made to the path's stream although no reply shows them yet.
 
-        They include the effect of `write` itself if it is an append, because the append may have created the stream.
-        An acknowledged PUT has found the stream in place.
+        They include the effect of `write` itself if it is an append, because the append may have created the stream.  A
+        PUT that has created nothing (no 201) has found the stream in place.
         """
         request = write.request
         change = self._pending.change(request.group, beside=write)

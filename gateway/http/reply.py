@@ -138,7 +138,8 @@ class ReplyParser:
         self._fields: list[tuple[bytes, bytes]]
         self._head_fields: list[tuple[bytes, bytes]]
         self._tail: bytes
-        """The last bytes received, enough to find an end that spans two calls."""
+        """The last bytes of an incomplete head.  With them, an end of the head that spans two calls of `feed` is
+        found."""
         self._begin()
 
     def __repr__(self) -> str:
@@ -177,7 +178,7 @@ class ReplyParser:
                 else:
                     data = self._feed_head(data, events)
             elif events:
-                # Excess bytes after a complete reply: the reply is valid, but it is the connection's last.
+                # There are excess bytes after a complete reply.  The reply is valid, but it is the connection's last.
                 self.state = _CLOSED
                 break
             else:
@@ -212,7 +213,7 @@ class ReplyParser:
         if self.state is _IDLE:
             self._is_begun = True
             if data[0] != _FIRST:
-                # llhttp would skip leading line ends, even incomplete ones.
+                # Refuse the bytes here, because llhttp would skip leading line ends, even incomplete ones.
                 raise self._broken("not HTTP")
             self.state = _BEGUN
         carried = len(self._tail)
@@ -336,8 +337,8 @@ class ReplyParser:
             case ["chunked"]:
                 return _CHUNKS
             case ["identity"]:
-                # Some old servers send `identity` for bodies that end with the connection.  RFC 9112 no longer has this
-                # coding.
+                # Accept `identity`, which RFC 9112 no longer has: some old servers send it for bodies that end with the
+                # connection.
                 return _CLOSE
         raise self._broken("transfer coding that was not asked for")
 

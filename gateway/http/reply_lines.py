@@ -51,7 +51,7 @@ UNUSUAL: Final[Kinds] = 8
 """llhttp has to check the framing: Upgrade, or an unusual Content-Length or Transfer-Encoding."""
 CHUNKED: Final[Kinds] = 16
 SHARED: Final[Kinds] = 32
-"""Something is derived from the field, so it belongs to the shape."""
+"""Other values are derived from the field, so its line belongs to the shape."""
 NOT_ALIKE: Final[Kinds] = 64
 """For a reply with this field, the fields for its client are made separately, not once for all replies of its shape.
 Location depends on the request, and Connection may name any other field.
@@ -190,7 +190,7 @@ class Head:
         self.shape = shape
         """The lines shared with other heads.  None if llhttp has parsed the head."""
         self.own = own
-        """The other lines."""
+        """The lines that are not among the shared lines."""
 
     @property
     def headers(self) -> CIMultiDictProxy[str]:
@@ -267,7 +267,8 @@ def _learn(lines: list[bytes]) -> ReadLines | None:
             _remember(raw, line)
     own = [parsed[at] for at in shape.own_at]
     lengths = [line.length for line in own if line.length is not None]
-    # The order of lines with one name matters (RFC 9110 section 5.3), but own lines are moved to the end.
+    # Leave the head to llhttp if an own line has the name of a shared line.  The order of lines with one name matters
+    # (RFC 9110 section 5.3), but own lines are moved to the end.
     if len(lengths) + shape.is_chunked > 1 or any(line.name in shape.headers for line in own):
         return None
     return shape, own, lengths[0] if lengths else None

@@ -76,7 +76,7 @@ class RequestHead:
     method: str
     target: str
     version: str
-    """In the form `1.1`."""
+    """The version of HTTP, in the form `1.1`."""
     fields: Fields
     known: tuple[Any, ...] | None = field(default=None, compare=False, repr=False)
     """A value that another component has derived from the whole head, and the conditions under which the value is
@@ -207,7 +207,8 @@ class RequestParser:
         if events or self.state is not began:
             self._pending_bytes = 0
         elif self._pending_bytes > LONGEST_HEAD and began is not State.CLOSED:
-            # llhttp buffers incomplete fields, chunk extensions and trailers without a bound.
+            # Refuse the message, because llhttp buffers incomplete fields, chunk extensions and trailers without a
+            # bound.
             if self.state is State.HEAD:
                 self._refusal = Mark.HEAD_TOO_LARGE
             self._break()
@@ -233,7 +234,7 @@ class RequestParser:
         if self.state is _HEAD_DONE:
             return
         if self.state is State.CLOSED:
-            # llhttp begins another message after the connection's last message.
+            # Refuse the message, which llhttp has begun after the connection's last message.
             raise _Rejected
         self.state = _BEGUN
         self._fields = []
@@ -260,7 +261,7 @@ class RequestParser:
                 self._refusal = Mark.HEAD_TOO_LARGE
             raise _Rejected
         if self.state is _BEGUN:
-            # llhttp keeps trailing whitespace, which is not part of the value (RFC 9112 section 5.1).
+            # Remove trailing whitespace, which llhttp keeps, but which is not part of the value (RFC 9112 section 5.1).
             fields.append((name.decode(), value.rstrip(b" \t").decode("utf-8", "surrogateescape")))
         else:
             self._trailers += 1
@@ -272,7 +273,8 @@ class RequestParser:
         version, method = parser.get_http_version(), parser.get_method().decode()
         length: int | None = 0
         if (codings := headers.getall("Transfer-Encoding", None)) is not None:
-            # The sender of an HTTP/1.0 request may not know Transfer-Encoding (RFC 9112 section 6.1).
+            # Refuse Transfer-Encoding in HTTP/1.0, because senders of HTTP/1.0 may not know this field (RFC 9112
+            # section 6.1).
             if version == "1.0" or codings[-1].rpartition(",")[2].strip(" \t").lower() != "chunked":
                 raise _Rejected
             length = None

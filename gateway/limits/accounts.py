@@ -58,8 +58,8 @@ def client_nets(v4_bits: int, v6_bits: int) -> ClientNet:
 
 
 class Parties(NamedTuple):
-    """The names of the accounts that an authorised request has in addition: of its principal (the authenticated user)
-    and of its tenant.
+    """The names of two further accounts of an authorised request: the account of its principal (the authenticated user)
+    and the account of its tenant.
 
     `Accounts` holds these accounts and the accounts of client networks in one table.  An empty name means that the
     request has no principal or no tenant; limits per principal or per tenant then do not apply.
@@ -75,8 +75,8 @@ MOST_UNUSED: Final = 16_384
 """The most accounts without resources in use."""
 NO_TIMES: Final[dict[Hashable, float]] = {}
 NO_COUNTS: Final[dict[Hashable, int]] = {}
-"""Shared by all accounts whose dictionaries are empty.  Behind a proxy an account may be created and removed for each
-live read, so an account must be cheap."""
+"""`NO_TIMES` and `NO_COUNTS` are the empty dictionaries that accounts share until they need their own.  Behind a proxy
+an account may be created and removed for each live read, so an account must be cheap."""
 _LOOKED_AT: Final = 8
 """The number of accounts that one call of `_make_room` examines."""
 
@@ -119,8 +119,8 @@ class Account:
         self.followed = 0
         """The number of live requests at origins that are charged to the network."""
         self.full_at: MutableMapping[Hashable, float] = NO_TIMES
-        """For each rate whose bucket is not full, the time at which it will be full (monotonic seconds).  Only `Rate`
-        changes this dictionary.  Before the first change, `Rate` replaces `NO_TIMES` by a new dictionary."""
+        """For each rate whose bucket is not full, the time at which the bucket will be full (monotonic seconds).  Only
+        `Rate` changes this dictionary.  Before the first change, `Rate` replaces `NO_TIMES` by a new dictionary."""
         self.live: MutableMapping[Hashable, int] = NO_COUNTS
         """The number of live reads that each rate limit counts.  A limit that counts none has no entry.  Only
         `LimitedLive` changes this dictionary.  Before the first change, `LimitedLive` replaces `NO_COUNTS` by a new
@@ -155,7 +155,8 @@ class Account:
         """Stop counting a live read.  `sent_bytes` is unused: the parameter exists because `LimitedLive` has the same
         method."""
         self.live_reads -= 1
-        # Inlined `forget_if_unused`: a client behind a proxy often has only one live read, so this path is hot.
+        # This repeats the code of `forget_if_unused`, because this path is hot: a client behind a proxy often has only
+        # one live read.
         if not (self.live_reads or self.connections or self.followed or self.live) and self._owner is not None:
             self._owner.forget_if_settled(self)
 
@@ -166,7 +167,7 @@ class Account:
 
 
 class Accounts:
-    """Owner of the accounts of client networks."""
+    """Owner of the accounts of client networks, principals and tenants."""
 
     def __init__(self, net_of: ClientNet, now: Callable[[], float]) -> None:
         """`net_of` returns the network of an address, and `now` returns monotonic seconds."""
@@ -174,7 +175,7 @@ class Accounts:
         self._now = now
         self._all: OrderedDict[str, Account] = OrderedDict()
         self._sizes: dict[int, int] = {}
-        """The number of networks with each number of connections."""
+        """For each number of connections, the number of networks that have so many connections."""
         self.open_connections = 0
         """The number of open connections, including connections without a network."""
         self.most_connections = 0
@@ -249,7 +250,7 @@ class Accounts:
         account.forget_if_unused()
 
     def forget_if_settled(self, account: Account) -> None:
-        """Remove an account without resources in use, if its buckets are full and it is not banned."""
+        """Remove an account without resources in use, if its buckets are full and its latest ban no longer matters."""
         if not (account.full_at or account.banned_until) or account.settled_at <= self._now():
             self._all.pop(account.net, None)
 
@@ -272,11 +273,11 @@ class Accounts:
             if not sizes[old]:
                 del sizes[old]
                 if old == self.most_connections:
-                    # This network had the most connections, and has one connection less now.
+                    # Only this network had the most connections, and it has one connection less now.
                     self.most_connections = new
 
     def _make_room(self) -> None:
-        """Examine the oldest accounts, and remove at least one if none of them is in use."""
+        """Examine some of the oldest accounts, and remove at least one of them, unless all of them are in use."""
         now = self._now()
         owing: list[tuple[float, str]] = []
         for account in list(islice(self._all.values(), _LOOKED_AT)):

@@ -1,10 +1,10 @@
 """The capacity of a process: its memory, and its open files.
 
-`MemoryGuard` decides what to give up when the process comes close to its memory limit.  Envoy's overload manager has
-the same order: first the cache, which affects no response; then the clients that hold the most memory; then new
-connections.  Each measure has a mark: the share of the limit above which the guard takes the measure.  A measure ends
-only when memory is clearly below its mark, so that measures do not switch on and off.  The guard is a pure state
-machine: its owner measures the memory periodically and carries out the measures.
+`MemoryGuard` decides what to give up when the process comes close to its memory limit.  First the cache shrinks, which
+affects no response.  Then the clients that hold the most memory are dropped.  Then new connections are refused.
+Envoy's overload manager has the same order.  Each measure has a mark: the share of the limit above which the guard
+takes the measure.  A measure ends only when memory is clearly below its mark, so that measures do not switch on and
+off.  The guard is a pure state machine: its owner measures the memory periodically and carries out the measures.
 
 `Charges` computes how many bytes each client holds.  A body that is sent to many clients is in memory once.  While the
 cache holds the body too, the body counts for the cache only.  When the cache has dropped the body, its bytes are

@@ -18,9 +18,9 @@ principal or tenant.
 `Bans` excludes client networks that keep sending refused requests.  A refusal costs almost as much processor time as an
 answer, so such clients would still slow down other clients.  A network with more than `per_s` refusals a second is
 banned, after a burst of ten seconds' refusals.  The connections of a banned network are closed.  New connections of
-this network are closed at once, which costs a tenth of a refusal.  The first ban lasts for `BAN_S`.  The next ban is
-twice as long, up to `LONGEST_S`, if less time has passed since the last ban than that ban lasted.  After a ban only a
-quarter of the burst is allowed.
+this network are closed at once, which costs a tenth of a refusal.  The first ban lasts for `BAN_S`.  A later ban lasts
+for `BAN_S` again, unless it begins sooner after the end of the last ban than the last ban lasted.  It is then twice as
+long as the last ban, up to `LONGEST_S`.  After a ban only a quarter of the burst is allowed.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ BAN_S: Final = 10.0
 LONGEST_S: Final = 320.0
 """The length of the longest ban in seconds."""
 _BURST_S: Final = 10.0
-"""The allowed burst is the refusals of this many seconds."""
+"""The allowed burst of refusals is the number that is allowed in this many seconds."""
 _LEFT_AFTER_BAN: Final = 0.25
 """The share of the burst that is allowed after a ban."""
 
@@ -186,9 +186,9 @@ class RateLimitFields(NamedTuple):
     """The values of the RateLimit header fields (draft-ietf-httpapi-ratelimit-headers-10)."""
 
     policy: str
-    """`RateLimit-Policy`"""
+    """The value of `RateLimit-Policy`."""
     state: str
-    """`RateLimit`"""
+    """The value of `RateLimit`."""
 
 
 class RateLimit:

@@ -466,9 +466,10 @@ class Follower:
     async def _check_trimmed(self) -> None:
         """Handle a 410 for an offset.
 
-        Only a HEAD with 404 or 410 shows that the stream is gone.  After any other reply of the origin, such as a
-        refusal with 401, the stream may exist, and the origin may have trimmed it beyond the offset.  FollowingEnded is
-        then raised, so that readers at later offsets continue with a new `Stream`.
+        Only a HEAD that is answered 404 or 410 shows that the stream is gone.  If the HEAD fails (5xx, 429 or no
+        reply), UpstreamUnavailable is raised.  After any other reply, such as a refusal with 401, the stream may exist,
+        and the origin may have trimmed it beyond the offset.  FollowingEnded is then raised, so that readers at later
+        offsets continue with a new `Stream`.
         """
         if not self._asked_version.same_acks_as(self._stream.version):
             return

@@ -258,7 +258,7 @@ class Subscriber:
         return (self,)
 
     def drain_within(self, delay_s: float, within_s: float) -> None:
-        """End the response after `delay_s`, but within `within_s`.
+        """End the response after `delay_s`, or after `within_s` if that is less.
 
         The connection lasts at least `SHORTEST_S` if `within_s` allows, so that the client counts it as successful.
         """

@@ -34,6 +34,8 @@ from gateway.telemetry.access_record import detach_record
 from gateway.telemetry.surroundings import Surroundings
 from gateway.telemetry.tracing import detach
 
+_LEAST_LINGER: Final = 0.95
+"""The least time that a topic lingers, as a fraction of the linger time.  The exact time is random."""
 _SPREAD_S: Final = 0.5
 """The seconds over which followers spread their reconnects once an origin has recovered."""
 
@@ -148,8 +150,8 @@ class LiveTable:
     def detach(self, topic: LiveTopic, linger_s: float) -> None:
         """Remove a live reader from the count.
 
-        A topic without readers is removed at once if it is not followed, or after `linger_s` if it is followed.  A hot
-        topic stays.
+        A topic without readers is removed at once if it is not followed, or after about `linger_s` if it is followed.
+        A hot topic stays.
         """
         topic.readers -= 1
         if topic.readers or (entry := self._entry(topic)) is None:
@@ -157,6 +159,8 @@ class LiveTable:
         if entry.run is None and topic not in self.hot:
             self.remove(topic)
         else:
+            # One connection may have had a hundred readers.  End the requests of their topics one after the other.
+            linger_s *= self._rng.uniform(_LEAST_LINGER, 1.0)
             entry.linger = self._clock.call_later(linger_s, lambda: self._expire(entry))
 
     def _expire(self, entry: _Entry) -> None:
@@ -269,7 +273,8 @@ class LiveTable:
             raise TooManyFollowed
 
     def _remove_hot(self, net: str | None) -> bool:
-        """Remove a hot topic without readers, charged to this network if it is given; return False if there is none."""
+        """Remove a hot topic without readers; return False if there is none.  If `net` is given, only topics that are
+        charged to this network are removed."""
         for topic in self.hot:
             entry = self._entries[topic.stream]
             if entry.run is not None and not topic.readers and net in (None, entry.net):

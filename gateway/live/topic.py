@@ -9,7 +9,9 @@ Only then may an answer say that its reader is up to date.  There is one excepti
 its own.  If the reply names the tail, the first answer to this reader may say that it is up to date.
 
 Bytes that arrive in one iteration of the event loop are delivered together, in one round.  `DeliveryTimes` measures a
-round from the first arrival until all live readers have been sent the bytes.
+round from the first arrival until all live readers have been sent the bytes.  A round with many readers, or with large
+answers, takes several turns of the loop, so that it does not delay other clients.  News that arrives meanwhile begins
+the round again, with the readers first that have waited the longest.
 
 `Cursors` assigns cursors to live readers (Durable Streams section 8.1).  Readers that wait together get the same
 cursor, so that their next requests have the same URL.  The shared cursor is greater than any that a client has sent.
@@ -39,6 +41,10 @@ from gateway.telemetry.metrics import MetricsRecorder
 from gateway.upstream.call import Source
 from gateway.upstream.flight import Head, NotShareable
 
+MOST_S: Final = 0.001
+"""After these seconds of a delivery round, a turn of the loop serves no further reader."""
+MOST_READERS: Final = 256
+"""The most readers that a turn serves.  What uvloop writes for them at the end of the turn is not in `MOST_S`."""
 _REACH: Final = 1_000
 """A client's cursor that is more than this many intervals after the present one does not raise the shared cursor."""
 _HIGH_REACH: Final = 1 << 40
@@ -83,8 +89,8 @@ class Cursors:
     def next_for(self, client: str | None, wall: float, rng: random.Random) -> str:
         """Return the next cursor for a client that has sent the cursor `client`.
 
-        This is the shared cursor if it is greater.  Otherwise it is a later cursor: one of the client's own, or for a
-        far-ahead client the common cursor of these clients.
+        This is the shared cursor, if it is greater than `client`.  Otherwise it is a later cursor: a cursor for this
+        client alone, or the common cursor of all clients that are far ahead.
         """
         shared = self._shared_at(wall)
         own = parse_cursor(client)
@@ -99,24 +105,24 @@ class Cursors:
 class DeliveryTimes:
     """Measures the delivery rounds of one topic.  `now` returns monotonic seconds."""
 
-    __slots__ = ("_arrived_at", "_metrics", "_now", "_route")
+    __slots__ = ("_arrived_at", "_metrics", "_route", "now")
 
     def __init__(self, metrics: MetricsRecorder, now: Callable[[], float], route: str) -> None:
         self._metrics = metrics
-        self._now = now
+        self.now = now
         self._route = route
         self._arrived_at: float | None = None
 
     def arrived(self) -> None:
         """Begin a round, unless one has begun."""
         if self._arrived_at is None:
-            self._arrived_at = self._now()
+            self._arrived_at = self.now()
 
     def delivered(self, readers: int) -> None:
         """End the round: `readers` live readers have been sent all bytes."""
         arrived_at, self._arrived_at = self._arrived_at, None
         if arrived_at is not None and readers:
-            self._metrics.delivered(readers, self._now() - arrived_at, self._route)
+            self._metrics.delivered(readers, self.now() - arrived_at, self._route)
 
 
 BEATS: Final = 16
@@ -194,11 +200,16 @@ class Topic:
         """The readers whose `pump` is called when the topic changes.  Readers with a task wait for `changed`
         instead."""
         self.extra_clients = 0
-        """The number of clients of `readers_now` minus the number of these readers: one reader may serve several
-        clients."""
+        """How many more clients than readers `readers_now` has, because one reader may serve several clients."""
         self.handed: dict[LiveReader, Callable[[], object]] = {}
         """The readers that are other workers, each with a function that cuts its connection.  Some may have left."""
         self._is_flushing = False
+        self._has_news = False
+        """Whether the topic has changed since the round began, so that the round must begin again."""
+        self._unpumped: list[LiveReader] = []
+        """The readers whose `pump` has not been called in this round."""
+        self._round_clients = 0
+        """The number of clients that this round serves."""
         self.steps: dict[str, LiveStep] = {}
         """The next bytes to send, by the offset of the readers.  They are made once in each round of deliveries."""
         self.is_pumping = False
@@ -285,32 +296,56 @@ class Topic:
 
     def _fire(self) -> None:
         self.changed.fire()
-        if self.readers_now and not self._is_flushing:
+        if self.readers_now:
+            self._has_news = True
+            self._flush_soon()
+
+    def _flush_soon(self) -> None:
+        if not self._is_flushing:
             # Deliver in the next iteration of the loop, so that events which arrive together go out in one write.
             self._is_flushing = True
             asyncio.get_running_loop().call_soon(self._flush, context=DETACHED)
 
     def _flush(self) -> None:
+        """Begin a round or continue it, within the bounds of one turn."""
         self._is_flushing = False
+        readers = self._due_readers()
         # Pumping is synchronous, so the stream cannot change meanwhile and readers can share steps.
         self.steps = {}
         self._begin_answers()
         self.is_pumping = True
-        readers = tuple(self.readers_now)
-        clients = len(readers) + self.extra_clients
+        now, done = self._delivery_times.now, 0
+        until = now() + MOST_S
         try:
-            for reader in readers:
+            for reader in readers[:MOST_READERS]:
+                done += 1
                 try:
                     reader.pump()
                 except Exception:
                     drop_failed(reader)
+                if now() > until:
+                    break
         finally:
+            self._unpumped = readers[done:]
             self.steps = {}
             # Forget the answers, which would keep bytes in memory that the tape may drop.
             self._answers, self._answers_version = {}, None
             self.is_pumping = False
             self._account_all()
-            self._delivery_times.delivered(clients)
+            if self._unpumped:
+                self._flush_soon()
+            else:
+                self._delivery_times.delivered(self._round_clients)
+
+    def _due_readers(self) -> list[LiveReader]:
+        """Return the readers whose `pump` is to be called in this round and has not been called."""
+        present, readers = self.readers_now, [reader for reader in self._unpumped if reader in self.readers_now]
+        if self._has_news:
+            self._has_news = False
+            early = set(readers)
+            readers += [reader for reader in present if reader not in early] if early else present
+            self._round_clients = len(readers) + self.extra_clients
+        return readers
 
     def _account_all(self) -> None:
         answered, self.to_account = self.to_account, []

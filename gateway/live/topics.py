@@ -122,8 +122,8 @@ class LiveTopics:
     def follow(self, topic: Topic) -> None:
         """Start the follower of the topic's stream, unless it runs.  Raises the errors of `LiveTable.make_room`.
 
-        Call this only for readers that wait.  Reads that are answered at once cost a client nothing.  By such reads,
-        each with another query, a client could otherwise start many live requests.
+        Call this only for readers that wait.  A read that is answered at once costs its client nothing, so a client
+        could start many live requests by such reads, each with another query.
         """
         if not self.table.is_followed(topic) and topic.stream.tape.closed_at is None:
             net = topic.access.source.client

@@ -31,7 +31,7 @@ LONGEST_PAUSE_S: Final = 1.0
 _FORGET_S: Final = 10.0
 """The seconds without a fetch after which the earlier replies of a stream are forgotten."""
 _MOST_STREAMS: Final = 4_096
-"""The most streams with a pace.  The least recently fetched are forgotten."""
+"""The most streams whose replies are remembered.  The least recently fetched streams are forgotten."""
 
 
 @dataclass(slots=True)

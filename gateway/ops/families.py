@@ -91,7 +91,8 @@ def by_route(routes: Routes, value: Callable[[RouteFigures], int]) -> _Children:
 def _by_mode(
     routes: Routes, spreads: Callable[[RouteFigures], Mapping[Mode, Histogram]], from_start: Container[Mode]
 ) -> Iterator[tuple[tuple[str, ...], Histogram]]:
-    """Return the children of a histogram by mode.  Modes in `from_start` have a child before the first observation."""
+    """Return the children of a histogram by mode.  A mode in `from_start` has a child even before its first
+    observation."""
     for route, figures in routes.items():
         for mode, spread in spreads(figures).items():
             if spread or (route != NO_ROUTE and mode in from_start):

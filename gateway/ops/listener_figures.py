@@ -95,7 +95,7 @@ class ListenerFigures:
         yield counter(
             "durable_gateway_certificate_failures",
             "Certificate files that proved unusable when they were read again. The previous certificates stay in use. "
-            "Excludes files that a new configuration names for the first time: an unusable one makes the gateway "
+            "Excludes files that a new configuration names for the first time: an unusable file makes the gateway "
             "refuse the configuration.",
             ("listener",),
             (((listener,), n) for listener, n in self.kept.items()),

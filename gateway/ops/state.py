@@ -40,7 +40,7 @@ class State:
     flights: dict[str, int] = field(default_factory=dict)
     """Shared fetches under way, by route."""
     waiters: dict[str, int] = field(default_factory=dict)
-    """Requests that wait for these shared fetches, or read from them while they run, by route."""
+    """Requests that wait for these shared fetches or read their bodies, by route."""
     followed: int = 0
     """Streams with a live request to their origin."""
     cache_bytes: int = 0

@@ -4,8 +4,9 @@ A plan contains no credentials.  Pinning and warming therefore apply to the tape
 Entries that limit storing or lifetime apply to the stream's tapes of all partitions.  An entry is skipped and counted
 if no route covers it, or if its route does not cache.
 
-An S2 stream has the same name as in the access log and in its key: the stream's path, with `s2-basin=…` as the query.
-Entries to warm S2 streams are skipped.  A read might create the stream, and needs a basin and usually a token.
+A plan names an S2 stream in the same way as the access log and the stream's key: by the stream's path, with
+`s2-basin=…` as the query.  Entries to warm S2 streams are skipped.  A read might create the stream, and needs a basin
+and usually a token.
 """
 
 from __future__ import annotations
@@ -89,8 +90,9 @@ def budget_bytes(limit: int, *, is_set: bool, plan: CachePlan | None, grants: Ca
     """The byte budget for tapes.  The result is the plan's budget if the configuration permits it and `is_set` is
     False; otherwise `limit`.
 
-    `is_set` means that the operator has set `limit`.  A short plan needs `take_short_memory`, because the streams of a
-    few minutes need little memory.
+    `is_set` means that the operator has set `limit`.  The budget of a plan that was made from too little traffic is
+    used only with `take_short_memory`: the streams of a few minutes need little memory, so such a budget would be too
+    small.
     """
     if plan is None or is_set or not grants.take_memory or is_too_short(plan, grants):
         return limit

@@ -3,8 +3,8 @@
 Each fetch goes through the fetch table.  A reader that arrives meanwhile shares the fetch, and its bytes are stored by
 the usual rules.  A round runs a few fetches at a time, and spreads their starts because gateways are often restarted
 together.  It ends at a bound on bytes, when its time is over, or when the gateway shuts down.  After a failure the
-round pauses, longer with each failure in a row, and retries the stream after the others.  The requests carry no
-credentials.
+round pauses, and retries the failed stream after the other streams.  The pause grows with each failure in a row.  The
+requests carry no credentials.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Warming:
             if await self._try_fetch(keyed):
                 pause_s = _PAUSE_S
                 continue
-            # Retry the stream after the others, because the failure may affect only this one.
+            # Retry the stream after the other streams, because the failure may affect only this stream.
             self._waiting.append(keyed)
             await pause(self._clock, pause_s * self._rng.uniform(*_JITTER))
             pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)

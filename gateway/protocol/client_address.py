@@ -6,14 +6,14 @@ skipped, and the next address is the client.  All members before the client's ad
 ignored.  If all addresses are trusted, the first in the list is the client.  A member that is not an address
 (`unknown`, a pseudonym) ends the search: the proxy that wrote it counts as the client.
 
-Only one of the two header fields is read, according to the configuration.  A proxy that writes one of them may forward
-the other unchanged from the client.
+Only one of these two kinds of fields is read, according to the configuration.  A proxy that writes one kind may forward
+the other kind unchanged from the client.
 
 A PROXY protocol header (versions 1 and 2) names the client whose connection a load balancer forwards.  Parsing is
 strict, because the header sets the identity of another party: a single wrong byte ends the connection.  TCP addresses
 over IPv4 and IPv6 are accepted.  LOCAL (the balancer's own health check), UNKNOWN and Unix sockets name no client.  The
-connection's peer then counts as the client, and is not trusted to name other clients.  The TLVs after the addresses of
-version 2 are skipped.
+connection's peer then counts as the client, and is not trusted to name other clients.  In version 2, TLVs (additional
+fields) may follow the addresses, and are skipped.
 """
 
 from __future__ import annotations
@@ -286,12 +286,12 @@ def _read_binary(data: bytes) -> ProxyHeader | None:
     length = int.from_bytes(data[14:16], "big")
     size = _FIXED_BYTES + length
     if version != 2 or command not in (_LOCAL, _PROXY):
-        raise BadProxyHeader("no version 2, or no command of it")
+        raise BadProxyHeader("a version other than 2, or an unknown command")
     if size > LONGEST_BYTES:
         raise BadProxyHeader("too long")
     if command == _PROXY:
         if family not in _ADDRESS_BYTES or (family and transport != _STREAM) or (not family and transport):
-            raise BadProxyHeader("no family, or none of a stream")
+            raise BadProxyHeader("an unknown address family, or a transport that is not a stream")
         if length < _ADDRESS_BYTES[family]:
             raise BadProxyHeader("too short for its addresses")
     if len(data) < size:

@@ -2,7 +2,7 @@
 
 `negotiate` turns Accept-Encoding into an `AcceptedCodings`: the preferred coding, all acceptable codings, and whether
 identity is acceptable.  A client without Accept-Encoding gets identity.  The RFC would allow any coding, but clients
-that send no Accept-Encoding usually cannot decode one.  A member that does not parse counts as refused, so a client
+that send no Accept-Encoding usually cannot decode any.  A member that does not parse counts as refused, so a client
 never receives a coding that it did not ask for.  If a coding is named twice, its lower weight counts.
 
 This module negotiates only; `gateway.engine.coder` compresses.

@@ -2,9 +2,9 @@
 8.1).
 
 A cursor is the number of 20-second intervals since 2024-10-09T00:00:00Z, as a decimal string.  It only varies cache
-keys, and never changes the answer to a read.  The cursor returned to a client must be above the client's own.  A
-client's cursor that is not a plain decimal number up to 2^53 counts as absent.  Live readers of a stream that wait
-together share a cursor (`gateway.live.topic`).
+keys, and never changes the answer to a read.  The cursor returned to a client must be greater than the cursor that the
+client sent.  A client's cursor that is not a plain decimal number up to 2^53 counts as absent.  Live readers of a
+stream that wait together share a cursor (`gateway.live.topic`).
 """
 
 from __future__ import annotations

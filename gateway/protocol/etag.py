@@ -2,9 +2,9 @@
 8.8.3).
 
 Origins differ: some leave the stream's identity out of their ETags, some leave out whether the stream is closed.  The
-gateway therefore makes its own tags, `"<incarnation>:<start>:<end>[:c]"`.  An incarnation is one life of a stream, so
-that a re-created stream has other tags for the same URL, offsets and length.  Closing a stream changes the tag although
-it adds no bytes.
+gateway therefore makes its own tags, `"<incarnation>:<start>:<end>[:c]"`.  The incarnation stands for one life of the
+stream.  A re-created stream therefore has other tags for the same URL, offsets and length.  Closing a stream changes
+the tag although it adds no bytes.
 
 A compressed body is another representation, and its tag ends in the coding: `"<incarnation>:<start>:<end>[:c]:gzip"`.
 `without_codings` removes the codings from a client's If-None-Match, so that tags can be compared without regard to
@@ -138,8 +138,8 @@ def stream_identity(headers: Mapping[str, str], start: str, end: str) -> str | N
     """Return the `<id>` of an ETag of the form `"<id>:<start>:<end>[:c]"` for exactly these offsets, else None.
 
     Two different ids prove two streams.  Equal ids prove nothing, because some origins use the path.  A reply with
-    Cache-Status (RFC 9211) comes from a cache.  The id in such a reply may be the cache's own, and may change when the
-    cache drops the stream.
+    Cache-Status (RFC 9211) comes from a cache.  The id in such a reply may be the cache's own id, and may change when
+    the cache drops the stream.
     """
     origin_etag = headers.get("ETag")
     if origin_etag is None or "Cache-Status" in headers:

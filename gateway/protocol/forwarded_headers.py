@@ -163,8 +163,8 @@ def request_headers_for_origin(
 
     Drops hop-by-hop headers, Host (the origin has its own) and Expect (the gateway has answered it).  Appends to Via
     (RFC 9110 section 7.6.3), Forwarded (RFC 7239) and CDN-Loop (RFC 8586).  `client` is the peer's address without a
-    port, None if unknown.  `host` is the host that the client asked for.  `http_version` is the client's, such as
-    `1.1`.
+    port, None if unknown.  `host` is the host that the client asked for.  `http_version` is the version of the client's
+    request, such as `1.1`.
 
     Every proxy appends one member to Forwarded, so an origin that counts from the end knows which proxy wrote each
     member.  X-Forwarded-For is such a list too, but each other X-Forwarded-* header is the claim of one party.  If a

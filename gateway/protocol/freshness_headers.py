@@ -250,7 +250,7 @@ def lifetime_from_headers(headers: Mapping[str, str]) -> Lifetime:
 
 
 def lifetime_here(lifetime: Lifetime, answer: Mapping[str, str], asked_at: float, answered_at: float) -> Lifetime:
-    """Return the lifetime by this machine's clock, which may differ from the origin's.
+    """Return the lifetime by this machine's clock, which may differ from the origin's clock.
 
     `answer` is the header section with the origin's Date.  Its request was sent at `asked_at` and answered at
     `answered_at` (Unix seconds by this machine's clock).

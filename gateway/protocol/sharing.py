@@ -9,8 +9,8 @@ A shared request carries its readers' credentials, and no other headers of their
 other than a credential is for its requester alone.  The header Origin is a special case.  A shared reply is valid for
 readers without an Origin header, and for all readers if it allows any web origin (`*`).  A reply without
 Access-Control-Allow-Origin is not valid for readers with an Origin header, even if it has no Vary: common middleware
-adds both fields only to replies to requests with Origin.  Other reads with an Origin header are relayed, and each reply
-shows whether the origin allows the reader's web origin.
+adds both fields only to replies to requests with Origin.  If no shared reply is valid for a read with an Origin header,
+the read is relayed.  The reply to the relayed read shows whether the origin allows the reader's web origin.
 
 This module judges header fields.  `gateway.engine.classifier` judges the rest (status, length, coding, offset).
 """
@@ -90,12 +90,12 @@ class Ground(StrEnum):
 
 
 class SharingRules(NamedTuple):
-    """A route's rules for which replies may be shared."""
+    """A route's rules that decide which replies may be shared."""
 
     credential_headers: frozenset[str]
     """Request headers that distinguish readers, in lower case.  Each set of values has its own tape."""
     ignored_cookies: frozenset[str] = frozenset()
-    """Names of cookies that may be set by shared replies."""
+    """Names of cookies that do not prevent a reply from being shared."""
     has_cors: bool = False
     """Whether the gateway answers for CORS itself."""
     stores_private: bool = False
@@ -171,15 +171,15 @@ def cure(ground: str, headers: Headers, rules: SharingRules) -> str | None:
             )
         case Ground.CACHE_CONTROL:
             said = ", ".join(headers.getall("Cache-Control", ()))[:_MOST_CHARS]
-            cure = "have it leave that out where all readers may see the same bytes"
+            cure = "remove this header at the origin if all readers may see the same bytes"
             if "no-store" not in said:
-                cure += ", or set route.store_private where [[route.auth]] decides who may read"
+                cure += ", or set route.store_private if [[route.auth]] decides who may read"
             return f'says "Cache-Control: {said}"; {cure}'
         case Ground.VARY:
             names = sorted({name for name in _varied(headers) if name not in rules.credential_headers})
             names = [name for name in names if name not in ("accept-encoding", "origin")][:_MOST_NAMES]
             if "*" in names:
-                return 'says "Vary: *"; have it name the headers that its replies depend on'
+                return 'says "Vary: *"; have the origin name the headers that its replies depend on'
             return (
                 f"varies on {', '.join(names)}; add these names to route.credential_headers, so that readers with "
                 "equal values share"

@@ -72,14 +72,14 @@ Refusal = InvalidAppend | InvalidJson | BadEventId | BadFormat | BadFrame | BadJ
 
 @dataclass(frozen=True, slots=True)
 class FencingTokenMismatch:
-    """412: the append's fencing token differs from the stream's, `expected`."""
+    """412: the append's fencing token differs from the stream's fencing token, which is `expected`."""
 
     expected: str
 
 
 @dataclass(frozen=True, slots=True)
 class SeqNumMismatch:
-    """412: the append's first record would get the sequence number `expected` instead of the requested one."""
+    """412: the append's first record would get the sequence number `expected` instead of the requested number."""
 
     expected: int
 
@@ -93,7 +93,7 @@ class Unwritten:
 
 @dataclass(frozen=True, slots=True)
 class Other:
-    """Any other error.  `code` is empty if the body is not S2's, for instance a proxy's."""
+    """Any other error.  `code` is empty if the body is not in S2's format, as in the error of a proxy."""
 
     code: str
     message: str

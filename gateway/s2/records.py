@@ -30,8 +30,9 @@ MAX_BATCH_METERED_BYTES: Final = 1024 * 1024
 """The most metered bytes of an append, a unary read, or a batch of a session."""
 
 MAX_BATCH_HEADERS: Final = MAX_BATCH_METERED_BYTES // 3
-"""The most headers in a batch of that size: each counts at least 3 metered bytes, 2 plus a name of one byte.  Only the
-header of a command has an empty name.  Such a header counts 2 bytes, but its record counts another 8."""
+"""The most headers in a batch of `MAX_BATCH_METERED_BYTES`.  A header counts at least 3 metered bytes: 2, and a name of
+one byte.  Only the header of a command has an empty name.  Such a header counts 2 bytes, but its record counts another
+8."""
 
 MAX_FENCING_TOKEN_BYTES: Final = 36
 """The longest fencing token in UTF-8 bytes: the length of a UUID as text."""
@@ -86,7 +87,8 @@ class StreamPosition:
 class AppendInput:
     """One atomic append.
 
-    `match_seq_num` is the sequence number that the first record must get.  `fencing_token` must equal the stream's.
+    `match_seq_num` is the sequence number that the first record must get.  `fencing_token` must equal the stream's
+    fencing token.
     """
 
     records: tuple[AppendRecord, ...]

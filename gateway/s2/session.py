@@ -9,10 +9,10 @@ The body of a regular frame is a protobuf message (`protobuf.py`).  The body of 
 bytes and the JSON body of a unary error.  A terminal frame is never compressed, and bytes after it are ignored.  A
 session that is complete ends without a terminal frame.
 
-A length is at most 2 MiB, and so is a decompressed body, as in S2's SDKs.  A batch of 1 MiB in metered bytes fits,
-unless it consists almost only of headers with names and values of one byte.  A single record of that kind cannot be
-sent in a session.  Compressed data can expand ten-thousandfold, so `FrameReader.feed` decompresses one frame at a time,
-when the caller takes it.
+Lengths and decompressed bodies are at most 2 MiB, as in S2's SDKs.  A batch of 1 MiB in metered bytes fits, unless it
+consists almost only of headers with names and values of one byte.  A single record of that kind cannot be sent in a
+session.  Compressed data can expand ten-thousandfold, so `FrameReader.feed` decompresses one frame at a time, when the
+caller takes it.
 """
 
 from __future__ import annotations
@@ -156,8 +156,9 @@ class FrameReader:
     def feed(self, data: bytes) -> Iterator[Frame]:
         """Take the next bytes; return an iterator over the frames that they complete.
 
-        Each frame is decompressed when it is taken from the iterator.  A bad frame raises `BadFrame` after the frames
-        before it, and so does every later `feed`.  Frames that are not taken are returned by the next `feed`.
+        Each frame is decompressed when it is taken from the iterator.  At a bad frame, the iterator raises `BadFrame`,
+        after it has returned all frames before.  Every later `feed` raises `BadFrame` too.  Frames that are not taken
+        are returned by the next `feed`.
         """
         if not self._is_ended:
             self._buffer += data

@@ -100,7 +100,8 @@ def encode_event(event: Event, format_: Format) -> bytes:
                 fields["tail"] = {"seq_num": tail.seq_num, "timestamp": tail.timestamp}
             return b"event: ping\ndata: %s\n\n" % orjson.dumps(fields)
         case Failure(body):
-            # The body may be another server's, and have several lines.  Line breaks do not change the meaning of JSON.
+            # The body may come from another server, and have several lines.  Line breaks do not change the meaning of
+            # JSON.
             lines = body.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
             return b"event: error\n%s\n" % b"".join(b"data: %s\n" % line for line in lines)
         case Done():

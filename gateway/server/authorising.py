@@ -5,8 +5,9 @@ the log, nor the origin.  The request handler then lets the route's guard decide
 decision is called a verdict.
 
 The credential is usually in the header section, so verdicts on reads are kept with the section, one for each stream.
-Later reads of the stream with the same section need only a look-up.  If the request line holds a credential or a host,
-which the section does not show, the verdict is kept under the request line instead.
+Later reads of the stream with the same section need only a look-up.  If the query holds a credential, such as a
+signature, the verdict is kept for this credential and the stream.  If the credential's parameters have unusual
+spellings, or if the request line holds a host, the verdict is kept under the whole request line instead.
 """
 
 from __future__ import annotations
@@ -41,8 +42,9 @@ from gateway.server.interpreting import RequestMeaning
 from gateway.server.remembered import RememberedAnswers
 from gateway.server.request import Request
 from gateway.server.request_admission import Admission
-from gateway.server.request_keys import NamedStream, Sections
+from gateway.server.request_keys import Sections
 from gateway.server.resource_metadata import metadata_url, names_metadata
+from gateway.server.verdict_keys import NamedStream
 from gateway.telemetry.audit import AUDIT, RefusalLines, shortened
 from gateway.upstream.auth_services import AuthServices
 
@@ -54,8 +56,9 @@ _OF_THE_ORIGIN: Final = {
     "GET": re.compile(r"jwks\.json"),
     "POST": re.compile(r"subscriptions/[^/%\\]+/(?:callback|ack|release)"),
 }
-"""By method, the calls below the protocol's reserved path (`_RESERVED`) that only the origin authorises.  Calls for
-subscriptions carry a token of the origin in Authorization.  The other calls fetch the origin's public keys.
+"""For each method, the paths below the protocol's reserved path (`_RESERVED`) for which only the origin authorises
+requests.  A POST concerns a subscription, and carries a token of the origin in Authorization.  A GET fetches the
+origin's public keys.
 """
 _OVERRIDES: Final = frozenset({"x-http-method-override", "x-http-method", "x-method-override"})
 """Headers with which some frameworks replace a request's method."""
@@ -120,8 +123,8 @@ class Authoriser:
         if is_of_the_origin(request.method, meaning.target.path):
             return True
         if is_preflight(request, guard):
-            # Browsers send a preflight without credentials (Fetch standard, section 4.8).  On this route the origin
-            # answers preflights.
+            # Let the preflight pass to the origin, which answers preflights on this route.  Browsers send a preflight
+            # without credentials (Fetch standard, section 4.8).
             context.allowed = self.verdicts.allow(PUBLIC)
             return True
         asked = self._asked(request, meaning, with_headers=guard.asks_services)
@@ -148,14 +151,27 @@ class Authoriser:
             if error.challenge is not None and names_metadata(guard):
                 error.challenge += f', resource_metadata="{metadata_url(request, asked.path)}"'
             raise
-        alias, allowed, stream = request.channel.alias, context.allowed, _named_stream(meaning)
-        context.stream = self._sections.shared_name(stream) if stream is not None else None
-        # The verdict may depend on the client's network or on the scheme, which the request's bytes do not show.
+        alias, allowed = request.channel.alias, context.allowed
+        stream = _named_stream(meaning, self._credentials(meaning, alias))
+        context.stream = self._sections.stream_names.shared_name(stream) if stream is not None else None
+        # Limit the use of a verdict that depends on the scheme or on the client's address, because the request's bytes
+        # show neither.
         if allowed.renewal is not None:
             allowed.scheme = request.channel.scheme
         if alias is not None and not _depends_on_client(allowed) and self.verdicts.holds(allowed):
             self._remember(alias, context.stream, allowed)
         return True
+
+    def _credentials(self, meaning: RequestMeaning, alias: bytes | None) -> bytes | None:
+        """Return the credentials in the query of a request with these bytes, as the client has spelled them.  Returns
+        None if no verdict may be kept under these credentials.
+        """
+        if not meaning.parameters:
+            return b""
+        lines = self._sections.credential_lines
+        if alias is None or lines is None:
+            return None
+        return lines.credentials_of(alias[: alias.find(b"\r\n")], meaning.parameters)
 
     def _wait_for_answer(self, waiting: UndecidedRequest, question: Question, refused: Callable[[], None]) -> None:
         """Let the request wait for the answer to a question."""
@@ -166,12 +182,15 @@ class Authoriser:
         """Remember the verdict for reads of the stream with this header section.  Without a stream, remember the
         verdict for the same request line.
         """
+        line = alias[: alias.find(b"\r\n")]
+        if stream is not None and stream.credentials and (lines := self._sections.credential_lines) is not None:
+            lines.know_beginning(line)
         if self._remembered is not None and (exact := self._remembered.exact.get(alias)) is not None:
             # A remembered answer for the same bytes refers to a section object.  If `Sections` has evicted this object
             # since, `split` returns another object for the same section.  Store the verdict in both.
-            self._sections.allow(exact[1], stream or alias[: alias.find(b"\r\n")], allowed)
+            self._sections.allow(exact[1], stream or line, allowed)
         if (split := self._sections.split(alias)) is not None:
-            self._sections.allow(split[1], stream or split[0], allowed)
+            self._sections.allow(split[1], stream or line, allowed)
 
     def _note_refusal(self, request: Request, meaning: RequestMeaning, error: AuthRefused) -> None:
         """Write an audit line about a refused request, at a bounded rate."""
@@ -223,14 +242,14 @@ class Authoriser:
         return asked._replace(method=request.method, scheme=request.scheme, host=request.host, headers=headers)
 
 
-def _named_stream(meaning: RequestMeaning) -> NamedStream | None:
-    """Return the stream of a GET whose verdict depends only on the stream and the header section.  None for other
-    requests.
+def _named_stream(meaning: RequestMeaning, credentials: bytes | None) -> NamedStream | None:
+    """Return the stream of a GET whose verdict depends only on the stream, the header section and these credentials in
+    the query.  None for other requests.
     """
     target = meaning.target
-    if meaning.read is None or meaning.mode is Mode.HEAD or meaning.parameters or target.authority is not None:
+    if meaning.read is None or meaning.mode is Mode.HEAD or credentials is None or target.authority is not None:
         return None
-    return NamedStream(meaning.route, target.path, target.query)
+    return NamedStream(meaning.route, target.path, target.query, credentials)
 
 
 def _depends_on_client(allowed: Allowed) -> bool:
@@ -248,7 +267,7 @@ def headers_for_origin(
     `allowed` is None for a request that only the origin authorises, which keeps its credentials.
     """
     headers = headers.copy()
-    # The origin must carry out exactly the request that was authorised.
+    # Remove headers that replace the method, because the origin must carry out exactly the request that was authorised.
     _remove(headers, _OVERRIDES)
     if guard.drops_credentials and allowed is not None:
         for name in (*config.credential_headers, *guard.vary):
@@ -262,7 +281,7 @@ def headers_for_origin(
         if name:
             _remove(headers, {name.lower().replace("_", "-")})
             if value:
-                # Names in tokens may have any characters, but a header value must be ASCII.
+                # Percent-encode the name: names in tokens may have any characters, but a header value must be ASCII.
                 headers[name] = quote(value, safe=_FIELD_SAFE)
     return headers
 

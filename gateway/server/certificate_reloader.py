@@ -40,7 +40,8 @@ def load_certificates(
 ) -> dict[int, LoadedCertificates]:
     """Read the certificates of all listeners.  Blocks.
 
-    Raises ConfigError if a file cannot be used and `old` has no version of it.
+    `old` has the certificates in use.  Raises ConfigError if a file cannot be used and `old` has no earlier version of
+    it.
     """
     found: dict[int, LoadedCertificates] = {}
     mistakes = Mistakes()
@@ -56,8 +57,8 @@ def load_certificates(
 class CertificateReloader:
     """Reloads the listeners' certificates when their files change.
 
-    `configured` returns the configured listeners.  `use` is called with the loaded certificates while `reloading` is
-    held.
+    `configured` returns the configured listeners.  `use` is called with the loaded certificates.  During a reload, the
+    lock `reloading` is held.
     """
 
     def __init__(
@@ -76,7 +77,8 @@ class CertificateReloader:
         self._watch = Watch(lambda: certificate_files(configured()), self._reload, clock)
 
     async def run(self, known: Stamp) -> None:
-        """Watch until cancelled.  `known` is the stamp of the files, which was taken before the files were read."""
+        """Watch the files until cancelled.  `known` is the stamp of the files from before they were read the first
+        time."""
         await self._watch.run(known)
 
     def _load(self) -> Certificates:
@@ -84,11 +86,12 @@ class CertificateReloader:
         return load_certificates(self._configured(), self._listeners.alpn, self._listeners.certificates)
 
     async def _reload(self) -> None:
-        """Load the files again.  Raises ConfigReadTimeout if reading takes too long."""
+        """Load the files again, and use the new certificates if the files are usable.  Raises ConfigReadTimeout if
+        reading takes too long."""
         async with self._reloading:
             try:
                 self._use(await self._reader.read())
             except ConfigError as error:
-                _log.warning("certificates are not taken: %s", error)
+                _log.warning("the new certificates are not used: %s", error)
                 if isinstance(error, ConfigReadTimeout):
                     raise

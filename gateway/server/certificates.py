@@ -2,10 +2,10 @@
 
 Several certificates may have the same name.  Among the certificates with the same kind of key, handshakes use the one
 that expires last.  An `ssl.SSLContext` presents one certificate for each kind of key, and the client chooses one that
-it can verify.  The contexts of a listener differ only in their certificates.  For clients that send no server name, or
-an unknown name, the choice is among the first certificate in the configuration and the certificates that have all its
-names.  A context in use never changes.  A reload makes new contexts for later handshakes, and open connections keep
-theirs.
+it can verify.  The contexts of a listener differ only in their certificates.  For a client that sends no server name,
+or an unknown name, the candidates are the first certificate in the configuration, and each certificate that has all
+names of the first one.  A context in use never changes.  A reload makes new contexts for later handshakes, and open
+connections keep theirs.
 
 A TLS session can be resumed only under its original server name (RFC 6066 section 3).  Session keys belong to the
 context that the handshake begins with.  Each name therefore has a first context of its own, without certificates, and
@@ -14,8 +14,8 @@ contexts is bounded.  First contexts of names in the certificates are never evic
 a wildcard have a bound of their own.  First contexts of names in no certificate have another bound.  The two kinds do
 not evict each other.
 
-If a pair of files becomes unusable, its last usable version stays in use, but with the current client authorities.  A
-broken certificate must not admit clients of an authority that has been removed.
+If a pair of files becomes unusable, its last usable version stays in use, but with the current client authorities.
+Otherwise a listener with a broken pair would still admit clients of an authority that has been removed.
 """
 
 from __future__ import annotations
@@ -55,12 +55,13 @@ class LoadedCertificates:
     config: ListenerTlsConfig
     served: tuple[ServedCertificate, ...]
     kept: tuple[str, ...] = ()
-    """A line for each pair of files that could not be read.  An older version of such a pair stays in use."""
+    """For each pair of files that could not be read, a line of text with the reason.  An older version of the pair
+    stays in use."""
     shadowed: tuple[str, ...] = ()
-    """A line for each certificate that no handshake uses."""
+    """For each certificate that no handshake uses, a line of text with the reason."""
     alpn: Sequence[str] = ()
     by_name: Mapping[str, ssl.SSLContext] = field(default_factory=dict)
-    """Context by server name."""
+    """The context with the certificates for each server name."""
     default: ssl.SSLContext | None = None
     """The context for clients that send no server name or an unknown name; None for the first certificate's context."""
     _sessions: dict[str | None, ssl.SSLContext] = field(default_factory=dict, compare=False, repr=False)
@@ -112,10 +113,10 @@ class LoadedCertificates:
 
 
 MOST_SESSION_NAMES: Final = 1_024
-"""The most names matching a listener's wildcards whose sessions can be resumed.  With more names, sessions of the least
-recently used name can no longer be resumed."""
+"""For names that match a listener's wildcards, the most names whose sessions can be resumed.  With more names, sessions
+of the least recently used name can no longer be resumed."""
 MOST_UNKNOWN_NAMES: Final = 64
-"""The most names in no certificate whose sessions can be resumed."""
+"""For names in no certificate, the most names whose sessions can be resumed."""
 
 
 def _wildcard_of(server_name: str) -> str:
@@ -124,8 +125,9 @@ def _wildcard_of(server_name: str) -> str:
 
 
 def _chosen(served: Sequence[ServedCertificate], candidates: Iterable[int], now: float) -> tuple[int, ...]:
-    """Choose the best candidate for each kind of key.  A certificate whose validity has begun is better than one whose
-    validity begins later.  Otherwise, the later expiry is better.  All candidates serve one name.
+    """Choose the best candidate for each kind of key.  A certificate that is already valid is better than a certificate
+    whose validity begins later.  Between two certificates that do not differ in this, the one with the later expiry is
+    better.  All candidates serve one name.
     """
 
     def rank(index: int) -> tuple[bool, float, int]:
@@ -187,7 +189,7 @@ def _context_of(loaded: LoadedCertificates, choice: tuple[int, ...], where: str)
             one.pem.load_into(context)
         except OSError:
             file = one.config.certificate
-            raise ConfigError(f"{where}: {file}: cannot be combined with others of its name") from None
+            raise ConfigError(f"{where}: {file}: cannot be combined with other certificates of its name") from None
     return context
 
 

@@ -35,7 +35,7 @@ from gateway.protocol.client_address import Proxies
 from gateway.server.joins import Join, Joins
 from gateway.server.remembered import RememberedAnswer, RememberedAnswers
 from gateway.server.request import Answered, Channel, Request
-from gateway.server.request_keys import Known, Section, Sections
+from gateway.server.request_keys import Known, Presented, Section, Sections
 from gateway.server.sockets import ARRIVALS_PER_LOOK
 from gateway.server.turns import Turns
 from gateway.telemetry.metrics import MetricsRecorder
@@ -73,7 +73,7 @@ class ConnectionRefusal(StrEnum):
     LIMIT = "limit"
     """`max_connections` connections are open."""
     CLIENT = "client"
-    """The client's network has its share of the connections already."""
+    """The client's network already has all connections of its share."""
     BANNED = "banned"
     """The gateway has refused too many requests of the client's network (`client_refusals_per_s`)."""
     DISPLACED = "displaced"
@@ -94,7 +94,7 @@ class ClientConnection(Protocol):
 
     @property
     def client(self) -> str | None:
-        """The client's address without its port; None if the peer has none, as at a Unix socket."""
+        """The client's address without its port; None without an address, as at a Unix socket."""
 
     @property
     def proxies(self) -> Proxies | None:
@@ -171,8 +171,8 @@ class Clients:
         joins: Joins | None = None,
         accounts: Accounts | None = None,
     ) -> None:
-        """`remembered` is None without the fast path.  `accounts` counts connections by network.  With None, the
-        registry makes its own accounts.
+        """`remembered` has the remembered answers; None if no answer is remembered.  `accounts` counts
+        connections by network.  If it is None, the registry makes its own accounts.
         """
         nets = client_nets(limits.client_v4_bits, limits.client_v6_bits)
         self.accounts = Accounts(nets, clock.now) if accounts is None else accounts
@@ -190,7 +190,7 @@ class Clients:
         )
         """Remembered answers and header sections by the exact bytes of a request.  A look-up here is faster than
         `find`."""
-        self.find: Callable[[bytes], tuple[Known, Section] | None] | None = None
+        self.find: Callable[[bytes], tuple[Known | Presented, Section] | None] | None = None
         """Finds the remembered answer or the join (remembered live request) for a request, and the request's header
         section.  None if every request goes to the handler."""
         self.refusals: Sized = ()
@@ -200,8 +200,9 @@ class Clients:
         self.admits: Callable[[RememberedAnswer, Peer, Section], bool] = admit_any
         """Returns whether a remembered answer may be sent to this peer.  Called if the answer needs authorisation or if
         `limits_hits` is set."""
-        self.join: Callable[[Channel, Join, Section], bool] = refuse_join
-        """Begins a live answer without parsing the request.  Returns False if the request has to be parsed."""
+        self.join: Callable[[Channel, Join, Section, Presented | None], bool] = refuse_join
+        """Begins a live answer without parsing the request.  Returns False if the request has to be parsed.  The last
+        argument is set if the request's line and credentials differ from the first request's."""
         self.is_current: Callable[[RememberedAnswer, bytes], bool] = (
             remembered.is_current if remembered is not None else lambda answer, request: False
         )
@@ -219,8 +220,8 @@ class Clients:
         self.proxies: Proxies | None = None
         """The proxies whose forwarding headers are trusted; None without trusted proxies."""
         self.repeats = True
-        """Whether the latest request with a remembered answer had the bytes under which `exact` holds the answer.  If
-        so, new connections look in `exact` before they call `find`."""
+        """Whether the latest request that had a remembered answer consisted of exactly the bytes under which `exact`
+        holds the answer.  If so, new connections look in `exact` before they call `find`."""
         self.is_draining = False
         """Whether HTTP/1.1 answers announce the end of their connection, and HTTP/2 connections get a GOAWAY."""
         self._is_closing = False
@@ -228,12 +229,14 @@ class Clients:
         self.is_short_of_memory = False
         """Whether new connections are refused because the process is close to its memory limit."""
         self.unadmitted = 0
-        """Connections between acceptance and `admit_connection`.  Each connection adds itself."""
+        """The number of connections that are accepted but have not called `admit_connection`.  Each connection adds
+        itself."""
         self.latest_peer: str | None = None
-        """The address of the latest connection.  Connections of one proxy share this string, to save memory."""
+        """The address of the latest connection's peer.  A new connection with an equal address keeps this string
+        instead of its own copy, so connections of one proxy take less memory."""
         self._arrivals = 0
         self.on_arrivals: Callable[[], None] = lambda: None
-        """Called after each `ARRIVALS_PER_LOOK` admitted connections."""
+        """Called once for every `ARRIVALS_PER_LOOK` admitted connections."""
         self._open: OrderedDict[ClientConnection, None] = OrderedDict()
         self.refused: Counter[ConnectionRefusal] = Counter()
         """The number of refused connections for each reason."""
@@ -322,11 +325,11 @@ class Clients:
 
     def _displace(self) -> bool:
         """Close an idle connection of a network that has the most connections.  Returns False if a bounded search finds
-        none."""
+        no such connection."""
         most = self.accounts.most_connections
         for _ in range(min(len(self._open), _MOST_LOOKED_AT)):
             client = next(iter(self._open))
-            # Begin the next search with another connection.
+            # Move the connection to the end, so that the next search begins with another connection.
             self._open.move_to_end(client)
             if client.use is not None and client.use.connections == most and client.is_idle:
                 self._uncount(client)
@@ -358,7 +361,7 @@ class Clients:
 
     async def emptied(self, timeout_s: float) -> None:
         """Wait until no connection is left, for at most `timeout_s` seconds."""
-        # The loop makes the protocol of an accepted connection in its next turn.
+        # Wait for the loop's next turn, in which it makes the protocol of a connection that has just been accepted.
         await asyncio.sleep(0)
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
@@ -423,7 +426,7 @@ class Clients:
         return False
 
     def count(self) -> None:
-        """Report the figures that are counted in batches to the metrics."""
+        """Report to the metrics the figures that are counted in batches."""
         sent, self.sent_bytes = self.sent_bytes, 0
         self.metrics.downstream_bytes(sent)
         if self.remembered is not None:
@@ -462,7 +465,7 @@ def admit_any(answer: RememberedAnswer, peer: Peer, section: Section) -> bool:
     return True
 
 
-def refuse_join(channel: Channel, join: Join, section: Section) -> bool:
+def refuse_join(channel: Channel, join: Join, section: Section, presented: Presented | None) -> bool:
     """Refuse every join, so that live requests go to the handler."""
     return False
 

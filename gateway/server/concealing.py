@@ -50,7 +50,7 @@ def conceal_absence(
         concealment.note(context.mode, recorder.now() - context.began - context.undecided_s, is_absent=True)
     outcome = context.outcome
     answered = recorder.refuse(context, Concealed())
-    # The log and the metrics keep the real outcome.
+    # Keep the real outcome for the log and the metrics: `refuse` has set another outcome.
     context.outcome = outcome
     return answered
 
@@ -61,7 +61,8 @@ async def refuse_concealed(
     """Refuse the request at the time when the 404 for an absent stream would be sent.  Always raises: Concealed, or the
     GatewayError of an earlier step.
     """
-    # The wait for a verdict is the same for all streams.  The origin's usual delay begins after it.
+    # Begin the origin's usual delay after the wait for the verdict, because that wait does not depend on whether the
+    # stream exists.
     began = context.began + context.undecided_s
     if context.request.body is not None:
         await _read_body(context, limits)

@@ -49,7 +49,7 @@ _log = logging.getLogger("gateway.server")
 _LINGER_S: Final = 1.0
 _PREFACE: Final = frames.PREFACE
 
-# Enum members are slow to reach in Python 3.11, and every request passes here.
+# Module names are faster to look up than enum members, and every request needs these members.
 _ANSWERING, _IDLE, _LINGERING, _LIVE = Phase.ANSWERING, Phase.IDLE, Phase.LINGERING, Phase.LIVE
 _END: Final = Mark.END
 _HEAD: Final = State.HEAD
@@ -175,7 +175,7 @@ class Connection(RecognisingConnection):
         else:
             self._unparsed = b""
             if self._is_paused:
-                # The request arrived in parts while it waited for its turn.
+                # Reading was paused, because the request arrived in parts while it waited for its turn.
                 self._end_pause()
             self._take_known(events, data)
 
@@ -215,7 +215,7 @@ class Connection(RecognisingConnection):
 
     def eof_received(self) -> bool:
         """Called when the client has half-closed: answer its requests, then close.  Return False, which closes the
-        transport, if no request is unanswered."""
+        transport, if all requests are answered."""
         is_asking = self.phase not in (_IDLE, _LINGERING)
         if self.transport is None or self.transport.is_closing() or not (is_asking or self._pending or self._unparsed):
             return False
@@ -251,7 +251,8 @@ class Connection(RecognisingConnection):
     def connection_lost(self, exc: Exception | None) -> None:
         self._clear_deadline()
         self.transport = None
-        # resume_writing will not be called any more.  The rest of the answer is written and discarded.
+        # Let the handler write the rest of its answer, which is discarded.  The transport will not call resume_writing
+        # any more.
         self.is_full = False
         self._pending = NO_EVENTS
         self._unparsed = b""
@@ -279,7 +280,7 @@ class Connection(RecognisingConnection):
                 continue
             event = pending[0]
             if not isinstance(event, RequestHead) and event not in REFUSALS:
-                # The event belongs to a body that is no longer read.
+                # Drop the event, because it belongs to a body that is no longer read.
                 pending.popleft()
             elif self.phase is not _IDLE or self.is_full or (has_begun and turns.must_wait(self)):
                 break
@@ -358,7 +359,7 @@ class Connection(RecognisingConnection):
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         """Called when the request's task has ended, or was cancelled before it began."""
-        # The request's live answer may have ended already, and the next request may have begun.
+        # If the tasks differ, the request's live answer has ended already, and the next request has begun.
         if self._task is task:
             self._task = None
             if self.phase is _LIVE:
@@ -401,7 +402,7 @@ class Connection(RecognisingConnection):
         if not self.is_full and self._tick < 0:
             self._set_idle_deadline()
         if self._is_taking or self._is_waiting:
-            # A caller further up the stack, or `take_turn`, reads on after this request.
+            # A caller further up the stack, or a later call of `take_turn`, takes the input after this request.
             return
         if not self._pending and self._parser is None and not self._unparsed:
             # The usual case: the client has sent nothing more.

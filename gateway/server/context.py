@@ -32,8 +32,8 @@ from gateway.server.delivery import Delivery
 from gateway.server.remembered import RememberedAnswer, Repeatable
 from gateway.server.request import Answered, Request
 from gateway.server.request_admission import Admission
-from gateway.server.request_keys import NamedStream
 from gateway.server.request_records import Observed, Observers
+from gateway.server.verdict_keys import NamedStream
 from gateway.telemetry.access_record import note_repeated
 from gateway.telemetry.metrics import NO_ROUTE, MetricsRecorder, Sent
 from gateway.tuples import make
@@ -103,7 +103,7 @@ class RequestContext:
         return self.route.name if self.route is not None else NO_ROUTE
 
 
-# Enum members are slow to reach in Python 3.11, and every request passes here.
+# Module names are faster to look up than enum members, and every request needs these members.
 _ENDED, _LIVE, _RELAYED = Stage.ENDED, Stage.LIVE, Stage.RELAYED
 _FAILED, _REFUSED = Outcome.FAILED, Outcome.REFUSED
 
@@ -162,8 +162,9 @@ class ResponseRecorder:
             if mode not in _LIVE_MODES:
                 usage.add(sent_bytes, is_answered=is_answered)
             else:
-                # The end of the live read itself counts one request, its duration, and the bytes of a live answer.  Add
-                # the bytes of an answer that was not live.  If the request was not answered, subtract it.
+                # When the live read itself ends, the usage counts one request, the read's duration, and the bytes of a
+                # live answer.  Add the bytes of an answer that was not live.  Subtract the request if it was not
+                # answered.
                 usage.sent_bytes += sent_bytes
                 usage.requests -= not is_answered
         if observed is not None:
@@ -224,7 +225,8 @@ def s2_error_body(error: GatewayError) -> bytes:
     if error.status == S2ErrorCode.RATE_LIMITED.status:
         code = S2ErrorCode.RATE_LIMITED
     else:
-        # `unavailable` promises that the request had no effect.
+        # Use the code `unavailable` only for a request that was not sent, because it promises that the request had no
+        # effect.
         code = S2ErrorCode.UNAVAILABLE if error.is_unsent else S2ErrorCode.OTHER
     return error_body(code, str(error))
 

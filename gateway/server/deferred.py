@@ -21,7 +21,7 @@ from gateway.upstream.auth_services import WaitingRequest
 
 
 class Answerer(Protocol):
-    """The request handler, as it resumes requests that have waited."""
+    """The part of the request handler that resumes requests after their wait."""
 
     def go_on(self, waiting: DeferredRequest) -> Work | None:
         """Answer the request as far as possible without waiting.  Returns the work that is left for a task, or None."""
@@ -66,7 +66,7 @@ class DeferredRequest(ABC):
 
 
 class WaitingRead(DeferredRequest):
-    """A first read, which waits for the fetch of its stream in `store`."""
+    """A first read, which waits for the fetch of its stream.  `store` has the tapes of all streams."""
 
     __slots__ = ("_store", "first", "read")
 

@@ -30,7 +30,7 @@ class Aborted(ConnectionError):
 
 
 class WholeBody:
-    """A large body in memory that is written in parts, as a `gateway.server.request.Holder`."""
+    """A large body in memory that is written in parts.  Implements `gateway.server.request.Holder`."""
 
     __slots__ = ("_body",)
 
@@ -97,7 +97,8 @@ class Delivery:
         request = self._request
         request.channel.respond(request, status, headers, body, reason)
         self.first_byte_at = self._now()
-        # The channel (the HTTP/1.1 connection or HTTP/2 stream) omits the body in these cases (RFC 9110 section 6.4.1).
+        # The channel (the HTTP/1.1 connection or HTTP/2 stream) omits the body after a HEAD, and with a 204 or 304 (RFC
+        # 9110 section 6.4.1).
         if body and request.method != "HEAD" and status not in (204, 304):
             self.count_sent(len(body))
         return make(Answered, (status, headers))

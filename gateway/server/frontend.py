@@ -120,7 +120,7 @@ class Frontend:
         self._tracer = tracer
         self._access_log = access_log
         self.routes = RouteTable(config.routes, config.server.node_name, engine.clock, rules)
-        self._sections = Sections(self._header_rules())
+        self._sections = Sections(self._header_rules(), self._query_credentials())
         self._joins = Joins(self._sections)
         self._observers = Observers(access_log, tracer, engine.clock)
         limits, accounts = config.limits, engine.accounts
@@ -153,7 +153,7 @@ class Frontend:
             self.clients.on_hit = self._note_hit
         self._choose_shortcuts()
         self.clients.proxies = proxies = _proxies(config)
-        # By ALPN name, in order of preference.
+        # The protocol factories by ALPN name, in order of preference.
         protocols: dict[str, Connect] = {HTTP_2: self._connect_http2, HTTP_1: self._connect}
         self.listeners = Listeners(config, self.clients, protocols, self._redirect_factory, listener_metrics, proxies)
 
@@ -224,9 +224,9 @@ class Frontend:
     def _choose_shortcuts(self) -> None:
         """Choose which requests may skip the request handler.
 
-        During a drain (the orderly end of all connections) no request may, because each answer has to announce the end
-        of its connection.  With rate limits, each remembered answer needs a check.  Without rate limits, only answers
-        on routes with authorisation rules need a check.
+        During a drain (the orderly end of all connections) no request may skip it, because each answer has to announce
+        the end of its connection.  With rate limits, each remembered answer needs a check.  Without rate limits, only
+        answers on routes with authorisation rules need a check.
         """
         clients = self.clients
         clients.limits_hits, clients.admits = bool(self._rates.limits), self._admits
@@ -246,7 +246,8 @@ class Frontend:
         for clients in self.every_clients:
             clients.undo_drain()
         self._authoriser.reads.end_all_at_expiry()
-        # Answers remembered during the drain announce the end of their connection.
+        # Forget the live answers that were remembered during the drain, because they announce the end of their
+        # connection.
         self._joins.clear()
         self._choose_shortcuts()
 
@@ -332,6 +333,11 @@ class Frontend:
     def _header_rules(self) -> list[HeaderRules]:
         return [route.header_rules for route in self.routes.routes]
 
+    def _query_credentials(self) -> frozenset[str]:
+        """Return the names of query parameters that are credentials on some route."""
+        guards = (route.guard for route in self.routes.routes)
+        return frozenset(name for guard in guards if guard is not None for name in guard.parameters)
+
     def _note_hit(self, answer: RememberedAnswer, peer: Peer, request: bytes, section: Section, began: float) -> None:
         """Log and trace a remembered answer.  Its request was read at `began`, in monotonic seconds."""
         if answer.repeated is not None:
@@ -378,7 +384,7 @@ class Frontend:
             if self.clients.remembered is not None:
                 self.clients.remembered.reset()
             self._joins.clear()
-            self._sections.reset(self._header_rules())
+            self._sections.reset(self._header_rules(), self._query_credentials())
             self._engine.purge.drop_others(self.routes.public_partitions)
         self.clients.handler = self._make_handler()
         self._choose_shortcuts()

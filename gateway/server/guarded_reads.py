@@ -5,8 +5,9 @@ stream) keeps the verdict of its live read until the read ends.  A revocation or
 all connections to find the reads that must end.  There is no register of live reads.  A register would cost an entry
 and an object for each read, and a long-poll client starts a new read after each message.
 
-A read has an object of its own only if it must end at a set time, or if its verdict is renewed.  This object replaces
-the channel's `live_use`, and passes the end of the read on to the object that it has replaced.
+A read has an object of its own only if it must end at a set time.  This object replaces the channel's `live_use`, and
+passes the end of the read on to the object that it has replaced.  Verdicts of services are renewed for all their live
+reads together (`gateway.server.verdict_renewal`).
 """
 
 from __future__ import annotations
@@ -17,8 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from gateway.aio.timers import NEVER, Wheel
-from gateway.auth.forward import LEAST_LIVE_S
-from gateway.auth.verdicts import Allowed
+from gateway.auth.verdicts import Allowed, LiveRenewal
 from gateway.server.client_connections import ClientConnection
 from gateway.server.request import Channel, LiveUse
 from gateway.server.verdict_renewal import VerdictRenewal
@@ -73,13 +73,22 @@ class GuardedReads:
     def guard_read(self, channel: Channel, allowed: Allowed, net: str, began: float) -> None:
         """Keep the verdict of an admitted live read of this client network, whose request was read at `began`."""
         channel.live_bytes = 0
-        channel.verdict, channel.live_began = allowed, began
-        self.renew(channel, allowed, net)
+        channel.live_began = began
+        if allowed.renewal is not None:
+            renewing = allowed.renewing or self.make_renewal(allowed, net)
+            allowed = renewing.begin_read(channel, allowed)
+        channel.verdict = allowed
 
-    def renew(self, channel: Channel, allowed: Allowed, net: str) -> None:
-        """Renew the verdict of the channel's live read while the read lasts, if a service has given the verdict."""
-        if (renewal := allowed.renewal) is not None:
-            channel.live_use = VerdictRenewal(channel, renewal, allowed.until, net, self._services, self._rng)
+    def make_renewal(self, allowed: Allowed, net: str) -> LiveRenewal:
+        """Make the renewal of a service's verdict.  Called for the first live read that the verdict allows; `net` is
+        that read's client network."""
+        assert allowed.renewal is not None
+        allowed.renewing = made = VerdictRenewal(allowed.renewal, net, self._services, self._rng, self._end_now)
+        return made
+
+    def _end_now(self, channel: Channel) -> None:
+        """End the channel's live read by a timer, because many reads may end for the same reason."""
+        channel.live_use = _EndingUse(channel, self._services.wheel, 0.0)
 
     def end_at_expiry(self, channel: Channel) -> None:
         """Make the channel's live read, if it has a verdict, end at its credential's expiry.  Without this, only the
@@ -113,16 +122,21 @@ class GuardedReads:
         if abs(step_s) < _STEP_S:
             return
         self._clocks_apart_s += step_s
-        wall = self.verdicts.wall()
+        # Invalidate all remembered verdicts.  A renewal that has no reads now stays scheduled by the earlier time, so
+        # no later read may use its verdict.
+        self.verdicts.begin_edition()
+        wall, renewals = self.verdicts.wall(), dict[LiveRenewal, None]()
         for channel in list(self._channels()):
-            allowed, use = channel.verdict, channel.live_use
-            if isinstance(use, VerdictRenewal):
-                use.clock_stepped()
-            elif allowed is not None and allowed.until + (LEAST_LIVE_S if allowed.renewal else 0) <= wall:
-                # The verdict of a relayed read is renewed before its end, so only a step ends it by more than that.
+            if (allowed := channel.verdict) is None:
+                continue
+            if allowed.renewing is not None:
+                renewals[allowed.renewing] = None
+            elif allowed.until <= wall:
                 channel.end_early()
             elif step_s > 0:
                 self.end_at_expiry(channel)
+        for renewing in renewals:
+            renewing.clock_stepped()
 
     def _apart_s(self) -> float:
         return self.verdicts.wall() - self._services.clock.now()
@@ -131,7 +145,7 @@ class GuardedReads:
         """End the channel's live read at a random moment within `SPREAD_S`, or earlier at its credential's expiry."""
         use = channel.live_use
         if isinstance(use, _EndingUse) and use.is_soon:
-            # A second reload must not delay the end.
+            # Keep the end that an earlier reload has set, because a second reload must not delay it.
             return
         delay_s = min(self._rng.uniform(0, SPREAD_S), self._left_s(channel.verdict))
         channel.live_use = _EndingUse(channel, self._services.wheel, delay_s, is_soon=True)
@@ -144,7 +158,7 @@ class GuardedReads:
 
 
 class GuardedRead:
-    """One live read in progress, as a `gateway.auth.verdicts.GuardedRead`."""
+    """One live read in progress.  Implements `gateway.auth.verdicts.GuardedRead`."""
 
     __slots__ = ("_channel", "_reads", "allowed")
 

@@ -1,7 +1,8 @@
 """The request handler, which answers every request that has no remembered answer.
 
-It has the request interpreted, calls the engine and delivers the answer.  Writes, and reads whose answers must not be
-shared, go to a relay.  `ResponseRecorder.refuse` turns each `GatewayError` into a response, also in relays.
+The handler has the request interpreted (`gateway.server.interpreting`), calls the engine and delivers the answer.
+Writes, and reads whose answers must not be shared, go to a relay.  `ResponseRecorder.refuse` turns each `GatewayError`
+into a response, also in relays.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ from gateway.server.resource_metadata import WELL_KNOWN, metadata
 from gateway.server.s2 import S2Answers
 from gateway.telemetry.access_record import note_principal, note_request
 
-# Enum members are slow to reach in Python 3.11, and every request passes here.
+# Module names are faster to look up than enum members, and every request needs these members.
 _CATCHUP, _HEAD, _LONGPOLL, _SSE = Mode.CATCHUP, Mode.HEAD, Mode.LONGPOLL, Mode.SSE
 _HANDLED, _LIVE = Stage.HANDLED, Stage.LIVE
 _ABORTED, _FAILED, _HIT, _REFUSED = Outcome.ABORTED, Outcome.FAILED, Outcome.HIT, Outcome.REFUSED
@@ -156,7 +157,8 @@ class RequestHandler:
             self._recorder.record_end(context, None)
 
     def _begin(self, context: RequestContext, undecided: UndecidedRequest | None = None) -> Answered | Work | None:
-        """Begin the answer.  Return it if it has been sent, or else the work that is left for a task.
+        """Begin the answer.  Return the answer's head if the answer has been sent, and otherwise the work that is left
+        for a task.
 
         Returns None if the answer needs no task.
 
@@ -239,7 +241,7 @@ class RequestHandler:
         """Count the request against its client's limits.  Raises TooManyRequests."""
         is_live, admission = context.mode in LIVE, self._admission
         if context.request.is_alone:
-            # The request was counted before it waited for a shared answer.
+            # Do not count the request again: it was counted before it waited for a shared answer.
             context.client = meaning.client
             return
         context.client = meaning.client

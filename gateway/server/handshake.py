@@ -154,7 +154,8 @@ class Handshake(asyncio.Protocol):
 
     @property
     def client(self) -> str | None:
-        # The account is None until the PROXY header is read, because the peer is a proxy for many clients.
+        # At a listener that expects PROXY headers, the peer is a proxy for many clients, so its address is not a
+        # client's.
         is_known = self._transport is not None and not self._acceptor.expects_proxy
         return peer_of(self._transport) if is_known and self._transport is not None else None
 
@@ -199,7 +200,7 @@ class Handshake(asyncio.Protocol):
         self._tick = NEVER
         if self._ssl is not None:
             self._acceptor.on_failure(HandshakeFailure.TIMEOUT)
-            # connection_lost must not count the failure again.
+            # Forget the handshake, so that connection_lost does not count the failure again.
             self._ssl = None
         elif self._expects_proxy:
             self._acceptor.clients.refused[ConnectionRefusal.PROXY] += 1

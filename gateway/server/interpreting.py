@@ -55,7 +55,7 @@ _MOST_SENDERS: Final = 8
 scheme)."""
 _MOST_KNOWN: Final = 1_024
 _MOST_REMEMBERED_CHARS: Final = 256
-"""The longest target of a request that is kept."""
+"""A request is kept only if its target has at most this many characters."""
 
 
 class HeaderFacts:
@@ -167,7 +167,7 @@ class RequestMeaning:
     relayed: RelayedRequest | None = None
     """The request in the form that is relayed to the origin; None before the first relay."""
     parameters: Mapping[str, str] | None = None
-    """The credentials taken out of the query, by name; None without any."""
+    """The credentials taken out of the query, by name; None if the query had no credentials."""
 
     @property
     def recorded(self) -> RecordedStream:
@@ -184,7 +184,7 @@ _Asked = tuple[HeaderFacts, str, str, bool, str | None, Proxies | None, str]
 """The key of a repeated request: its header section, method and target, whether it has a body, its connection's address
 and proxies, and its scheme."""
 
-# Enum members are slow to reach in Python 3.11, and every request passes here.
+# Module names are faster to look up than enum members, and every request needs these members.
 _CATCHUP, _HEAD, _LONGPOLL, _OTHER, _SSE = Mode.CATCHUP, Mode.HEAD, Mode.LONGPOLL, Mode.OTHER, Mode.SSE
 
 
@@ -194,11 +194,12 @@ class RequestInterpreter:
     def __init__(self, node: str, routes: Sequence[Route], net_of: ClientNet) -> None:
         self._node = node
         self.routes = sorted(routes, key=lambda route: route.precedence, reverse=True)
-        """In descending order of precedence."""
+        """The routes in descending order of precedence."""
         self._known: OrderedDict[_Asked, RequestMeaning] = OrderedDict()
         """Repeated requests other than GETs.  The oldest are evicted first."""
         self._has_decisive_numbers = any(not VARIED.isdisjoint(route.credential_names) for route in routes)
-        """Whether any route treats a header that differs from one append to the next as a credential."""
+        """Whether the credentials of any route include a header whose value differs from one append to the next
+        (`VARIED`)."""
         self._speaks_s2 = bool(routes) and all(route.is_s2 for route in routes)
         self._net_of = net_of
 
@@ -275,7 +276,8 @@ class RequestInterpreter:
             s2 = None
             if request.method == "GET" and request.body is None:
                 s2 = parse_s2(request.headers, target, route, sharing, client, named, basin)
-            # S2 reserves no path, and its query does not select live reads.
+            # Do not call `mode_of`, which is for Durable Streams: S2 reserves no path, and its query does not select
+            # live reads.
             by_method = _METHODS.get(request.method, _OTHER)
             context.mode = (
                 s2_mode(request.method, request.headers, target.query, s2.asked if s2 is not None else None)
@@ -283,7 +285,7 @@ class RequestInterpreter:
             )
             context.is_session = request.body is not None and is_session(request.headers)
             if s2 is not None and sharing.web_origin is not None:
-                # Shared answers carry only the gateway's own CORS headers, so the origin has to answer.
+                # Have the origin answer this web origin, because a shared answer carries no CORS headers of the origin.
                 context.why_alone, s2 = Ground.ORIGIN, None
                 route.notice(Ground.ORIGIN, request.headers)
             return RequestMeaning(

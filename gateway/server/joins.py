@@ -20,7 +20,8 @@ from gateway.engine.route import HeaderRules
 from gateway.engine.sse import SseOpening
 from gateway.protocol.mode import Mode
 from gateway.server.poll_group import PollGroup
-from gateway.server.request_keys import Known, Meaning, Section, Sections, VerdictKey
+from gateway.server.request_keys import Known, Meaning, Section, Sections
+from gateway.server.verdict_keys import NamedStream, VerdictKey
 from gateway.tape.stream import Stream
 from gateway.telemetry.access_record import CommonFacts
 
@@ -31,7 +32,7 @@ _COST: Final = 6_500
 
 @dataclass(slots=True)
 class SseHead:
-    """The head of an SSE response, which further answers repeat within the same second."""
+    """The head of an SSE response, which is repeated for answers that begin in the same second."""
 
     headers: CIMultiDict[str]
     """The stream's headers when this head was made, compared by identity."""
@@ -65,14 +66,17 @@ class Join(Known):
     """The bytes of that beginning, split at the web origin's name.  Without such a name, the first part has all bytes.
     """
     line: bytes | None = None
-    """The request line, once the request is remembered."""
+    """The request line of the first request, once the request is remembered."""
+    key: bytes = b""
+    """The request line that all these requests have in common.  If they have credentials in their queries, the line
+    without the credentials (`gateway.server.verdict_keys.Divided`)."""
     alias: bytes = b""
     """The bytes of the first request, once the request is remembered."""
     most_s: float = math.inf
-    """Seconds that the read lasts at most."""
+    """The most seconds that the read may last."""
     verdict_key: VerdictKey = b""
-    """The key under which header sections keep verdicts of authorisation on the request: the stream, or the request
-    line."""
+    """The key under which header sections keep verdicts of authorisation on the first request: the stream, or the
+    request line."""
 
 
 class Joins:
@@ -85,10 +89,11 @@ class Joins:
     def __init__(self, sections: Sections) -> None:
         self._sections = sections
         self._all: dict[tuple[bytes, Meaning], Join] = {}
-        """Joins by request line and meaning."""
+        """Joins by their keys and meanings."""
         self.exact: dict[bytes, tuple[Join, Section]] = {}
-        """Joins by the exact bytes of a request, each with its header section.  This is the fastest look-up for
-        clients that send equal bytes.  A section without a cost is no longer kept, and must be looked up again."""
+        """Joins by the exact bytes of a request, each with its header section.  This is the fastest look-up for clients
+        that send equal bytes.  `Sections` no longer keeps a section whose cost is 0.  Such a section must be looked up
+        again."""
         self._size = 0
         self.generation = 0
 
@@ -106,24 +111,29 @@ class Joins:
         if (split := self._sections.split(request)) is None:
             return None
         line, section = split
-        join.line, join.alias = line, request
+        join.line, join.key, join.alias = line, line, request
         join.verdict_key = join.verdict_key or line
+        if isinstance(stream := join.verdict_key, NamedStream) and stream.credentials:
+            lines = self._sections.credential_lines
+            if lines is None or (divided := lines.divide(line)) is None:
+                return None
+            join.key = divided.rest
         meaning = self._sections.for_lives(section, rules)
-        self._forget(line, meaning)
-        self._size += _cost(line, meaning, join)
+        self._forget(join.key, meaning)
+        self._size += _cost(meaning, join)
         while self._size > _MOST_BYTES and self._all:
             self._forget(*next(iter(self._all)))
-        self._all[line, meaning] = join
+        self._all[join.key, meaning] = join
         self.exact[request] = (join, section)
-        meaning.learn(line, join)
+        meaning.learn(join.key, join)
         return section
 
-    def _forget(self, line: bytes, meaning: Meaning) -> None:
-        join = self._all.pop((line, meaning), None)
+    def _forget(self, key: bytes, meaning: Meaning) -> None:
+        join = self._all.pop((key, meaning), None)
         if join is not None:
-            self._size -= _cost(line, meaning, join)
+            self._size -= _cost(meaning, join)
             self.exact.pop(join.alias, None)
-            meaning.forget_known(line, join)
+            meaning.forget_known(key, join)
 
     def clear(self) -> None:
         """Forget all joins, because the routes have changed."""
@@ -132,6 +142,6 @@ class Joins:
             self._forget(*next(iter(self._all)))
 
 
-def _cost(line: bytes, meaning: Meaning, join: Join) -> int:
-    # `exact` has the request's bytes, and the text of its section.
-    return _COST + len(line) + len(meaning.text) + 2 * len(join.alias)
+def _cost(meaning: Meaning, join: Join) -> int:
+    # Count the request's bytes twice: `exact` has them, and also the text of the request's section.
+    return _COST + len(join.key) + len(meaning.text) + 2 * len(join.alias)

@@ -66,7 +66,7 @@ class _OpenListener:
         self.queues: list[AcceptQueue] = []
         self.file: UnixSocket | None = None
         self.port = 0
-        """The port that the listener is bound to; 0 without one."""
+        """The port that the listener is bound to; 0 for a listener without a port."""
 
     @property
     def servers(self) -> list[asyncio.Server]:
@@ -246,7 +246,7 @@ class Listeners:
             self._tasks.start(self._look_at_queues(), "accept queues")
 
     async def _look_at_queues(self) -> None:
-        # If no files can be opened, connections are accepted one by one.
+        # Ignore the error if no files can be opened: connections are then accepted one by one.
         with suppress(OSError):
             queues = [queue for listening in self._open for queue in listening.queues]
             for queue in queues:

@@ -63,6 +63,8 @@ class LiveRequest(NamedTuple):
     """Seconds after which the answer ends, because the client's credential expires or a reload has put the route under
     rules.  None if the answer certainly ends earlier.
     """
+    line: bytes | None = None
+    """The request's line, if it differs from the line of the join's first request."""
 
 
 class LiveAnswers:
@@ -75,7 +77,7 @@ class LiveAnswers:
 
     def subscribe(self, request: LiveRequest, subscription: Subscription) -> None:
         """Begin an SSE response.  If a header must not be sent, close the subscription and raise UpstreamBroken."""
-        channel, join, began, observed, client, keeps, is_chunked, ends_in_s = request
+        channel, join, began, observed, client, keeps, is_chunked, ends_in_s, _ = request
         route, stream, second = subscription.read.route, subscription.stream, int(self._clock.wall())
         known = join.sse_head
         if known is not None and not known.is_of(stream, second):
@@ -101,7 +103,8 @@ class LiveAnswers:
             subscriber.drain_within(ends_in_s, ends_in_s)
             return
         if known is not None and channel.live_bytes <= MOST_BYTES:
-            # Two readers have come within a second.  Keep the beginning of the answer, because more readers may follow.
+            # This reader has come within a second of another.  Keep the beginning of the answer, because more readers
+            # may follow.
             join.sse_opening = kept = subscription.sse.opening(subscriber, subscription.at, second)
             if kept is not None:
                 join.sse_first = split_at_origin(head + kept.step.data)
@@ -150,7 +153,7 @@ class LiveAnswers:
 
     def wait(self, request: LiveRequest, waiting: WaitingPoll) -> PollGroup:
         """Begin to wait for a long-poll's answer, in a new group that equal requests may join."""
-        channel, join, began, observed, client, keeps, _, ends_in_s = request
+        channel, join, began, observed, client, keeps, _, ends_in_s, line = request
         route, topic = waiting.read.route, waiting.topic
         facts = join.facts.record if join.facts is not None else None
         group = PollGroup(self._rendering, route, join.origin, topic, facts, keeps=keeps)
@@ -170,7 +173,7 @@ class LiveAnswers:
 
             note = self.note(observed, Mode.LONGPOLL, route.config.name, began, fill)
         address, section = client if client is not None else (None, NO_SECTION)
-        group.add_first(waiter, channel, (began, address, section), note)
+        group.add_first(waiter, channel, (began, address, section), note, line)
         _start(waiter)
         if ends_in_s is not None:
             waiter.drain_within(ends_in_s, ends_in_s)
@@ -179,7 +182,8 @@ class LiveAnswers:
     def note(
         self, observed: Observed | None, mode: Mode, route: str, began: float, fill: Callable[[Record], None]
     ) -> Note | None:
-        """Return the answer's record for the access log and the trace.  None without both."""
+        """Return the answer's record for the access log and the trace.  None if neither the log nor the trace needs a
+        record."""
         if observed is None:
             return None
         record, span = observed.record, observed.span

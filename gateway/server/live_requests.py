@@ -7,6 +7,8 @@ stream's tail (its end).
 
 from __future__ import annotations
 
+from typing import cast
+
 from gateway.auth.verdict import Caller
 from gateway.engine.answer import Answer
 from gateway.engine.core import Engine
@@ -24,11 +26,13 @@ from gateway.server.joins import Join, Joins
 from gateway.server.live import Client, LiveAnswers, LiveRequest
 from gateway.server.request import Channel
 from gateway.server.request_admission import Admission
-from gateway.server.request_keys import Section
+from gateway.server.request_keys import Presented, Section
 from gateway.server.request_records import Observers
+from gateway.server.verdict_keys import NamedStream
 from gateway.telemetry.access_record import CommonFacts
+from gateway.tuples import make
 
-# Enum members are slow to reach in Python 3.11.
+# Module names are faster to look up than enum members, and every live request needs these members.
 _SSE, _LIVE = Mode.SSE, Stage.LIVE
 
 
@@ -60,7 +64,7 @@ class LiveRequests:
         """Streams of which the origin has recently refused a reader; mostly empty."""
 
     async def begin_answer(self, context: RequestContext, read: Read) -> Answer | None:
-        """Begin the live answer to a request, and return None.  If the answer is not a live answer, return it instead.
+        """Begin the live answer to a request, and return None.  Return any other answer, which the caller then sends.
 
         Raises Uncacheable if the read has to be relayed, or another GatewayError.
         """
@@ -116,16 +120,18 @@ class LiveRequests:
 
     def _remember(self, alias: bytes | None, request: LiveRequest) -> None:
         join = request.join
-        # Other clients may not join an answer that ends when this client's credential expires.
+        # Do not remember an answer that ends when this client's credential expires, because other clients must not join
+        # it.
         if alias is None or request.ends_in_s is not None or not self._engine.is_repeatable(join.read):
             return
         section = self._joins.remember(alias, join, join.read.route.header_rules)
         if section is not None and join.group is not None and join.line is not None:
             join.group.remembered(join.line, section)
 
-    def join(self, channel: Channel, join: Join, section: Section) -> bool:
+    def join(self, channel: Channel, join: Join, section: Section, presented: Presented | None = None) -> bool:
         """Begin a live answer to an HTTP/1.1 GET that was not parsed.  `join` is the remembered equal request,
-        `section` the header section.
+        `section` the header section.  `presented` has the request's line and credentials if they differ from the
+        remembered request's.
 
         Returns False, without any effect, if the request has to be parsed.
         """
@@ -138,11 +144,15 @@ class LiveRequests:
             observers.is_traced and observers.tracer.chooses(section.text)
         ):
             return False
-        allowed, parties = None, NO_PARTIES
+        allowed, parties, line, key = None, NO_PARTIES, None, join.verdict_key
+        if presented is not None:
+            # The verdict must be on the same stream, because the join was found without the credentials.
+            _, line, credentials = presented
+            key = make(NamedStream, (*cast("NamedStream", key)[:3], credentials))
         if read.route.guard is not None:
             # This repeats the code of `Verdicts.holds` and `GuardedReads.ends_in_s`, because every authorised live read
             # passes here, and calls cost time.
-            allowed, verdicts = section.allowed.get(join.verdict_key), self._verdicts
+            allowed, verdicts = section.allowed.get(key), self._verdicts
             if allowed is None or allowed.edition != verdicts.edition:
                 return False
             if allowed.scheme is not None and allowed.scheme != channel.scheme:
@@ -163,20 +173,27 @@ class LiveRequests:
         began = self._now()
         who: str | Caller | None = address
         if allowed is not None:
-            channel.verdict, channel.live_began = allowed, began
+            channel.live_began = began
             if allowed.renewal is not None:
-                self._reads.renew(channel, allowed, account.net if account is not None else UNKNOWN)
+                renewing = allowed.renewing
+                if renewing is None:
+                    renewing = self._reads.make_renewal(allowed, account.net if account is not None else UNKNOWN)
+                channel.verdict = renewing.begin_read(channel, allowed)
+            else:
+                channel.verdict = allowed
             if join.facts is not None:
                 who = allowed.caller(address)
         if join.mode is _SSE:
             has_joined = self._reopens(channel, join, began, (who, section))
         else:
-            has_joined = (group := join.group) is not None and group.join(channel, (began, who, section))
-        if has_joined or self._begins(LiveRequest(channel, join, began, client=(who, section))):
+            has_joined = (group := join.group) is not None and group.join(channel, (began, who, section), line)
+        if has_joined or self._begins(LiveRequest(channel, join, began, client=(who, section), line=line)):
             if admission.rates.limits:
                 admission.joined(account, route, parties)
             return True
         # The read has not begun, so it does not count in its tenant's usage.
+        if allowed is not None and allowed.renewing is not None:
+            allowed.renewing.end_read(channel)
         channel.verdict = None
         channel.end_live_use()
         return False

@@ -37,7 +37,7 @@ class Phase(Enum):
     """The last answer is written.  Further input is read and dropped, so that the client can read the answer."""
 
 
-# Enum members are slow to reach in Python 3.11, and every request passes here.
+# Module names are faster to look up than enum members, and every request needs these members.
 _IDLE, _ANSWERING, _RELAYED, _LIVE = Phase.IDLE, Phase.ANSWERING, Phase.RELAYED, Phase.LIVE
 _LEFT, _LINGERING = Phase.LEFT, Phase.LINGERING
 
@@ -144,6 +144,8 @@ class PhasedChannel:
             self.verdict = None
             if verdict.usage is not None:
                 verdict.usage.add(self.live_bytes, self._clients.now() - self.live_began)
+            if verdict.renewing is not None:
+                verdict.renewing.end_read(self)
         if use is not None:
             use.end_live(self.live_bytes)
 

@@ -1,14 +1,15 @@
 """Groups of long-polls that wait for the same answer, which is rendered once for all of them.
 
 One waiter represents the whole group among the stream's readers.  The group begins with one client, and clients with an
-equal request may join for a short while.  All of them get the same answer at the same time, so none is worse off for
-having joined.  The common part of their lines in the access log is made once.
+equal request may join for a short while.  All clients of a group get the same answer at the same time, so no client
+loses anything by joining.  The common part of their lines in the access log is made once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
+from typing import Final
 
 from multidict import CIMultiDict
 
@@ -65,12 +66,17 @@ user) or otherwise its address, and its header section.  A plain tuple is cheap,
 """
 
 
+NO_LINES: Final[dict[Channel, bytes]] = {}
+"""The empty table shared by all groups whose clients have no request lines of their own."""
+
+
 class PollGroup:
-    """The clients of one waiter, as its `gateway.engine.long_poll_waiter.PollClient`."""
+    """The clients of one waiter.  Implements `gateway.engine.long_poll_waiter.PollClient`."""
 
     __slots__ = (
         "_channels",
         "_keeps",
+        "_lines",
         "_note",
         "_noted",
         "_origin",
@@ -108,8 +114,11 @@ class PollGroup:
         # reload may have changed the route's CORS headers since another group began.
         self.shape: Hashable = (route, origin is None, keeps)
         self._waiter: Waiter | None = None
-        """None before `add_first`, after the end, and while clients wait for their requests to be handled again."""
+        """The waiter that represents the group.  None before `add_first`, after the end, and while clients wait for
+        their requests to be handled again."""
         self._channels: dict[Channel, PolledBy] = {}
+        self._lines: dict[Channel, bytes] = NO_LINES
+        """The request lines of the clients that have a line of their own, because it contains their credential."""
         self._note: Note | None = None
         """The record of the first client's answer, if the request handler has made one."""
         self._noted: Channel | None = None
@@ -123,7 +132,8 @@ class PollGroup:
         """The answer, kept only if the first client's record needs it."""
         self.facts = facts
         self.line: bytes | None = None
-        """The common request line, if the request is remembered.  None if the group has a single client."""
+        """The request line of all clients that have no line in `_lines`.  None until the first client's request is
+        remembered."""
 
     def __repr__(self) -> str:
         return f"<PollGroup {len(self._channels)} clients, {'waiting' if self._waiter is not None else 'not waiting'}>"
@@ -134,17 +144,29 @@ class PollGroup:
         topic, is_there = self._topic, self._waiter in self._topic.readers_now
         return len(topic.readers_now) + topic.extra_clients + (0 if is_there else len(self._channels))
 
-    def add_first(self, waiter: Waiter, channel: Channel, client: PolledBy, note: Note | None) -> None:
-        """Add the first client.  `note` is the client's record, if the request handler has made one."""
+    def add_first(
+        self, waiter: Waiter, channel: Channel, client: PolledBy, note: Note | None, line: bytes | None = None
+    ) -> None:
+        """Add the first client.  `note` is the client's record, if the request handler has made one.  `line` is the
+        client's request line, if it differs from the group's.
+        """
         self._waiter = waiter
         if note is not None:
             self._note, self._noted = note, channel
+        if line is not None:
+            self._lines = {channel: line}
         self._take(channel, client)
 
-    def join(self, channel: Channel, client: PolledBy) -> bool:
-        """Add another client.  Returns False if the group no longer accepts any."""
+    def join(self, channel: Channel, client: PolledBy, line: bytes | None = None) -> bool:
+        """Add another client.  `line` is the client's request line, if it differs from the group's.  Returns False if
+        the group accepts no more clients.
+        """
         if self._waiter is None or not self._waiter.join(client[0]):
             return False
+        if line is not None:
+            if self._lines is NO_LINES:
+                self._lines = {}
+            self._lines[channel] = line
         self._take(channel, client)
         return True
 
@@ -166,7 +188,7 @@ class PollGroup:
         while len(self._channels) > 1:
             channel, client = self._channels.popitem()
             alone = PollGroup(self._rendering, self._route, self._origin, self._topic, self.facts, keeps=self._keeps)
-            alone.line = self.line
+            alone.line = self._lines.get(channel, self.line)
             alone._channels[channel] = client
             if channel is self._noted:
                 alone._note, alone._noted, self._note, self._noted = self._note, channel, None, None
@@ -189,7 +211,8 @@ class PollGroup:
         """Do nothing, because a long-poll has no body before its end."""
 
     def client_left(self, channel: Channel) -> None:
-        """Remove a client that has left.  Does nothing for a client that `has_gone` aborts."""
+        """Remove a client that has left.  Does nothing if the client has been removed already, for example by
+        `has_gone`."""
         if channel not in self._channels:
             return
         if self._waiter is not None and len(self._channels) == 1:
@@ -205,6 +228,7 @@ class PollGroup:
             elif self.facts is not None:
                 self._record(self.facts, client, Outcome.ABORTED, reason, self.subscribers, is_final=True)
             del self._channels[channel]
+            self._lines.pop(channel, None)
             if self._waiter is not None:
                 self._waiter.leave_one()
             self._count(Outcome.ABORTED, 1, self._rendering.clock.now() - client[0], 0, 0)
@@ -265,11 +289,13 @@ class PollGroup:
         self._waiter = None
         self._end_watch()
         for channel, (_, _, section) in list(self._channels.items()):
-            channel.begin_again(self.line + section.text if self.line is not None else None, at, self)
+            line = self._lines.get(channel, self.line)
+            channel.begin_again(line + section.text if line is not None else None, at, self)
 
     def handed_over(self, channel: Channel) -> None:
         """Remove a client whose request is handled again, and discard its record."""
         del self._channels[channel]
+        self._lines.pop(channel, None)
         self._rendering.metrics.subscribers(Mode.LONGPOLL, -1, self._route.config.name)
         if channel is self._noted:
             note, self._note, self._noted = self._note, None, None
@@ -317,7 +343,7 @@ class PollGroup:
         rendered: Rendered | None,
         now: float,
     ) -> None:
-        """Record the end for all clients, except for the first client if it has a note."""
+        """Record the end for all clients, except for a first client whose end the note records."""
         subscribers = self.subscribers
         if rendered is None:
             for channel, client in self._channels.items():
@@ -360,7 +386,7 @@ class PollGroup:
         *,
         is_final: bool,
     ) -> None:
-        """Record a client that has no answer, or none yet."""
+        """Record a client that gets no answer, or that still waits for its answer."""
         record = replace(facts, outcome=outcome, close_reason=reason, subscribers=subscribers, is_final=is_final)
         self._rendering.access_log.record_of(record, *client)
 
@@ -372,7 +398,7 @@ class PollGroup:
             outcome,
             waited_s,
             name,
-            # A long-poll's response begins when its wait ends.
+            # The wait is also the time to the first byte, because a long-poll's response begins when its wait ends.
             Sent(waited_s, sent_bytes, saved_bytes),
             # Pass an empty string, because None would select the current context's trace, which belongs to another
             # request.

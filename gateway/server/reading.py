@@ -33,10 +33,10 @@ _MOST_PENDING: Final = 1 << 12
 _MOST_UNREAD: Final = 1 << 18
 """The most unread bytes of a body.  Reading pauses beyond this bound."""
 _EVENT_BYTES: Final = 1 << 10
-"""The number of bytes that each waiting event counts as."""
+"""Each waiting event counts as this many bytes of memory."""
 NO_EVENTS: Final[deque[Event]] = deque()
 
-# Enum members are slow to reach in Python 3.11, and every request passes here.
+# Module names are faster to look up than enum members, and every request needs these members.
 _IDLE: Final = State.IDLE
 _END: Final = Mark.END
 
@@ -83,7 +83,8 @@ class ReadingConnection(WritingConnection):
         self._candidate: bytes | None = None
         """The bytes of the current request, if its answer may be remembered under these bytes."""
         self._candidate_generation = 0
-        """The value of `Joins.generation`, which counts changes of the routes, when `_candidate` was read."""
+        """The value of `Joins.generation` when `_candidate` was read.  `Joins.generation` counts changes of the
+        routes."""
 
     @abstractmethod
     def _take_pending(self) -> None:
@@ -189,7 +190,7 @@ class ReadingConnection(WritingConnection):
         else:
             self._parser = parser
         if events:
-            # Events count as activity.  Line breaks between requests produce no event.
+            # Only events count as activity, so line breaks between requests do not.
             self._is_active = True
         # If a parser is left, it holds a part of another request, so `data` is not exactly one request.
         if is_first and self._parser is None:
@@ -240,7 +241,7 @@ class ReadingConnection(WritingConnection):
 
 
 def _is_one_plain_get(events: Sequence[Event], data: bytes) -> bool:
-    """Return whether `data` is exactly one HTTP/1.1 GET without a body that keeps its connection open."""
+    """Return whether `data` is exactly one HTTP/1.1 GET that has no body and keeps its connection open."""
     if len(events) != 2 or len(data) > MAX_REQUEST_BYTES:
         return False
     head, end = events

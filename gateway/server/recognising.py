@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from typing import Final
+from typing import Final, cast
 
 from gateway.protocol.client_address import Proxies
 from gateway.server.joins import Join
 from gateway.server.reading import ReadingConnection
 from gateway.server.remembered import RememberedAnswer
-from gateway.server.request_keys import Section
+from gateway.server.request_keys import Presented, Section
 
 _log = logging.getLogger("gateway.server")
 
@@ -27,10 +27,10 @@ class RecognisingConnection(ReadingConnection):
     __slots__ = ("_repeats", "client", "proxies")
 
     _repeats: bool
-    """Whether the latest request with a remembered answer or a join had the bytes under which
-    `RememberedAnswers.exact` or `Joins.exact` holds it."""
+    """Whether the latest request with a remembered answer or a join had exactly the bytes under which
+    `RememberedAnswers.exact` or `Joins.exact` holds this answer or join."""
     client: str | None
-    """The client's address without its port; None if the peer has none, as at a Unix socket."""
+    """The client's address without its port; None without an address, as at a Unix socket."""
     proxies: Proxies | None
     scheme: str = "http"
     versions = frozenset({"1.0", "1.1"})
@@ -63,11 +63,14 @@ class RecognisingConnection(ReadingConnection):
         elif self._repeats and (live := clients.joins.exact.get(data)) is not None and live[1].cost:
             return self._joins(*live)
         elif data[0] != _GET or (found := find(data)) is None:
-            # Only GETs have remembered answers.
+            # Have all other requests parsed, because only GETs have remembered answers.
             return False
         else:
             known, section = found
             if type(known) is not RememberedAnswer:
+                if type(known) is Presented:
+                    self._repeats = clients.repeats = False
+                    return self._joins(cast("Join", known.join), section, known)
                 if not isinstance(known, Join):
                     return False
                 self._repeats = clients.repeats = known.alias == data
@@ -92,12 +95,14 @@ class RecognisingConnection(ReadingConnection):
             on_hit(answer, self, data, section, began)
         return True
 
-    def _joins(self, join: Join, section: Section) -> bool:
-        """Begin a live answer for a request with this header section.  Returns False if the request has to be
-        parsed."""
+    def _joins(self, join: Join, section: Section, presented: Presented | None = None) -> bool:
+        """Begin a live answer for a request with this header section.  Returns False if the request has to be parsed.
+
+        `presented` has the request's line and credentials if they differ from the first request's.
+        """
         self._is_busy = self._is_active = True
         try:
-            if self._clients.join(self, join, section):
+            if self._clients.join(self, join, section, presented):
                 return True
         except Exception:
             _log.exception("unhandled error")

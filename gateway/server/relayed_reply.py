@@ -30,12 +30,12 @@ class _Shared(NamedTuple):
     """The headers that clients get with all replies of one shape (with the same header lines)."""
 
     fields: CIMultiDict[str]
-    """Must not be changed."""
+    """The headers.  Many replies share them, so they must not be changed."""
     lines: bytes
 
 
 def relayed_fields(recorder: ResponseRecorder, context: RequestContext, head: Head) -> Fields:
-    """Return the headers of a reply for its client.  This includes all headers of the gateway except `RateLimit`.
+    """Return the headers of a reply for its client.  The result includes all headers of the gateway except `RateLimit`.
 
     Replies with the same header lines have the same shape.  The headers for clients are made once for each shape.
     """

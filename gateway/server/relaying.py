@@ -59,7 +59,7 @@ _log = logging.getLogger("gateway.front")
 SESSION_IDLE_S: Final = 600.0
 """Seconds for which a client may send nothing in a session.  Then the gateway drops the client's connection."""
 
-# Enum members are slow to reach in Python 3.11, and every request passes here.
+# Module names are faster to look up than enum members, and every relay needs these members.
 _DELETE, _HEAD, _OTHER = Mode.DELETE, Mode.HEAD, Mode.OTHER
 _ABORTED, _FAILED, _PASS = Outcome.ABORTED, Outcome.FAILED, Outcome.PASS
 _RELAYED: Final = Stage.RELAYED
@@ -117,8 +117,9 @@ class Relays:
             return
         # Check before 100 Continue is sent, so that the client never sends a body whose Content-Length is too large.
         body.check(request.head, self.limits)
-        # An origin may delete the stream once it has the head.  If the body stayed incomplete, the request would then
-        # succeed at the origin, but count as failed here.
+        # Send a DELETE only after its body has arrived.  An origin may delete the stream once it has the head.  If the
+        # rest of the body then failed to arrive, the DELETE would have succeeded at the origin, but count as failed
+        # here.
         is_delete = context.mode is _DELETE
         if is_expecting(request) and not body.unread_bytes:
             if not is_delete and not self._keeps_bodies(meaning.route):
@@ -150,21 +151,21 @@ class Relays:
         passed, guard = meaning.relayed, meaning.route.guard
         if passed is None or is_expecting:
             passed = self._passed(context, meaning, is_expecting=is_expecting)
-            # Do not reuse the headers if a service authorises the requests: it may name another principal for the next
-            # equal request.
+            # Do not reuse the headers if a service authorises the requests: for the next equal request, the service may
+            # name another principal.
             if not is_expecting and (guard is None or not guard.asks_services):
                 meaning.relayed = passed
         if varied := context.request.head.fields.varied:
             passed = passed.varied_by(varied)
         if passed.is_live:
             channel = context.request.channel
-            self._reads.end_at_expiry(channel)
             if meaning.route.ends_live_in_s is not None:
-                # A reload has put the read under rules of authorisation, which it has not passed.  Answer 503, so that
-                # the client repeats the request under these rules.
+                # A reload has put the route under rules of authorisation, which this read has not passed.  Answer 503,
+                # so that the client repeats the request under these rules.
                 raise Undecided
             relayed = self.engine.live_table.begin_relayed(meaning.client, meaning.route.name, channel.end_early)
             channel.live_use = _RelayedLiveUse(channel.live_use, relayed)
+            self._reads.end_at_expiry(channel)
         if context.why_alone is not None:
             self.recorder.metrics.unshared(context.why_alone, meaning.route.name)
         context.stage = _RELAYED
@@ -370,7 +371,7 @@ class Relaying(RelayedCall):
             recorder.state_limits(context, headers)
         if context.is_replay:
             self._end = CatchUpEnd()
-            # The body may end earlier than the origin's Content-Length states.
+            # Leave out the origin's Content-Length, because the body may end earlier than it states.
             if states_length(headers):
                 del headers[_CONTENT_LENGTH]
         if self._acks is not None:
@@ -451,7 +452,7 @@ class Relaying(RelayedCall):
     def client_left(self, channel: Channel) -> None:
         """Called when the client has left: stop, unless the request is a write in progress."""
         if self._is_over or self._request.is_detached:
-            # The outcome of a write still has to be recorded.
+            # Continue a write in progress, because its outcome still has to be recorded.
             return
         self.client_gone()
         self._break_off()

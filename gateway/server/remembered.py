@@ -36,7 +36,8 @@ from gateway.limits.memory import SharedBytes
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
 from gateway.protocol.sharing import StreamKey
-from gateway.server.request_keys import Known, Meaning, Section, Sections, VerdictKey
+from gateway.server.request_keys import Known, Meaning, Section, Sections
+from gateway.server.verdict_keys import VerdictKey
 from gateway.tape.costs import ANSWER_COST, ANSWER_SHARE
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream
@@ -300,7 +301,7 @@ class RememberedAnswers:
     # -- finding
 
     def find(self, request: bytes) -> RememberedAnswer | None:
-        """Return the valid answer for a request with this meaning, or None."""
+        """Return the answer to this request if it is remembered and valid; None otherwise."""
         found = self._sections.find(request)
         if found is None or not isinstance(found[0], RememberedAnswer) or not self.is_current(found[0], request):
             return None
@@ -379,8 +380,8 @@ class RememberedAnswers:
     def remember(self, request: bytes, remembered: RememberedAnswer, rules: HeaderRules) -> None:
         """Remember an answer for all requests with the meaning of `request`, whose route has these `rules`.
 
-        Does nothing if the stream has changed since the answer's bytes were read, or if the cache has no memory to
-        lend.
+        Does nothing if the stream has ended or lost bytes since the answer's bytes were read, or if the cache has no
+        memory to lend.
         """
         if (split := self._sections.split(request)) is None:
             return

@@ -65,7 +65,7 @@ class Note(Protocol):
 
     @property
     def trace_id(self) -> str | None:
-        """The trace's id, for exemplars in the metrics; None if there is none."""
+        """The trace's id, for exemplars in the metrics; None without a sampled trace."""
 
     def record_end(self, outcome: Outcome, reason: CloseReason) -> None:
         """Record the end of the answer."""
@@ -83,7 +83,7 @@ class Channel(Protocol):
     - `start_response`, any number of `send_part`, and `end_response`;
     - after `park` or `follow`, a live answer.
 
-    If no task gives an answer of the first two forms, the answer begins with `hand_over` and ends with
+    An answer of the first two forms can also be given without a task.  It then begins with `hand_over` and ends with
     `response_written`.
     """
 
@@ -100,7 +100,8 @@ class Channel(Protocol):
     live_use: LiveUse | None
     """Counts the live read in progress.  The channel ends this count when the channel is free again, for any reason."""
     verdict: Allowed | None
-    """The verdict of the live read in progress; None on a route without rules.  It ends with `live_use`."""
+    """The verdict of the live read in progress; None on a route without rules.  The channel drops the verdict when it
+    ends `live_use`."""
 
     @property
     def use(self) -> Account | None:
@@ -112,7 +113,7 @@ class Channel(Protocol):
 
     @property
     def client(self) -> str | None:
-        """The address of the connection's peer, without its port; None if there is none."""
+        """The address of the connection's peer, without its port; None for a peer without an address."""
 
     @property
     def proxies(self) -> Proxies | None:
@@ -308,7 +309,8 @@ class Request:
         return self.headers.get("Host", "") if authority is None else authority
 
     def joined(self, name: str) -> str | None:
-        """Return all lines of a header, joined into one (RFC 9110 section 5.3); None without any."""
+        """Return the values of all lines of a header, joined into one value (RFC 9110 section 5.3); None without such a
+        line."""
         lines = self.headers.getall(name, None)
         return ", ".join(lines) if lines is not None else None
 

@@ -37,7 +37,7 @@ class Admission:
         self.accounts = accounts
         self.rates = rates
         self._unknown = Account(UNKNOWN)
-        """Counts the live reads of clients without an address.  No limit applies to it."""
+        """The account that counts the live reads of clients without an address.  No limit applies to this account."""
         self._bans = Bans(limits.client_refusals_per_s)
         self._metrics = metrics
         self._rng = rng

@@ -20,20 +20,24 @@ read only for the kinds of routes that have an entry for the same request line.
 
 Clients send the same header section with many request lines.  From a section's second appearance on, `Sections` keeps
 the section with its meanings and the client's address.  The section's lines are then not read again.
+
+If a request line has credentials in its query, its join is found by the line without them (`verdict_keys.py`).
 """
 
 from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from gateway.auth.verdicts import Allowed
-from gateway.engine.route import HeaderRules, Route
+from gateway.engine.route import HeaderRules
 from gateway.http.request import MOST_FIELDS
 from gateway.protocol.client_address import Proxies
+from gateway.server.verdict_keys import CredentialLines, StreamNames, VerdictKey
+from gateway.tuples import make
 
 MAX_REQUEST_BYTES: Final = 4_096
 """The longest request that is remembered.  The strict parser accepts far more in one line."""
@@ -75,23 +79,6 @@ _KEY_COST: Final = 250
 """Bytes charged for a meaning's key in addition to its text."""
 
 
-class NamedStream(NamedTuple):
-    """A stream as GETs name it, without the parameters of one read.
-
-    A verdict of authorisation on one read of a stream holds for all reads with the same header section, because
-    `offset`, `live` and `cursor` have no influence on the verdict.  The path belongs to the key: an origin may serve
-    one stream under several paths, and rules can tell these apart.
-    """
-
-    route: Route
-    path: str
-    query: str
-    """The canonical query without `offset`, `live` and `cursor`."""
-
-
-VerdictKey = bytes | NamedStream
-"""The key of a verdict of authorisation.  A verdict covers all reads of a stream, or all GETs with one request line."""
-
 MOST_ALLOWED: Final = 4_096
 """The most verdicts kept for one section.  All holders of signed URLs send the same section if they use the same
 browser."""
@@ -102,14 +89,19 @@ _VERDICT_COST: Final = 600
 NONE_ALLOWED: Final[Mapping[VerdictKey, Allowed]] = MappingProxyType({})
 """The verdicts of most sections: none."""
 
-_MOST_STREAMS: Final = 1 << 10
-"""The most names of streams that `Sections.shared_name` keeps."""
-_LONGEST_NAME: Final = 256
-"""The most characters of such a name.  Clients choose the length of queries."""
 _MOST_SEEN: Final = 1 << 13
 """The most hashes kept of sections that have appeared once, which take less than 1 MB."""
 
 _HEAD_END: Final = b"\r\n\r\n"
+
+
+class Presented(NamedTuple):
+    """The join of a request with credentials in its query.  The request's line differs from the first request's line in
+    its credentials only."""
+
+    join: Known
+    line: bytes
+    credentials: bytes
 
 
 def lines_named(names: Sequence[str]) -> re.Pattern[bytes]:
@@ -222,7 +214,7 @@ class Section:
         self.kinds = kinds
         """The kinds of routes that the section has been read for."""
         self.keys = keys
-        """The keys of its meanings for these kinds."""
+        """The keys of the section's meanings for these kinds of routes."""
         self.cost = 0
         """Bytes charged for the section while `Sections` keeps it."""
         self.allowed: Mapping[VerdictKey, Allowed] = NONE_ALLOWED
@@ -293,17 +285,19 @@ def _keys_cost(keys: tuple[Key, ...]) -> int:
 
 
 class Sections:
-    """The header sections that clients repeat, by their text.  The oldest are evicted first."""
+    """The header sections that clients repeat, by their text.  The oldest are evicted first.
 
-    def __init__(self, rules: Iterable[HeaderRules]) -> None:
+    `credentials` are the names of query parameters that are credentials on some route.
+    """
+
+    def __init__(self, rules: Iterable[HeaderRules], credentials: Collection[str] = ()) -> None:
         # An OrderedDict finds its oldest entry at once.  A plain dictionary would first skip the places of all evicted
         # entries.
         self._sections: OrderedDict[bytes, Section] = OrderedDict()
         self._seen: set[int] = set()
         """Hashes of sections that have appeared once."""
         self._size = 0
-        self._streams: dict[NamedStream, NamedStream] = {}
-        self.reset(rules)
+        self.reset(rules, credentials)
 
     def __repr__(self) -> str:
         return f"<Sections {len(self._sections)} sections, {self._size} bytes>"
@@ -311,25 +305,17 @@ class Sections:
     def __len__(self) -> int:
         return len(self._sections)
 
-    def reset(self, rules: Iterable[HeaderRules]) -> None:
-        """Forget all sections, and begin with the kinds of routes that have these rules."""
+    def reset(self, rules: Iterable[HeaderRules], credentials: Collection[str] = ()) -> None:
+        """Forget all sections, and begin with the kinds of routes that have these rules and these credentials."""
         for section in self._sections.values():
             section.cost, section.allowed = 0, NONE_ALLOWED
         self._sections.clear()
-        self._streams.clear()
+        self.stream_names = StreamNames()
+        self.credential_lines = CredentialLines(credentials) if credentials else None
+        """Divides request lines with credentials; None if no route takes credentials from the query."""
         self._size = 0
         self._numbers = {one: number for number, one in enumerate(dict.fromkeys(rules))}
         self._kinds = [_Kind(one) for one in self._numbers]
-
-    def shared_name(self, stream: NamedStream) -> NamedStream:
-        """Return the same object for all equal names of a stream, unless they are long.  A look-up of a verdict then
-        compares identities, and no text.
-        """
-        if len(stream.path) + len(stream.query) > _LONGEST_NAME:
-            return stream
-        if len(self._streams) >= _MOST_STREAMS:
-            self._streams.clear()
-        return self._streams.setdefault(stream, stream)
 
     def allow(self, section: Section, key: VerdictKey, allowed: Allowed) -> None:
         """Remember a verdict on GETs with this section."""
@@ -337,7 +323,7 @@ class Sections:
         if not isinstance(kept, dict) or len(kept) >= (MOST_ALLOWED if section.cost else _MOST_UNCHARGED):
             section.allowed = kept = {}
         if section.cost and key not in kept:
-            length = len(key) if isinstance(key, bytes) else len(key.path) + len(key.query)
+            length = len(key) if isinstance(key, bytes) else len(key.path) + len(key.query) + len(key.credentials)
             cost = length + _VERDICT_COST + sum(map(len, allowed.parties))
             cost += allowed.renewal.inquiry.size if allowed.renewal is not None else 0
             section.cost += cost
@@ -375,7 +361,22 @@ class Sections:
             section.cost += cost
             self._charge(cost)
 
-    def find(self, request: bytes) -> tuple[Known, Section] | None:
+    def _find_presented(
+        self, lines: CredentialLines, line: bytes, section: Section
+    ) -> tuple[Presented, Section] | None:
+        """Find the join of a request with credentials in its query."""
+        if not section.allowed or (divided := lines.divide_known(line)) is None:
+            return None
+        rest, credentials = divided
+        for kind in self._kinds:
+            if rest in kind.lines and kind not in section.kinds:
+                self._keys(section, kind)
+        for meanings, key in section.keys:
+            if (meaning := meanings.get(key)) is not None and (join := meaning.known.get(rest)) is not None:
+                return make(Presented, (join, line, credentials)), section
+        return None
+
+    def find(self, request: bytes) -> tuple[Known | Presented, Section] | None:
         """Find the answer or join of an equal request, and this request's header section.  Returns None if there is no
         such answer."""
         if len(request) > MAX_REQUEST_BYTES:
@@ -388,9 +389,9 @@ class Sections:
                 if (meaning := meanings.get(key)) is not None and (known := meaning.known.get(line)) is not None:
                     return known, section
             if len(section.kinds) == len(self._kinds):
-                return None
+                return self._find_presented(lines, line, section) if (lines := self.credential_lines) else None
         for kind in self._kinds:
-            # Only lines of GETs are in `lines`.
+            # This look-up also excludes other methods than GET: `lines` has only lines of GETs.
             if line not in kind.lines or (section is not None and kind in section.kinds):
                 continue
             if section is None and not _may_be_section(text):
@@ -406,7 +407,8 @@ class Sections:
             if section is None and (section := self.section_of(text)) is None:
                 return None
             self._add(section, kind, keys)
-        return None
+        lines = self.credential_lines if section is not None else None
+        return self._find_presented(lines, line, section) if lines is not None and section is not None else None
 
     def split(self, request: bytes) -> tuple[bytes, Section] | None:
         """Split a GET into its request line and its header section.  Returns None for a request that cannot be

@@ -37,9 +37,9 @@ class Observed:
 
     def __init__(self, record: Record | None, span: RequestSpan) -> None:
         self.record = record
-        """None without an access log."""
+        """The request's record; None without an access log."""
         self.span = span
-        """`NO_REQUEST` without a tracer."""
+        """The request's span; `NO_REQUEST` without a tracer."""
 
     @property
     def is_traced(self) -> bool:
@@ -52,7 +52,8 @@ class Observed:
         return self.span.trace_id if self.span.is_sampled else ""
 
     def enter(self) -> Tokens:
-        """Make these the current record and span.  A task that serves only this request need not call `exit`."""
+        """Make this record and this span the current ones.  A task that serves only this request need not call
+        `exit`."""
         return record_now.set(self.record), request_now.set(self.span)
 
     @staticmethod
@@ -124,7 +125,7 @@ class Observers:
         self.access_log.record(record)
 
 
-# Enum members are slow to reach in Python 3.11.
+# Module names are faster to look up than enum members, and every SSE answer needs these members.
 _SSE: Final = Mode.SSE
 _FOLLOWED, _ABORTED = Outcome.FOLLOWED, Outcome.ABORTED
 _LEFT: Final = CloseReason.LEFT

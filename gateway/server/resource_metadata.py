@@ -52,7 +52,7 @@ def metadata(routes: Sequence[Route], request: Request) -> tuple[CIMultiDict[str
     tree = {"resource": f"{request.scheme}://{request.host}{below}", **found, "resource_name": route.name}
     headers = CIMultiDict({"Content-Type": "application/json", "Cache-Control": f"max-age={_FRESH_S}"})
     headers["X-Content-Type-Options"] = "nosniff"
-    # The metadata is public, and clients in browsers need it.
+    # Allow all web origins, because the metadata is public and clients in browsers need it.
     headers["Access-Control-Allow-Origin"] = "*"
     return headers, json.dumps(tree, separators=(",", ":")).encode()
 

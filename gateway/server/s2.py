@@ -33,7 +33,7 @@ from gateway.server.request import Answered, Request
 from gateway.telemetry.access_record import Record, note_span
 
 _WHOLE_BYTES: Final = 1 << 18
-"""The largest body written in one piece.  A larger one is written in parts, each with its own write timeout."""
+"""The largest body written in one piece.  A larger body is written in parts, each with its own write timeout."""
 
 
 class S2Answers:

@@ -79,7 +79,7 @@ class Shedding:
         return total
 
     async def _next_slice(self, is_urgent: bool) -> float:
-        """Wait for the next slice.  Returns the time at which it ends."""
+        """Wait for the next slice.  Returns the time at which this slice ends."""
         await asyncio.sleep(0 if is_urgent else PAUSE_S)
         return self._now() + (URGENT_SLICE_S if is_urgent else SLICE_S)
 

@@ -6,9 +6,10 @@ In each turn of the loop, libuv accepts one connection for each descriptor.  Wit
 each turn would accept, read and end one connection.  The system calls between turns would empty the processor's caches
 each time.  Several descriptors of one socket accept several connections in a turn.
 
-A further descriptor has a cost.  Each connection wakes all descriptors, and a descriptor takes some 4 µs to find that
-another has accepted it.  The gateway therefore looks at the length of the queue from time to time.  The number of
-further descriptors is the shortest length at the latest looks: 0 while clients connect one at a time.
+A further descriptor has a cost.  Each connection wakes all descriptors, and each descriptor that comes too late takes
+some 4 µs to find that another has accepted the connection.  The gateway therefore looks at the length of the queue from
+time to time.  The number of further descriptors is the shortest length at the latest looks: 0 while clients connect one
+at a time.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ _UNNAMED: Final = "unknown"
 _TRIES: Final = 200
 _PAUSE_S: Final = 0.005
 """The tries to lock a folder take one second in total.  A gateway holds the lock for less than a millisecond."""
-# Since Python 3.13 the loop removes a Unix socket's file when the socket closes.  The file of a systemd socket must
-# stay, and `UnixSocket` removes its own file earlier.
+# Since Python 3.13 the loop removes a Unix socket's file when the socket closes.  Prevent this: the file of a systemd
+# socket must stay, and `UnixSocket` removes its own file earlier.
 _KEEPING_FILE: Final[Mapping[str, Any]] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
 
 
@@ -52,7 +53,7 @@ class UnixSocket:
         try:
             self.sock.bind(path)
             self._made = _identity(self.path)
-            # Clients can connect only after listen(), and the file's mode is set by then.
+            # Set the file's mode before listen(), because clients can connect after listen().
             self.path.chmod(int(mode, 8))
             self.sock.listen(backlog)
         except BaseException:
@@ -223,14 +224,15 @@ def adopt_bound(bound: socket.socket) -> socket.socket:
 _SO_ATTACH_FILTER: Final = 26
 """The number of the option on Linux (socket(7)), which Python does not name."""
 _INSTRUCTION: Final = struct.Struct("HBBI")
-"""An instruction of a socket filter: code, the steps to skip if a test is true and if it is false, operand."""
+"""One instruction of a socket filter.  Its fields are the code, the number of instructions to skip if a test is true,
+the number to skip if the test is false, and the operand."""
 _WITHOUT_SYN: Final = b"".join(
     _INSTRUCTION.pack(*one)
     for one in (
         (0x30, 0, 0, 13),  # Load the flags of the TCP header.
         (0x45, 0, 1, 0x02),  # Is this a SYN?
-        (0x06, 0, 0, 0),  # Then drop the segment.
-        (0x06, 0, 0, 0xFFFFFFFF),  # Else take all of it.
+        (0x06, 0, 0, 0),  # If it is, drop the segment.
+        (0x06, 0, 0, 0xFFFFFFFF),  # Otherwise pass the whole segment.
     )
 )
 

@@ -1,7 +1,8 @@
 """TLS between a connection's transport and its protocol, after the handshake.
 
-`TlsTransport` is a protocol to the transport below, and a transport to the protocol above.  OpenSSL works on two memory
-buffers (`ssl.MemoryBIO`).  Input is fed to OpenSSL in slices, and plain text is read until no whole record is left.
+In asyncio's terms, `TlsTransport` is a protocol for the transport below it, and a transport for the protocol above it.
+OpenSSL works on two memory buffers (`ssl.MemoryBIO`).  Input is fed to OpenSSL in slices, and plain text is read until
+no whole record is left.
 
 Output is encrypted while the transport below is not full.  The rest of the output waits in plain text, because all
 clients of an answer share its plain bytes, but encrypted records belong to one client.
@@ -50,7 +51,7 @@ _TLS_INFO: Final = frozenset({"cipher", "compression", "peercert", "ssl_object",
 
 
 class _State(Enum):
-    """Which sides are closed."""
+    """Which sides of the connection have ended TLS."""
 
     OPEN = "open"
     PEER_ENDED = "peer ended"
@@ -322,7 +323,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
                 if not unwritten:
                     self._unwritten = None
                 self._unwritten_bytes -= len(piece)
-                # This may call pause_writing.
+                # This call may lead to a call of `pause_writing`, which ends the loop.
                 self._raw.writelines(self._records(piece))
         except ssl.SSLError:
             self.abort()

@@ -9,23 +9,24 @@ while a request waits.
 Beginning a request means all work before its first wait, some 50 to 150 us.  After that time, a read from memory is
 finished, and a read that needs the origin (a miss) has begun its fetch.  A turn begins about a dozen requests.  With
 fewer requests a turn, each request would cost more, because the loop polls the kernel once a turn, and because equal
-work in a row is faster. During a flood, a turn's time for requests is shorter, because the requests in progress of
-other clients need several turns.  The flood's own requests are late in any case.
+work in a row is faster. During a flood, a turn's time for requests is shorter, because other clients have requests in
+progress that need several turns.  The flood's own requests are late in any case.
 
 The later work for a request, such as its fetch and the parts of its answer, is not queued.  The loop's time for such
-work is subtracted from the time for waiting requests.  Waiting requests get at least a quarter of the loop's time for
-other work, up to `REQUESTS_S`, so a flood of requests with remembered answers cannot starve them.
+work is subtracted from the time for waiting requests.  The time for waiting requests is at least a quarter of the
+loop's time for other work, up to `REQUESTS_S`.  A flood of requests with remembered answers can therefore not starve
+the waiting requests.
 
 The steps of misses are taken in the order in which they came, whichever client they are for (`gateway.aio.batches`).
 While many steps wait, no further request begins, so that a flood of misses waits in the fair queue instead.
 
 Input other than new requests, such as bodies and frames, is read in small parts.  A turn that has lasted for `PARTS_S`
 reads no further part.  Otherwise tiny chunks, frames or TLS records from one read of a socket could keep the loop busy
-for a second.  A fetch from the origin takes five turns, so long turns would delay the fetch five times.  Parts get less
-time than requests, because an upload loses little by waiting.
+for a second.  A fetch from the origin takes five turns, and each long turn would delay the fetch.  Parts get less time
+than requests, because an upload loses little by waiting.
 
-A waiting request stays with its connection, and the connection reads further input up to its usual bound.  Remembered
-answers, and live reads that join other readers, never wait, because they cost less than queueing.
+A waiting request stays with its connection, and the connection reads further input up to its usual bound.  Requests
+with remembered answers, and live reads that join other readers, never wait, because they cost less than queueing.
 """
 
 from __future__ import annotations
@@ -118,8 +119,8 @@ class Turns:
         """Count work that begins in this turn without a call of `must_wait`."""
         if not self.has_begun:
             self.has_begun, self._began = True, self._now()
-            # The call of `_next` marks the end of the turn.  The loop has no other mark of it, because it does not
-            # number its turns, and updates its time within them.
+            # The call of `_next` marks the end of the turn.  The loop has no other mark of a turn's end: it does not
+            # number its turns, and it updates its time within a turn.
             self._call_soon(self._next)
 
     def _is_late(self, late_s: float) -> bool:

@@ -1,21 +1,24 @@
 """Renews the verdicts of an authorisation service during live reads: the service is asked again before a verdict
 expires.
 
-Reads with equal credentials share the new verdict, in the same way as they shared the first verdict.  A read ends if
-the service refuses the read, or if the verdict expires and no new verdict has come.
+All live reads that one remembered verdict allows share one renewal.  A long-poll client begins a read after each
+message, so a renewal for each read would cost more than the read.  Verdicts on equal credentials share the service's
+new answer, in the same way as they shared the first.  The reads end if the service refuses them, or if the verdict
+expires and no new verdict has come.
 """
 
 from __future__ import annotations
 
 import random
-from typing import Final
+from collections.abc import Callable
+from typing import Final, cast
 
 from gateway.aio.timers import NEVER
 from gateway.auth.forward import LEAST_LIVE_S, ForwardVerdict
 from gateway.auth.permissions import Action
 from gateway.auth.questions import Undecided
-from gateway.auth.verdicts import Renewal
-from gateway.server.request import Channel, LiveUse
+from gateway.auth.verdicts import Allowed, Renewal
+from gateway.server.request import Channel
 from gateway.upstream.auth_services import AuthServices, WaitingRequest
 
 _AGAIN_S: Final = 1.0
@@ -23,44 +26,88 @@ _AGAIN_S: Final = 1.0
 
 
 class VerdictRenewal:
-    """Renews the verdict of a channel's live read until the read ends, as the channel's `LiveUse`."""
+    """Renews one verdict while live reads have it.  Implements `gateway.auth.verdicts.LiveRenewal`.
 
-    __slots__ = ("_channel", "_ends_at", "_inquiry", "_net", "_path", "_rng", "_services", "_tick", "_use", "_waiting")
+    The renewal rests while there are no reads.  If all reads end while the renewal is scheduled, it begins to rest when
+    it is due.
+    """
+
+    __slots__ = (
+        "_end_read",
+        "_ends_at",
+        "_inquiry",
+        "_net",
+        "_path",
+        "_reads",
+        "_rng",
+        "_services",
+        "_tick",
+        "_verdict",
+        "_waiting",
+    )
 
     def __init__(
-        self, channel: Channel, renewal: Renewal, until: float, net: str, services: AuthServices, rng: random.Random
+        self,
+        renewal: Renewal,
+        net: str,
+        services: AuthServices,
+        rng: random.Random,
+        end_read: Callable[[Channel], None],
     ) -> None:
-        """`until` is the expiry of the present verdict (Unix seconds)."""
-        self._channel: Channel | None = channel
-        self._use: LiveUse | None = channel.live_use
+        """`net` is the client network for which the service is asked.  `end_read` ends a live read."""
         self._inquiry, self._path = renewal
         self._net = net
         self._services = services
         self._rng = rng
+        self._end_read = end_read
+        self._reads: dict[object, None] = {}
+        """The channels of the reads."""
+        self._verdict: Allowed | None = None
+        """The present verdict; None while the renewal rests."""
+        self._ends_at = 0.0
+        """When the reads end unless the verdict is renewed (Unix seconds)."""
         self._waiting: WaitingRequest | None = None
         self._tick = NEVER
-        self._ends_at = max(until, services.clock.wall() + LEAST_LIVE_S)
-        """In Unix seconds."""
-        self._await_renewal()
 
-    def end_live(self, sent_bytes: int) -> None:
-        self._channel = None
+    def __repr__(self) -> str:
+        state = "resting" if self._verdict is None else "asking" if self._waiting is not None else "scheduled"
+        return f"<VerdictRenewal {len(self._reads)} reads, {state}>"
+
+    def begin_read(self, channel: object, allowed: Allowed) -> Allowed:
+        """Renew the verdict for a further read.  Returns the present verdict, which may be newer than `allowed`."""
+        self._reads[channel] = None
+        if (verdict := self._verdict) is not None:
+            return verdict
+        self._verdict = allowed
+        self._ends_at = max(allowed.until, self._services.clock.wall() + LEAST_LIVE_S)
+        self._await_renewal()
+        return allowed
+
+    def end_read(self, channel: object) -> None:
+        self._reads.pop(channel, None)
+        if self._waiting is not None and not self._reads:
+            self._rest()
+
+    def _rest(self) -> None:
+        """Stop renewing."""
         self._services.wheel.unlink(self, self._tick)
+        self._tick, self._verdict = NEVER, None
         if self._waiting is not None:
             self._waiting.leave_queue()
-        if self._use is not None:
-            self._use.end_live(sent_bytes)
+            self._waiting = None
 
     def due(self) -> None:
-        """Ask the service, or end the read because no answer has come in time."""
+        """Ask the service, or end the reads because no answer has come in time."""
         self._tick = NEVER
-        if self._waiting is not None or self._left_s <= 0:
-            self._end_read()
+        if not self._reads:
+            self._rest()
+        elif self._waiting is not None or self._left_s <= 0:
+            self._end_reads()
         else:
             self._ask()
 
     def clock_stepped(self) -> None:
-        """Set the next question, or the end of the read, again after a step of the wall clock."""
+        """Set the next question, or the end of the reads, again after a step of the wall clock."""
         if self._waiting is None:
             self._await_renewal()
         else:
@@ -77,8 +124,8 @@ class VerdictRenewal:
         self._tick = wheel.add(self, max(0.0, delay_s))
 
     def _await_renewal(self) -> None:
-        """Schedule the next question, early enough for an answer.  The delay is random, so that reads that began at the
-        same time do not ask at the same time.
+        """Schedule the next question, early enough for an answer.  The delay is random, so that verdicts that were
+        given at the same time are not renewed at the same time.
         """
         left_s = self._left_s
         most_early_s = min(left_s / 2, 2 * self._inquiry.rule.timeout_s)
@@ -108,17 +155,24 @@ class VerdictRenewal:
         self._call_in(min(self._left_s, _AGAIN_S))
 
     def _decide(self, verdict: ForwardVerdict) -> None:
-        channel, principal = self._channel, verdict.principal
-        if channel is None or channel.verdict is None:
+        principal, verdicts = verdict.principal, self._services.verdicts
+        if self._verdict is None:
             return
-        verdicts = self._services.verdicts
         if principal is None or not principal.allows(Action.READ, self._path) or verdicts.is_revoked(principal):
-            self._end_read()
+            self._end_reads()
             return
-        channel.verdict = verdicts.allow(principal, channel.verdict.renewal, channel.verdict.grounds)
+        self._verdict = allowed = verdicts.allow(principal, self._verdict.renewal, self._verdict.grounds)
+        allowed.renewing = self
+        for channel in self._channels():
+            channel.verdict = allowed
         self._ends_at = verdict.live_until
         self._await_renewal()
 
-    def _end_read(self) -> None:
-        if self._channel is not None:
-            self._channel.end_early()
+    def _end_reads(self) -> None:
+        """End all reads, and rest until another read begins.  The remembered verdict may still allow another read."""
+        for channel in self._channels():
+            self._end_read(channel)
+        self._rest()
+
+    def _channels(self) -> list[Channel]:
+        return cast("list[Channel]", list(self._reads))

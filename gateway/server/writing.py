@@ -26,12 +26,13 @@ _MOST_ZEROS: Final = 8
 accept at most 16 digits of a size.
 """
 
-# Enum members are slow to reach in Python 3.11, and every request passes here.
+# Module names are faster to look up than enum members, and every request needs these members.
 _IDLE, _LIVE = Phase.IDLE, Phase.LIVE
 
 
 class WritingConnection(TimedConnection):
-    """The part of a client's connection that writes answers, as a `gateway.server.request.Channel`."""
+    """The part of a client's connection that writes answers.  It implements most of
+    `gateway.server.request.Channel`."""
 
     __slots__ = (
         "_is_bodiless",
@@ -62,10 +63,11 @@ class WritingConnection(TimedConnection):
             return
         has_head = self.sse_route is not None if self.phase is _LIVE else request is not None and request.has_begun
         if not has_head and (request is None or request.version != "1.0"):
-            # A client has to accept any number of interim answers (RFC 9110 section 15.2).
+            # Probe by an interim answer, because a client has to accept any number of them (RFC 9110 section 15.2).
             transport.write(interim_head(100, CIMultiDict()))
         elif has_head and self._is_chunked and not self._is_bodiless and self._zeros < _MOST_ZEROS:
-            # The zero begins the next chunk, whose size may have leading zeros (RFC 9112 section 7.1).
+            # Probe by a zero that begins the next chunk, because a chunk's size may have leading zeros (RFC 9112
+            # section 7.1).
             self._zeros += 1
             transport.write(b"0")
 
@@ -173,7 +175,8 @@ class WritingConnection(TimedConnection):
         self.enter_phase(_LIVE, live)
         self.live_bytes = 0
         if self._shared is not None and self.transport is not None:
-            # All bytes written from now on belong to this client alone.
+            # Count as shared at most the bytes that are unsent now, because all later bytes belong to this client
+            # alone.
             self._shared_bytes = min(self._shared_bytes, self.transport.get_write_buffer_size())
         self._keeps = keeps
         self._is_chunked = is_chunked

@@ -25,8 +25,9 @@ class Cut(NamedTuple):
 
     pieces: list[bytes]
     copied: int
-    """How many of these bytes take memory in addition to the block's.  These are copies, and a small last piece: when
-    the block grows, it replaces this piece, and only this part keeps it."""
+    """How many of these bytes use memory that the block does not use.  These are copied bytes, and the block's last
+    piece if it is small: the block replaces such a piece when it grows, and then only this `Cut` refers to the old
+    piece."""
 
 
 class Block:

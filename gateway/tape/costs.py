@@ -29,13 +29,13 @@ EMPTY_COST: Final = TAPE_COST + STREAM_COST
 BODY_SHARE: Final = 2
 """Only a body of at most 1 / `BODY_SHARE` of the budget is stored."""
 BODY_USUAL_BYTES: Final = 64 << 20
-"""Only a body of at most this size is stored; the default of `limits.max_flight_bytes`."""
+"""By default (`limits.max_flight_bytes`), only a body of at most this size is stored."""
 CODED_COST: Final = 400
 """Bytes charged per compressed body in addition to its data: keys, dictionary slots, the object."""
 CODED_SHARE: Final = 4
 """All compressed bodies together take at most 1 / `CODED_SHARE` of the budget."""
 CODED_USUAL_BYTES: Final = 32 << 20
-"""All compressed bodies together take at most this; the default of `limits.compress_cache_bytes`."""
+"""By default (`limits.compress_cache_bytes`), all compressed bodies together take at most this size."""
 CODED_BODY_SHARE: Final = 4
 """One compressed body takes at most 1 / `CODED_BODY_SHARE` of the bound for all of them."""
 ANSWER_COST: Final = 1_200

@@ -35,7 +35,7 @@ class Question(StrEnum):
     TAIL = "tail"
     """Where does the stream end now?"""
     BYTES = "bytes"
-    """Which bytes follow the offset, after which none are in memory?"""
+    """Which bytes follow the offset?  None of them are in memory."""
 
 
 class Awaited(StrEnum):
@@ -147,19 +147,19 @@ def decide(stream: Stream, read: Progress, now: float) -> Decision:
     | The lifetime was lost (`Expiry`).                            | Ask LIFETIME         |                          |
     | The type is unknown.                                         | (see below)          | Ask FACTS                |
     | The stream is not trusted.                                   | (see below)          | Ask EXISTENCE            |
-    | It starts at the tail, or beyond it, and the tail is known.  | Send the tail        | Wait there; beyond: Send |
-    | It starts at the tail.                                       | Ask TAIL             | Ask TAIL                 |
-    | It begins with bytes that need a confirmation.               | Ask CONFIRMATION     | Ask CONFIRMATION         |
-    | The origin has not named the offset that it starts at.       |                      | Ask BYTES                |
-    | It begins with bytes, and the lifetime is unknown.           | (see below)          | Ask LIFETIME             |
-    | It has not joined the topic.                                 |                      | Wait for a CHANGE        |
-    | It has reached the end of a closed stream.                   | Send                 | Send                     |
-    | It has reached the tail, which is known.                     | Send, up to date     | with bytes: Send         |
-    | It has bytes, and more are known to follow.                  | Send                 | Send                     |
+    | The read starts at or beyond the tail, which is known.       | Send the tail        | Wait there; beyond: Send |
+    | The read starts at the tail.                                 | Ask TAIL             | Ask TAIL                 |
+    | The read begins with bytes that need a confirmation.         | Ask CONFIRMATION     | Ask CONFIRMATION         |
+    | The origin has not named the offset where the read starts.   |                      | Ask BYTES                |
+    | The read begins with bytes, and the lifetime is unknown.     | (see below)          | Ask LIFETIME             |
+    | The read has not joined the topic.                           |                      | Wait for a CHANGE        |
+    | The read has reached the end of a closed stream.             | Send                 | Send                     |
+    | The read has reached the tail, which is known.               | Send, up to date     | with bytes: Send         |
+    | The read has bytes, and more are known to follow.            | Send                 | Send                     |
     | A follower that would name the tail may be connecting.       | Wait for CONNECTION  |                          |
     | A follower brings what is missing.                           | Wait for FOLLOWER    | Wait for a CHANGE        |
     | The tail may be repeated while the origin is asked for it.   | Send, stale          |                          |
-    | It has reached the furthest known offset.                    | Ask TAIL             | with bytes: Ask TAIL     |
+    | The read has reached the furthest known offset.              | Ask TAIL             | with bytes: Ask TAIL     |
     | Bytes are missing.                                           | Ask BYTES            | Ask BYTES                |
 
     A catch-up read gets bytes from memory only if the lifetime is known and the stream is trusted
@@ -403,7 +403,7 @@ class RecordProgress:
     """False if the held records were doubted when the read began (the stream may have been deleted and created again),
     and the origin has not confirmed them yet."""
     is_complete: bool = False
-    """Whether a limit has ended the read, or the origin has no more records within its limits."""
+    """Whether a limit has ended the read, or the origin has no more records within the read's limits."""
 
     def came_to(self, at: int) -> None:
         """Record that the read has taken everything before `at`."""

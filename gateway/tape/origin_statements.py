@@ -48,8 +48,8 @@ class Confirmations:
     """The offsets from which the origin has had the bytes, each with the time of the statement (monotonic seconds).
 
     Offsets and times ascend together.  A confirmation also covers all later offsets.  An entry is therefore kept only
-    if its time is later than the preceding entry's.  Any entry may be dropped: the gateway then asks the origin once
-    more.
+    if its time is later than the time of the preceding entry.  Any entry may be dropped: the gateway then asks the
+    origin once more.
     """
 
     __slots__ = ("_at", "_offsets", "asked_at", "refused_at", "start_at")
@@ -139,7 +139,8 @@ class Caching(NamedTuple):
 
     @classmethod
     def at_tail(cls, reuse: Reuse) -> Caching:
-        """Return the caching stated by a reply that reaches the tail, if no earlier reply stopped short of the tail."""
+        """Return the caching stated by a reply that reaches the tail.  It applies only until a reply stops short of the
+        tail."""
         lifetime_s = reuse.lifetime_s
         # A freshness lifetime of 0 means the same as `no-cache`, which does not apply to bytes.  During
         # `stale-while-revalidate`, the gateway revalidates the tail in the background, so it may reuse the bytes for

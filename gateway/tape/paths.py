@@ -4,9 +4,10 @@ One path can have many streams: one for each query and each set of credentials. 
 the path affects all of these streams, so the cost of a write must not grow with their number.
 
 Therefore only some streams of a path are *awake*: streams in use, and at most `MOST_AWAKE` other streams.  An event of
-the path, such as a write, is applied to awake streams at once.  The other streams *sleep*.  The path, now called a
-*crowd*, numbers its events and keeps the latest.  When a sleeping stream is looked up, the events that it has missed
-are applied.  If some of these are no longer kept, the stream is dropped, as if it had been evicted.
+the path, such as a write, is applied to awake streams at once.  The other streams *sleep*.  A path with more than
+`MOST_AWAKE` streams is a *crowd*, which numbers the path's events and keeps the latest events.  When a sleeping stream
+is looked up, the events that it has missed are applied.  If some of these events are no longer kept, the stream is
+dropped, as if it had been evicted.
 
 No fetch and no live reader uses a sleeping stream.  Its remembered answers (responses that the server keeps for
 repetition) stay valid until the next event of the path.  The server finds these answers without looking at the stream.
@@ -100,7 +101,7 @@ class Crowd:
         """Put the least recently used streams to sleep until `MOST_AWAKE` are awake, but never `spared`.
 
         Streams in use stay awake.  Returns the streams whose remembered answers must be dropped, because at most
-        `MOST_DOZING` sleeping streams keep theirs.
+        `MOST_DOZING` sleeping streams keep their answers.
         """
         awake, dozing = self.awake, self._dozing
         for _ in range(_LOOKS):
@@ -187,7 +188,7 @@ class Paths:
         return streams.get(key) if streams is not None else None
 
     def add_stream(self, stream: Stream) -> Iterable[Stream]:
-        """Add an awake stream, for which other streams may be put to sleep.  Return the streams whose remembered
+        """Add an awake stream.  Other streams may be put to sleep in its place.  Return the streams whose remembered
         answers must be dropped (`Crowd.put_to_sleep`)."""
         group = stream.key.group
         streams = self._groups.get(group)

@@ -109,7 +109,7 @@ class PinnedTapes:
         return self._excess()
 
     def forget(self, key: StreamKey) -> None:
-        """Remove `key`, which is no longer in memory."""
+        """Unpin `key`, if it is pinned."""
         self.cost -= self._costs.pop(key, 0)
 
     def pop_last(self) -> StreamKey | None:

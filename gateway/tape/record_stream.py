@@ -20,7 +20,7 @@ class RecordStream(Stream):
 
     records: RecordTape = field(default_factory=RecordTape)
     verified_at: float = -math.inf
-    """When the origin last confirmed that the records held are those of the stream (monotonic seconds)."""
+    """When the origin last confirmed that the records held belong to the stream (monotonic seconds)."""
     doubts: int = 0
     """How often the records became doubted.  Only `TapeStore.doubt_records` counts."""
     settled: int = 0
@@ -56,7 +56,7 @@ class RecordStream(Stream):
 
     @property
     def furthest(self) -> str | None:
-        """The sequence number after the last covered one, as text; None if no records are held."""
+        """The number after the last covered sequence number, as text; None if no records are held."""
         return str(self.records.end_seq_num) if self.records.block_count else None
 
     def drop_oldest(self) -> int:

@@ -10,8 +10,8 @@ A part that a read takes from the tape is *closed* if a limit of the read ended 
 ends with the held records, and more records may follow.  Records never change, but the tail of the stream moves.  The
 tape therefore does not record the tail.
 
-A stream that is deleted and created again numbers its records from 0 again.  `store` raises `RecordsReplaced` if
-records contradict the held ones: a different record at the same number, or timestamps that decrease.
+A stream that is deleted and created again numbers its records from 0 again.  `store` raises `RecordsReplaced` if the
+new records contradict the held records: a different record at the same number, or timestamps that decrease.
 
 All changes are synchronous.  The module has no HTTP, no sockets and no clock.
 """
@@ -55,7 +55,7 @@ _by_timestamp = attrgetter("timestamp")
 
 
 class RecordsReplaced(Exception):
-    """New records contradict the held ones: the stream was deleted and created again."""
+    """New records contradict the held records: the stream was deleted and created again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +216,7 @@ class RecordTape:
 
     @property
     def end_seq_num(self) -> int:
-        """The sequence number after the last covered one; 0 if none is covered."""
+        """The number after the last covered sequence number; 0 if no number is covered."""
         return self._blocks[self._starts[-1]].end if self._starts else 0
 
     @property
@@ -225,7 +225,8 @@ class RecordTape:
         return self._blocks[self._starts[-1]].records[-1] if self._starts else None
 
     def covers(self, seq_num: int) -> bool:
-        """Return whether a block covers `seq_num`.  If so, the stream has a record there only if the block has one."""
+        """Return whether a block covers `seq_num`.  If a block does, and has no record there, the stream has no such
+        record."""
         return self._block_at(seq_num) is not None
 
     def covered_from(self, seq_num: int) -> int:
@@ -279,7 +280,8 @@ class RecordTape:
         return Part(tuple(taken), size, at, is_closed=False)
 
     def at_timestamp(self, timestamp: int) -> int | None:
-        """Return the number of the stream's first record at or after `timestamp`; None if the tape does not show it.
+        """Return the sequence number of the stream's first record at or after `timestamp`; None if the tape does not
+        show it.
 
         The tape shows the number if it holds this record and the preceding record, or if this is the first record of
         the stream.
@@ -309,7 +311,7 @@ class RecordTape:
         """Store the records of a read from `start`.  Records that are held already stay.
 
         Returns whether held records were dropped, because the new records show that the stream was trimmed.  Raises
-        RecordsReplaced, and stores nothing, if the records contradict the held ones.
+        RecordsReplaced, and stores nothing, if the new records contradict the held records.
         """
         if not records:
             return False

@@ -77,8 +77,8 @@ class Stream:
     """Whether a reply of the origin had `Vary: Origin`.  The stream then serves only requests without an Origin header.
     Bytes of that reply may be held, so the flag is never cleared."""
     origins_named_at: float = -math.inf
-    """When a reply to a shared read last set `headers`, which show the web origins that the origin allows (monotonic
-    seconds)."""
+    """When a reply to a shared read last set `headers` (monotonic seconds).  Their CORS fields show which web origins
+    the stream's origin allows."""
     caching: Caching = UNSTATED
     """The origin's Cache-Control for the stream's bytes."""
     identity: str | None = None
@@ -165,8 +165,8 @@ class Stream:
         self.hits += hits
 
     def contacted(self, at: float) -> None:
-        """Record that the origin was asked for the stream at this time (monotonic seconds), which renews a sliding TTL
-        there."""
+        """Record that the origin was asked for the stream at this time (monotonic seconds).  This renews a sliding TTL
+        at the origin."""
         self.contacted_at = max(self.contacted_at, at)
 
     def mark_stale(self, *, may_have_ended: bool = True) -> None:
@@ -174,7 +174,7 @@ class Stream:
         self.version = self.version.doubted(may_have_ended=may_have_ended)
 
     def may_be_another(self) -> None:
-        """Record that a write may have replaced the stream by another one, with a lifetime of its own."""
+        """Record that a write may have replaced the stream by another stream, which has its own lifetime."""
         self.mark_stale()
         self.expiry.lose()
         self.head_headers = None
@@ -376,7 +376,7 @@ class Stream:
         )
 
     def saw_tail(self, sighting: Sighting) -> None:
-        """Record the origin's statement of the tail, unless the current one has a later tail or time."""
+        """Record the origin's statement of the tail, unless the current statement has a later tail or a later time."""
         current = self.sighting
         if current is not None and (is_before(sighting.at, current.at) or sighting.seen_at < current.seen_at):
             return
@@ -440,7 +440,7 @@ class Stream:
 
     def is_hidden_from(self, asker: int) -> bool:
         """Return whether a 404 to a request with this hash may mean only that the origin hides the stream from the
-        client.  The origin has then shown the stream to a request with other headers."""
+        client.  This is so if the origin has shown the stream to a request with other headers."""
         return self.found_by is not None and self.found_by != asker
 
     def may_have_expired(self, now: float) -> bool:
@@ -501,8 +501,8 @@ class Stream:
         return self._trusted_s(min(trust_s, self.caching.fresh_s))
 
     def confirmed_before(self, now: float, trust_s: float, max_age_s: float | None) -> float:
-        """Return the time up to which confirmations are too old for a client that accepts bytes of the age
-        `max_age_s`."""
+        """Return the time of the latest confirmation that is too old for a client.  The client accepts bytes up to the
+        age `max_age_s`, or of any age if `max_age_s` is None."""
         reusable_s = self.reusable_s(trust_s)
         return now - (reusable_s if max_age_s is None else min(reusable_s, max(LEAST_AGE_S, max_age_s)))
 

@@ -42,8 +42,9 @@ class TapeReading(NamedTuple):
     end: str = ""
     stored_at: float = 0.0
     copied: int = 0
-    """How many bytes of `pieces` take memory in addition to the tape's.  These are copies, and a
-    small last piece of a block: when the block grows, the tape replaces this piece, and only this reading keeps it."""
+    """How many bytes of `pieces` use memory that the tape does not use.  These are copied bytes, and the last piece of
+    a block if it is small: the tape replaces such a piece when the block grows, and then only this reading refers to
+    the old piece."""
 
 
 class Extent(NamedTuple):
@@ -190,8 +191,8 @@ class Tape:
         return min((token for token in self._index if token != START), default=None)
 
     def midway(self, token: str) -> str | None:
-        """Return the middle one of the indexed tokens up to `token`, without the start sentinel; None if there is
-        none."""
+        """Return the middle one of all indexed tokens up to `token`, leaving out the start sentinel; None if there are
+        no such tokens."""
         known = sorted(one for one in self._index if one != START and not is_before(token, one))
         return known[(len(known) - 1) // 2] if known else None
 
@@ -215,7 +216,7 @@ class Tape:
         return bool(index) and self.resolve(token) in index
 
     def is_short(self, token: str) -> bool:
-        """Return whether the origin has ended a reply at or after `token` although more bytes followed."""
+        """Return whether the origin has ended a reply at `token`, or after it, before the tail."""
         return self.short_of_tail is not None and not is_before(self.short_of_tail, token)
 
     def is_closed_at(self, token: str) -> bool:

@@ -4,10 +4,10 @@ A `Record` is filled in while a request is answered, and goes to an `AccessLog` 
 read reports several times, and only its last record is final.  All calls of an `AccessLog` are synchronous and cheap.
 They never fail and never wait.  `NoAccessLog` is used if there is no log.
 
-Exactly one record accounts for each request to the origin, and for each byte of the origin's answer.  A request
-accounts for its own traffic.  A shared fetch keeps its figures until a record claims them in `finalize`.  Traffic
-without a record goes to `AccessLog.unclaimed`.  Examples are a stream's live request, and a fetch that all its waiters
-have left.
+Each request to the origin, and each byte of the origin's answer, is counted exactly once: in one record, or by
+`AccessLog.unclaimed`.  A request accounts for its own traffic.  A shared fetch keeps its figures until a record claims
+them in `finalize`.  Traffic without a record goes to `AccessLog.unclaimed`.  Examples are a stream's live request, and
+a fetch that all its waiters have left.
 
 Several layers contribute data.  While a request is answered, the context variable `record_now` has its record, and the
 `note_*` functions of this module write to it.  They do nothing without an access log, and in a task that serves no
@@ -127,9 +127,9 @@ class Record:
     credentials.
     """
     status: int = 0
-    """0 if no status was sent."""
+    """The status of the answer; 0 if no status was sent."""
     ended_at: float = 0.0
-    """In Unix seconds."""
+    """When the request ended, or when the interim record was made (Unix seconds)."""
     duration_s: float = 0.0
     first_byte_s: float | None = None
     """Seconds from reading the request to writing the response's first byte; None without a response."""
@@ -144,13 +144,14 @@ class Record:
     request that started the fetch.  Bytes that arrive after the leader has left count for the next request that ends.
     """
     origin_requests: int = 0
-    """Requests sent to the origin for this request.  The requests of a shared fetch count for the same request as its
-    bytes.
+    """Requests sent to the origin for this request.  The requests of a shared fetch are counted in the same way as its
+    bytes (`fetched_bytes`).
     """
     collapsed: int = 0
     """The number of requests that shared the fetch for this request, including itself; 0 without a shared fetch."""
     subscribers: int | None = None
-    """The stream's live readers at the end of this read, including itself.  Only live reads have it."""
+    """The number of the stream's live readers at the end of this read, including its own reader.  None unless the read
+    is live."""
     coding: Coding | None = None
     client: str | None = None
     """The peer's full address.  The access log decides how much of it to write."""
@@ -161,7 +162,7 @@ class Record:
     """The issuer of the principal and the tenant; empty for keys of signed URLs."""
     user_agent: str | None = None
     trace_id: str | None = None
-    """32 hexadecimal digits (W3C Trace Context)."""
+    """The id of the request's trace: 32 hexadecimal digits (W3C Trace Context).  None without a trace."""
     close_reason: CloseReason | None = None
     is_final: bool = True
     """False for an interim record of a live read that continues."""

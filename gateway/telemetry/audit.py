@@ -1,8 +1,8 @@
 """Audit lines: changes and refusals, each one line of a separate logger.
 
 Audit lines are written whatever the level of the other loggers.  They never contain a token or a signature.  They leave
-out a stream's query, because it may contain a token or a signature.  Lines about refusals are bounded, because an
-unauthorised client can cause any number: at most `REFUSALS_PER_WINDOW` in each `WINDOW_S` seconds.  The first line
+out a stream's query, because it may contain a token or a signature.  An unauthorised client can cause any number of
+refusals, so at most `REFUSALS_PER_WINDOW` lines about refusals are written in each `WINDOW_S` seconds.  The first line
 after a window states the number of lines that were left out.
 """
 
@@ -43,7 +43,8 @@ class RefusalLines:
         return f"<RefusalLines {self._written} written, {self._left_out} left out>"
 
     def has_room(self) -> bool:
-        """Return whether another line may be written now.  Counts a line that may not be written as left out."""
+        """Return whether another line may be written now.  If it may not, count it among the lines that were left
+        out."""
         now = self._now()
         if now >= self._window_ends_at:
             if self._left_out:

@@ -19,7 +19,7 @@ from gateway.protocol.coding import Coding
 from gateway.protocol.mode import Mode
 
 NO_ROUTE: Final = "-"
-"""No route can have this name."""
+"""The label for requests without a route.  No route can have this name."""
 
 
 class Sent(NamedTuple):

@@ -52,14 +52,14 @@ class FlightSpan(Protocol):
     """The span of a shared fetch.  The owner must call `end_span`."""
 
     def enter(self) -> None:
-        """Make exchanges of the running task children of this flight from now on."""
+        """Begin to count the running task's exchanges as children of this flight."""
 
     def joined(self) -> None:
         """Link the current request, which shares this flight, to the flight and to its leader."""
 
     def end_span(self, result: str, status: int | None, size: int) -> None:
-        """End the span.  Records the result in one word, the status for the flight's readers (None without a status),
-        and the body bytes.
+        """End the span.  Records the result in one word, the status that the flight's readers get (None without a
+        status), and the number of body bytes.
         """
 
 
@@ -86,7 +86,7 @@ class Tracer(Protocol):
         """Start the span of a client's request.  `headers` may contain the client's trace (W3C Trace Context)."""
 
     def chooses(self, request: bytes) -> bool:
-        """Return whether to trace the request with these header bytes.  For a request to trace, the caller then calls
+        """Return whether to trace the request with these header bytes.  If the result is true, the caller then calls
         `request`.
         """
 

@@ -85,11 +85,12 @@ async def answer_to(
     except asyncio.CancelledError:
         pending.give_up()
         if answer.done() and not answer.cancelled() and answer.exception() is None:
-            # The reply arrived in the same iteration of the loop as the cancellation.
+            # The reply arrived in the same iteration of the loop as the cancellation.  Close it, because nobody will
+            # read it.
             answer.result().close()
         raise
     finally:
-        # The traceback of a raised error refers to this frame.  Avoid the reference cycle.
+        # Avoid a reference cycle: the traceback of a raised error refers to this frame.
         del waiter, pending, answer
 
 

@@ -373,7 +373,7 @@ class AuthServices:
         url = found.get("jwks_uri")
         schemes = ("https",) if source.url.startswith("https:") else ("https", "http")
         if not isinstance(url, str) or not _is_url(url, schemes):
-            raise _Unusable("its metadata names no jwks_uri of use")
+            raise _Unusable("its metadata names no usable jwks_uri")
         return url
 
     async def _get(self, url: str) -> tuple[bytes, CIMultiDictProxy[str]]:

@@ -11,22 +11,23 @@ The breaker is a pure state machine: it sends nothing and reads no clock.  Each 
 
 A lost connection counts as half a failure.  On a network that resets one connection in five, a series of five losses is
 frequent, but a series of ten is very rare.  The results of concurrent requests may arrive in any order, so a burst of
-requests may well begin or end with ten losses.  A lost connection therefore counts in the series only if no request was
-answered while the lost request was in progress.  Whether losses open the breaker is decided as if all requests that
-still wait for an answer would succeed.
+requests may well begin or end with ten losses.  The loss of a request's connection therefore counts in the series only
+if no other request was answered while that request was in progress.  To decide whether losses open the breaker, all
+requests that still wait for an answer count as successes.
 
 Both clients' requests and the gateway's own probes (`gateway.upstream.health`) probe the origin.  While own probes are
 sent (`watched`), most clients' requests are refused, because with a silent origin these requests would wait until they
 time out.  Own probes are sent whether or not clients' requests are in progress, so a client's request without an answer
-does not delay the recovery.  A failed own probe does not lengthen the open time.  Neither does a client's request whose
-connection is lost, because the reason may be a flaky network.
+does not delay the recovery.  A failed own probe does not lengthen the open time.  A client's request whose connection
+is lost does not lengthen it either, because the reason may be a flaky network.
 
 Own probes request one path, and a proxy in front of the origin may answer them.  Only a client's request shows whether
 the origin serves streams.  The result of the latest own probe decides how many clients' requests pass:
 
-    answered, or connection lost    The next clients' requests pass, up to the configured number of probes.  After a
-                                    lost connection, one passes every `CLIENTS_TURN_S`.
-    no result                       One client's request passes every `CLIENTS_TURN_S`.
+    answered           The next clients' requests pass, up to the configured number of probes.
+    connection lost    The same, but once a client's probe has lost its connection too, only one client's request passes
+                       every `CLIENTS_TURN_S`.
+    no result          One client's request passes every `CLIENTS_TURN_S`.
 
 A successful client's request closes the breaker.  Two successful own probes in a row also close the breaker, if no
 client's request was admitted in between.  If a client's request is admitted or fails after a successful own probe, own
@@ -74,7 +75,7 @@ class BreakerState(StrEnum):
     HALF_OPEN = "half_open"
 
 
-# Access to enum members is slow in Python 3.11, and this is a hot path.
+# Module names are faster to look up than enum members, and every request needs these members.
 _CLOSED: Final = BreakerState.CLOSED
 
 
@@ -112,7 +113,7 @@ class Policy:
     least_requests: int = 20
     """`ratio` applies only if the window has at least this number of requests."""
     open_s: float = 1.0
-    """The first open time.  Each further open time is twice as long."""
+    """The first open time.  Each further open time is twice as long as the one before, up to `longest_open_s`."""
     longest_open_s: float = 2.0
     probes: int = 1
     """The number of concurrent clients' requests that pass while the breaker is half-open."""
@@ -221,7 +222,8 @@ class Breaker:
         self._clients_from = -inf
         """When the next client's request may probe.  -inf if no own probes are sent."""
         self._turn_ends = -inf
-        """After the loss of a client's probe, the loss of an own probe admits no client's request before this time."""
+        """Before this time, an own probe that loses its connection admits no client's request, because a client's probe
+        has just lost its connection too."""
         self._is_vouched = False
         """Whether the latest own probe has succeeded."""
         self._alone_from = -inf
@@ -289,7 +291,7 @@ class Breaker:
     def _admit_client(self, now: float, *, is_live: bool) -> None:
         if self._is_watched:
             if self._probes >= self._policy.probes:
-                # The probes in progress have had `CLIENTS_TURN_S` without a result.
+                # Admit this request too: the probes in progress have had no result within `CLIENTS_TURN_S`.
                 self._probes = 0
             if not self._is_vouched or self._probes + 1 >= self._policy.probes:
                 self._clients_from = now + CLIENTS_TURN_S

@@ -6,7 +6,7 @@ the request goes to the next origin.  This is safe for writes too, because no by
 The client also follows a redirect to the leader of a stream, which is another origin of the route.  This is safe,
 because a redirect shows that the first origin did not process the request.  To be able to follow a redirect, the client
 buffers a streamed body of up to 64 KiB.  With a larger body, the redirect is passed on to the gateway's client.  Later
-requests go to the leader at once.
+requests for the stream go directly to the leader.
 
 Other modules retry requests that were sent: `gateway.upstream.exchange` after a dead connection, and
 `gateway.engine.fetch` after the failure of a shared fetch.
@@ -90,7 +90,7 @@ class _RoutedExchange(Exchange):
     __slots__ = ("_buffering", "_context", "_hops", "_leader", "_path", "_route", "_target", "_tried")
 
     def __init__(self, exchanges: Exchanges, requester: Requester, call: OriginCall) -> None:
-        # Without `super()`, which would double the cost.
+        # Do not call through `super()`, which would double the cost of the call.
         Exchange.__init__(self, exchanges, requester, call)
         self._route: OriginPool
         self._target: str
@@ -193,7 +193,7 @@ class _RoutedExchange(Exchange):
 
     def _failed(self, error: GatewayError) -> None:
         if isinstance(error, UpstreamCongested):
-            # No slot was free in time.  Do not try the next origin.  Otherwise, all streams would move between the
+            # Do not try the next origin if no slot was free in time.  Otherwise, all streams would move between the
             # origins whenever many requests arrive together.
             self._requester.failed(error)
             return

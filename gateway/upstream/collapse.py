@@ -1,10 +1,10 @@
 """Request collapsing for both protocols: one fetch from the origin for all readers that need the same bytes.
 
 One rule keeps reads linearisable.  A reader may rely on the tail (the stream's end) that a fetch reports only if the
-reader's request arrived before the fetch was sent.  The origin had then seen every write acknowledged before the
-request.  A later reader may use the bytes of the fetch, which are immutable, but needs another fetch for the tail.
-Each key therefore has at most one fetch in progress and one fetch that has not been sent yet.  All later readers share
-the unsent fetch.
+reader's request arrived before the fetch was sent.  In that case, the origin has answered the fetch after every write
+that was acknowledged before the reader's request.  A later reader may use the bytes of the fetch, which are immutable,
+but needs another fetch for the tail.  Each key therefore has at most one fetch in progress and one fetch that has not
+been sent yet.  All later readers share the unsent fetch.
 
 A fetch does not depend on the reader that started it.  If this reader leaves, the fetch continues for the other
 readers.

@@ -1,12 +1,13 @@
 """An HTTP/1.1 connection to an origin, which carries one exchange after the other.
 
 A connection is busy from the first byte of a request to the last byte of its reply, and idle at other times.  After an
-exchange the connection calls the method `freed` of its owner.  It is closed instead if the start of the next reply
-would be uncertain: after a truncated reply, after bytes that no request asked for, or if a request body was not sent
-completely.  After each reply the connection rests for a moment before it is used again (`gateway.upstream.keep_alive`).
+exchange the connection calls the method `freed` of its owner.  The connection is closed instead if the start of the
+next reply would be uncertain: after a truncated reply, after bytes that no request asked for, or if a request body was
+not sent completely.  After each reply the connection rests for a moment before it is used again
+(`gateway.upstream.keep_alive`).
 
 An `IncomingReply` collects the reply.  Above its high-water mark the connection stops reading until the reader has
-taken the data.
+taken the data, and its turn to read has come (`gateway.upstream.intake`).
 
 The connection has one deadline, which moves: for a reply's head, for the next part of a body, or for the end of the
 idle time.  When the deadline passes, the connection is closed.
@@ -32,6 +33,7 @@ from gateway.http.reply import ReplyBroken, ReplyParser
 from gateway.upstream.call import Endpoint
 from gateway.upstream.failures import ConnectionLost, UploadFailed
 from gateway.upstream.incoming import IncomingReply
+from gateway.upstream.intake import Intake
 from gateway.upstream.keep_alive import KeepAlive
 from gateway.upstream.upload import send_body
 
@@ -52,6 +54,7 @@ class ConnectionOwner(Protocol):
     """The owner of a connection, which is notified of its changes."""
 
     keep_alive: KeepAlive
+    intake: Intake
 
     def retired(self, connection: Connection) -> None:
         """The connection takes no further exchange, because its server is about to shut down."""
@@ -97,7 +100,7 @@ class Connection(asyncio.Protocol):
         self.is_reused = False
         """Whether the connection has carried a complete exchange."""
         self.is_for_heads = False
-        """Whether its latest request was a HEAD."""
+        """Whether the connection's latest request was a HEAD."""
         self.address = ""
         """The server's address, from the resolver."""
         self.outdated_at = inf
@@ -119,7 +122,8 @@ class Connection(asyncio.Protocol):
         self._drained: asyncio.Future[None] | None = None
         self._is_writing = True
         self.is_reading = True
-        """False while the connection does not read, because the reader has to take the data that has arrived."""
+        """False while the connection does not read, because the reader has to take the data that has arrived.  True
+        also while the connection waits for its turn to read."""
         self._is_lost = False
         self._is_retired = False
         """Whether the connection takes no further exchange."""
@@ -207,9 +211,14 @@ class Connection(asyncio.Protocol):
             self._finish(self._now())
 
     def resume(self) -> None:
-        """Resume reading."""
-        if self._transport is not None and not self._is_lost:
+        """Read again when the connection's turn comes, because the reader has taken the received data."""
+        if not self._is_lost:
             self.is_reading = True
+            self._owner.intake.resume_later(self)
+
+    def read_on(self) -> None:
+        """Read again now.  Called by the intake."""
+        if self._transport is not None and not self._is_lost and self.is_reading:
             self._transport.resume_reading()
 
     def _finish(self, now: float) -> None:
@@ -227,7 +236,8 @@ class Connection(asyncio.Protocol):
         keep_alive = self._owner.keep_alive
         kept_s = keep_alive.idle_s
         if head is not None:
-            # Fields about the connection are in the shape, the part of the head that replies have in common.
+            # Look for Keep-Alive in the shape, the part of the head that replies have in common.  All fields about the
+            # connection belong to the shape.
             headers = head.headers if head.shape is None else head.shape.headers
             if (hint := headers.get(_KEEP_ALIVE)) is not None:
                 kept_s = keep_alive.kept_s(hint)
@@ -288,7 +298,7 @@ class Connection(asyncio.Protocol):
         if self._is_lost:
             return
         self._is_lost = True
-        # The kernel may give the file descriptor to another socket from now on.
+        # Do not poll the descriptor any more, because the kernel may give it to another socket from now on.
         self._poll = None
         if self._transport is not None:
             self.deadline.close()
@@ -318,7 +328,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         incoming, parser = self._incoming, self._parser
         if incoming is None:
-            # No request is pending, so these bytes would be read as the next reply.
+            # Close the connection: no request is pending, so these bytes would be read as the next reply.
             self.drop()
             return
         incoming.has_received = True
@@ -335,7 +345,7 @@ class Connection(asyncio.Protocol):
         if parser.interim:
             self._informed(incoming)
             if self._incoming is not incoming:
-                # The callback has ended the exchange.
+                # The requester has ended the exchange when it got the interim reply.
                 return
         if not events:
             return

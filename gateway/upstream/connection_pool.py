@@ -31,6 +31,7 @@ from gateway.upstream.http2_connection import Http2Connection
 from gateway.upstream.http2_stream import Http2Stream
 from gateway.upstream.idle_connections import IdleConnections
 from gateway.upstream.incoming import Carrier
+from gateway.upstream.intake import Intake
 from gateway.upstream.keep_alive import KeepAlive
 from gateway.upstream.reply import Stalls
 from gateway.upstream.slots import Lane, SlotLimits, Slots, SlotUse
@@ -61,7 +62,9 @@ Slot = tuple[Lane, str]
 class ConnectionPool:
     """Owner of the connections to all hosts, and of the slots."""
 
-    def __init__(self, limits: SlotLimits) -> None:
+    def __init__(self, limits: SlotLimits, intake: Intake | None = None) -> None:
+        """`intake` bounds the reads of a turn, and is shared with other pools; None for an intake of the pool's own."""
+        self.intake = intake or Intake()
         self._slots = slots = Slots(limits)
         self.lane: Final = slots.lane
         """See `Slots.lane`.  After a streamed body has been sent, the caller must call `upload_done`."""
@@ -219,7 +222,7 @@ class ConnectionPool:
             connection.drop()
             return
         self._count(connection)
-        # Check before adding the connection: the slot for its first exchange is counted already.
+        # Check before adding the connection, because `len(self)` already counts the slot for its first exchange.
         self._drop_excess()
         self._http2.setdefault(connection.endpoint, {})[connection] = None
 
@@ -277,7 +280,7 @@ class ConnectionPool:
             connection.drop()
 
     def retired(self, connection: Connection) -> None:
-        """Close all idle connections to the host of this connection, whose server is about to shut down.  The idle
+        """Close all idle connections to the host of this connection.  Its server is about to shut down, and the idle
         connections may lead to the same server.
         """
         for other in tuple(self._idle):

@@ -107,7 +107,7 @@ class Dialer:
                 raise error
             raise NotConnected from error
         finally:
-            # The error's traceback refers to this frame.  Break the reference cycle.
+            # Break a reference cycle: the error's traceback refers to this frame.
             del error
 
     async def _connect(self, connection: P, address: str, *, is_http2: bool) -> P:
@@ -124,8 +124,8 @@ class Dialer:
                 lambda: connection, address, endpoint.port, ssl=context, server_hostname=server_name
             )
         except BaseException:
-            # uvloop does not call `connection_lost` if the task is cancelled in the iteration of the loop in which the
-            # connection is made.
+            # Call `connection_lost` here. uvloop does not call it if the task is cancelled in the iteration of the loop
+            # in which the connection is made.
             connection.connection_lost(None)
             raise
         return connection
@@ -181,7 +181,8 @@ class Http2Dials:
         if pool.renewals == renewals:
             pool.made_http2(connection)
         else:
-            # The settings have changed during the attempt.  The waiters will find no connection and dial again.
+            # Drop the connection, because the settings have changed during the attempt.  The waiters will find no
+            # connection and dial again.
             connection.drop()
         return None
 

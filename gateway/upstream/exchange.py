@@ -58,7 +58,7 @@ from gateway.upstream.upload import Upload
 
 _log = logging.getLogger("gateway.upstream")
 
-# Access to enum members is slow in Python 3.11, and this is a hot path.
+# Module names are faster to look up than enum members, and every request needs these members.
 _READ, _WRITE, _LIVE = Purpose.READ, Purpose.WRITE, Purpose.LIVE
 _READS: Final = frozenset({"GET", "HEAD"})
 _REDIRECTS: Final = frozenset({307, 308})
@@ -68,7 +68,7 @@ T = TypeVar("T")
 
 
 class Hosts(Protocol):
-    """The view of `gateway.upstream.exchanges.Exchanges` that an exchange needs."""
+    """The part of `gateway.upstream.exchanges.Exchanges` that an exchange uses."""
 
     tasks: Tasks
     time: Callable[[], float]
@@ -252,15 +252,15 @@ class Exchange:
         if upload is not None:
             pool = self._pool
             sending = self._hosts.tasks.start(upload.run(connection, incoming), f"upload {connection.endpoint}")
-            # A callback instead of `finally`, because a task cancelled before its first step does not run `finally`.
-            # It must precede the connection's own callback, which may free the connection.
+            # Use a callback instead of `finally`, because a task cancelled before its first step does not run
+            # `finally`.  Add it before the connection adds its own callback, which may free the connection.
             sending.add_done_callback(lambda _: pool.upload_done(connection))
             connection.uploading(sending)
         sent = self._sent
         if sent is not None:
             sent.on_end = incoming.time_out
             if sent.has_ended:
-                # The origin's state has ended the request meanwhile.
+                # The origin's state has ended the request before `on_end` was set.
                 incoming.time_out()
 
     def _informed(self, interim: Interim) -> None:

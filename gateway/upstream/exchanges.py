@@ -15,6 +15,7 @@ from gateway.upstream.connection_pool import UNBOUNDED, ConnectionPool, Connecti
 from gateway.upstream.dialer import Dialer, Http2Dials
 from gateway.upstream.exchange import Exchange
 from gateway.upstream.incoming import no_op
+from gateway.upstream.intake import Intake
 from gateway.upstream.keep_alive import KeepAlive
 from gateway.upstream.origin_state import OriginRequest
 from gateway.upstream.reply import Reply
@@ -36,8 +37,9 @@ class Exchanges:
         self.tasks = Tasks()
         self.dialer = Dialer(self.tasks, look_up, self._resolved)
         self.http2 = SessionCounts()
-        self.shared = ConnectionPool(limits)
-        self.live = ConnectionPool(UNBOUNDED)
+        intake = Intake()
+        self.shared = ConnectionPool(limits, intake)
+        self.live = ConnectionPool(UNBOUNDED, intake)
         self._http2_hosts: frozenset[Endpoint] = frozenset()
         self.http2_dials = Http2Dials(self.tasks, self.dialer, self.http2)
 

@@ -35,11 +35,11 @@ _UNBOUNDED: Final = Inflow()
 SMALL_BYTES: Final = 1 << 16
 """The answer waits for a body up to this size, so that the body is sent whole and with its length."""
 CONFIRMATION: Final = "?confirmation"
-"""The `key` of a flight that compares the origin's bytes after `start` with the bytes in memory.  It is no valid
-offset.
+"""The `key` of a flight that compares the origin's bytes after `start` with the bytes in memory.  This text is not a
+valid offset, so no other flight has this key.
 """
 METADATA: Final = "?metadata"
-"""The `start` of a flight that fetches a stream's metadata without bytes.  It is no valid offset."""
+"""The `start` of a flight that fetches a stream's metadata without bytes.  This text is not a valid offset."""
 
 
 class StreamHead(NamedTuple):
@@ -247,8 +247,9 @@ class Flight(SharedFetch):
         """The body bytes received from the origin, including the brackets of JSON arrays, the bodies of refusals, and
         the bytes of failed attempts."""
         self.sharers = 0
-        """The number of requests that have started or joined the flight; counted only with an access log.  The log also
-        owns `accounted`, `accounted_requests`, `holders` and `is_led`.
+        """The number of requests that have started or joined the flight.  Only access records
+        (`gateway.telemetry.access_record`) change this attribute, and the attributes `accounted`, `accounted_requests`,
+        `holders` and `is_led`.
         """
         self.accounted = 0
         self.requests = 0
@@ -379,7 +380,7 @@ class Flight(SharedFetch):
 
     def add_reader(self, reader: FlightReader) -> None:
         """Add a reader of the body that has been made for this flight."""
-        assert self.base == 0, "a flight that lets go of its chunks takes no more readers"
+        assert self.base == 0, "a flight that drops its chunks takes no more readers"
         self._readers.add(reader)
         if self._room is not None:
             self._room.fire()

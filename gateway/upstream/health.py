@@ -40,7 +40,7 @@ from gateway.upstream.reply import Reply
 
 _JITTER: Final = (0.8, 1.2)
 _WATCH_JITTER: Final = (0.5, 1.0)
-"""The pause before a probe that is due already, as a share of the breaker's first open time."""
+"""The bounds of the random pause before a probe that is already due, as shares of the breaker's first open time."""
 _PROBE_S: Final = 3.0
 """The timeout of a probe in seconds."""
 

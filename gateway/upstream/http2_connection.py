@@ -40,7 +40,8 @@ from gateway.http.reply import ReplyBroken
 from gateway.upstream.call import Endpoint
 from gateway.upstream.failures import ConnectionLost, NoHttp2, NotConnected
 from gateway.upstream.http2_stream import Http2Stream
-from gateway.upstream.incoming import Carrier
+from gateway.upstream.incoming import HIGH_WATER_BYTES, Carrier
+from gateway.upstream.intake import Intake
 from gateway.upstream.keep_alive import KeepAlive
 
 ALPN: Final = "h2"
@@ -54,6 +55,7 @@ class Http2Owner(Protocol):
     """The owner of a connection, which is notified of its changes."""
 
     keep_alive: KeepAlive
+    intake: Intake
 
     def ended(self, carrier: Carrier) -> None:
         """An exchange has ended."""
@@ -226,7 +228,8 @@ class Http2Connection(asyncio.Protocol):
             self.greeting.set_result(NotConnected if is_http2 else NoHttp2)
         for number, carrier in enumerate(tuple(self._carriers.values())):
             failure = why()
-            # One lost connection counts as one failure of the origin, even if it ends several exchanges.
+            # Mark all failures but the first as reported: one lost connection counts as one failure of the origin, even
+            # if it ends several exchanges.
             failure.is_reported = number > 0
             carrier.fail(failure)
 
@@ -238,6 +241,11 @@ class Http2Connection(asyncio.Protocol):
             self.drop()
         elif not self.exchanges:
             self._leave()
+
+    def read_on(self) -> None:
+        """Read again after a large read.  Called by the intake."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
 
     # -- from the transport
 
@@ -255,6 +263,9 @@ class Http2Connection(asyncio.Protocol):
         session = self.session
         if self._is_lost:
             return
+        if len(data) >= HIGH_WATER_BYTES and self._transport is not None:
+            self._transport.pause_reading()
+            self._owner.intake.resume_later(self)
         events = session.receive(data, self._loop.time())
         changed: dict[Http2Stream, None] = {}
         for event in events:

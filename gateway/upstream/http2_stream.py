@@ -29,7 +29,7 @@ from gateway.upstream.upload import send_body
 
 
 class StreamOwner(Protocol):
-    """The view of the connection that a stream needs."""
+    """The part of the connection that a stream uses."""
 
     endpoint: Endpoint
     made_at: float
@@ -218,7 +218,8 @@ class Http2Stream:
             return
         if self._reset_code is not None:
             if incoming.has_ended:
-                # The origin does not need the rest of the request (RFC 9113 section 8.1).
+                # The reset is no failure: after its whole reply, the origin does not need the rest of the request (RFC
+                # 9113 section 8.1).
                 self._end(is_complete=True)
                 incoming.on_change()
             else:

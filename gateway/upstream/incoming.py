@@ -18,7 +18,11 @@ from gateway.http.reply_lines import Head
 from gateway.upstream.call import Endpoint
 from gateway.upstream.failures import ConnectionLost
 
-HIGH_WATER_BYTES: Final = 1 << 18
+HIGH_WATER_BYTES: Final = 1 << 16
+"""With this many unread bytes, an HTTP/1.1 connection stops reading until the reader has taken them.  A reply up to
+this size arrives without a stop."""
+MOST_READ_BYTES: Final = 1 << 18
+"""The most bytes that the event loop reads from a socket at once."""
 _MOST_PIECES: Final = 1_024
 """If an unread body has more pieces than this, they are joined.  Each piece takes about sixty bytes in addition to its
 data.

@@ -81,7 +81,8 @@ class _Live:
 
 
 class OriginPool:
-    """The origins of one route.  Owner of the choices of origins for live streams, and of the remembered leaders."""
+    """The origins of one route.  Owner of the origins that were chosen for streams with live requests, and of the
+    remembered leaders."""
 
     def __init__(self, route: str, clock: Clock) -> None:
         self.route = route
@@ -184,7 +185,7 @@ class OriginPool:
             first = live.origin
         if first is not None:
             origins = [first, *(origin for origin in origins if origin is not first)]
-        # The sort is stable, so only ejected origins move.
+        # Move ejected origins to the end.  The sort is stable, so the others keep their order.
         return sorted(origins, key=lambda origin: origin.is_ejected) if len(origins) > 1 else origins
 
     def _pin(self, sent: OriginRequest, path: str) -> None:
@@ -315,7 +316,7 @@ class Origins:
         for pool in self._pools.values():
             members = list(pool.members())
             if origin in members and len(members) > 1 and all(one.is_ejected for one in members):
-                self.say(f"route {pool.route}: all its origins are ejected; they are asked all the same")
+                self.say(f"route {pool.route}: all its origins are ejected; requests go to them anyway")
 
     def readmit(self, authority: str, by: object) -> None:
         """Readmit an origin, because the health check `by` has succeeded or no longer runs."""

@@ -6,8 +6,8 @@ breaker, and may be ejected by health checks.  An `OriginRequest` is one request
 
 These count as failures of an origin: no connection, no head in time, a reply that is not HTTP, a truncated body, and
 the statuses 502, 503 and 504.  A 500 does not count, because it may concern only one stream.  A 4xx, a client that
-leaves, and a shortage of local resources do not count either.  `gateway.upstream.failures.is_no_sign` has further
-exceptions.
+leaves, and a shortage of local resources do not count either.  `gateway.upstream.failures.is_no_sign` states which
+further failures do not count.
 
 The operator gets one log line when an origin becomes unreachable, and another line when the origin is back.  This
 module does no I/O.
@@ -35,7 +35,7 @@ _MAY_DRAIN: Final = 503
 """The status by which a server may report that it is about to shut down."""
 _BUSY_RETRY_S: Final = 1.0
 """The Retry-After of a request that is refused because too many wait."""
-# Access to enum members is slow in Python 3.11, and this is a hot path.
+# Module names are faster to look up than enum members, and every request needs these members.
 _CLOSED: Final = BreakerState.CLOSED
 
 Say = Callable[[str], None]
@@ -107,7 +107,7 @@ class OriginState:
 
 
 class LivePin(Protocol):
-    """The view of an `OriginPool` that a live request needs."""
+    """The part of an `OriginPool` that a live request uses."""
 
     def leads_to(self, origin: Origin) -> bool:
         """Return whether the route still sends requests to this origin."""
@@ -272,9 +272,9 @@ class Origin:
     # -- health checks
 
     def eject(self, by: object, reason: str, now: float, *, is_told: bool = False) -> bool:
-        """Eject the origin because the health check `by` has failed; return whether it was not ejected before.
+        """Eject the origin because the health check `by` has failed.  Return False if the origin was ejected already.
 
-        `is_told`: another worker has ejected it, and has logged so."""
+        `is_told`: another worker has ejected the origin, and has logged it."""
         is_first = not self._ejected
         self._ejected.setdefault(by, now)
         if is_first:

@@ -38,7 +38,7 @@ MOST_AT_ONCE: Final = 32
 
 
 class Stallable(Protocol):
-    """The view of a reply that `Stalls` needs.  A reply is stalled while its reader takes no data."""
+    """The part of a reply that `Stalls` uses.  A reply is stalled while its reader takes no data."""
 
     is_stalled: bool
     lane: Lane | None
@@ -179,7 +179,8 @@ class Reply:
         """Iterate over the body as it arrives.  Raises UpstreamBroken if the body is cut off, and UpstreamTimeout if
         the body stalls.
         """
-        # Not a generator: asyncio tracks each generator in a weak set, which costs as much as parsing a small reply.
+        # Return an iterator object instead of a generator: asyncio tracks each generator in a weak set, which costs as
+        # much as parsing a small reply.
         return self
 
     def __aiter__(self) -> Self:
@@ -210,7 +211,7 @@ class Reply:
             except Exception as error:
                 failures.append(error)
                 is_over = True
-            # `take` may have cancelled the task that awaits `over`, which also cancels `over`.
+            # Check `over` again: `take` may have cancelled the task that awaits `over`, which also cancels `over`.
             if is_over and not over.done():
                 over.set_result(None)
 

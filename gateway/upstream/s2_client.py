@@ -72,11 +72,12 @@ class AtTail:
 
 @dataclass(frozen=True, slots=True)
 class S2Refused:
-    """An error from the origin.  `body` is usually S2's JSON, but a proxy may send something else."""
+    """An error from the origin, or an error of the gateway's own in the same form.  `body` is usually S2's JSON, but a
+    proxy may send something else."""
 
     status: int
     headers: CIMultiDict[str]
-    """Content-Type and Retry-After."""
+    """The error's Content-Type and Retry-After, if there are any."""
     body: bytes
     asked_with: CIMultiDict[str] | None = None
     """The request headers; None if the gateway itself made the error, or if the error ended a session."""
@@ -115,7 +116,7 @@ class S2Client:
     url: str
     """The URL of the stream."""
     headers: CIMultiDict[str]
-    """Credentials and basin."""
+    """The request headers with the client's credentials and the name of the basin (S2's namespace of streams)."""
     bounds: Bounds
     client: str | Askers
     is_live: bool = False
@@ -131,7 +132,7 @@ class S2Client:
         outcome = await self.read(_PROBE)
         if isinstance(outcome, FoundRecords):
             if outcome.records or outcome.tail is None:
-                raise UpstreamBroken("Origin did not answer a probe of the tail with it")
+                raise UpstreamBroken("Origin's answer to a probe of the tail names no tail")
             return AtTail(outcome.tail)
         return outcome
 

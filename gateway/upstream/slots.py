@@ -159,7 +159,8 @@ class Lane:
         self.uploads = () if after_upload is None else tuple(scope.uploads for scope in scopes)
         """The shares that an upload releases when its body has been sent."""
         self.counted = (*(scope.share_of(purpose) for scope in scopes), *self.uploads)
-        """The shares whose `taken` grows with each request.  A scope's total is not one: it adds up its parts."""
+        """The shares whose `taken` grows with each request.  The total of a scope is not among them, because it is
+        computed from them."""
         self.shares: tuple[_Share | _Total, ...] = (*(scope.total for scope in scopes), *self.counted)
         """The shares that must have room for a request of the lane."""
         self.queue: FairQueue[str, Waiting] = FairQueue()
@@ -214,7 +215,7 @@ class Slots:
         self._crowded: OrderedDict[Lane, None] = OrderedDict()
         """The lanes with waiting requests, in the order of their turns."""
         self._waiting_of: Counter[str] = Counter()
-        """The number of waiting requests of each client.  A request of several clients counts for each."""
+        """The number of waiting requests of each client.  A request of several clients counts for each client."""
         self.waiting = 0
         """The number of waiting requests."""
         self._refused: Counter[Refusal] = Counter()

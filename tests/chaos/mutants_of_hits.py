@@ -37,8 +37,8 @@ def _taken_out(*names: str) -> Patches:
     """These headers are taken for meaningless, whatever the routes say."""
     reset = Sections.reset
 
-    def without_credentials(self: Sections, rules: Iterable[HeaderRules]) -> None:
-        reset(self, rules)
+    def without_credentials(self: Sections, rules: Iterable[HeaderRules], *more: Any) -> None:
+        reset(self, rules, *more)
         # Any rules are those of a route on which no header decides.
         self._kinds = [request_keys._Kind(HeaderRules())] * len(self._kinds)
 

@@ -112,8 +112,8 @@ def credentials_share_a_tape() -> Patches:
 def remembered_answer_ignores_authorization() -> Patches:
     reset = Sections.reset
 
-    def taken(self: Sections, rules: Iterable[HeaderRules]) -> None:
-        reset(self, rules)
+    def taken(self: Sections, rules: Iterable[HeaderRules], *more: Any) -> None:
+        reset(self, rules, *more)
         self._kinds = [request_keys._Kind(HeaderRules())] * len(self._kinds)
 
     return [

@@ -112,7 +112,7 @@ async def test_purging(streams: dict[str, str], admin: str, what: list[str], sai
         (["--key", ""], "Invalid value for '--key': is empty: --all purges every stream"),
         ([""], "Invalid value for 'PATH': is empty: --all purges every stream"),
         (["--prefix", "/a/../"], "prefix: /a/../ is every stream: send all"),
-        (["--all"], "purging every stream needs --yes where no terminal can ask for it"),
+        (["--all"], "purging every stream needs --yes if no terminal is there for the question"),
         (["--all", "--prefix", "/a/"], f"Invalid value for {PURGES}: give exactly one of them"),
     ],
 )

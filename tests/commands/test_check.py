@@ -441,7 +441,7 @@ EVE = token("eve", exp=FAR, iat=0, streams=["read,append /eve/**"])
         (["/ada/__ds/a", "--as", ADA], 1, ["403: The credential does not allow this (subscribe /ada/__ds/a)"]),
         (["/ada/__ds", "--as", ADA, "--action", "append"], 1, ["(other /ada/__ds)"]),
         (["/ada/__ds/jwks.json"], 0, ["200: the origin alone decides who may have its public keys"]),
-        (["/ada/__ds/subscriptions/a/ack"], 1, ["a POST is passed on: the origin alone judges it", "401: "]),
+        (["/ada/__ds/subscriptions/a/ack"], 1, ["a POST is passed on: only the origin authorises it", "401: "]),
         (["/eve/x", "--cookie", f"__Secure-token={EVE}"], 0, ["principal: eve", "200: "]),
         (
             ["/eve/x", "--cookie", f"__Secure-token={EVE}", "--action", "append"],
@@ -479,7 +479,7 @@ async def test_a_request_is_explained_with_keys_and_verdicts_by_url_if_a_probe_m
 
     for credential in (ADA, "opaque"):
         status, out, _ = run_here("check", str(config), "/ada/x", "--as", credential)
-        assert (status, "503: A running gateway asks for it by URL: --probe does so, too" in out) == (1, True)
+        assert (status, "503: A rule must ask a URL about this request: --probe does so" in out) == (1, True)
         assert "hidden" not in out
     out = run_here("check", str(config))[1]
     assert (f'url = "{site}/may?***"' in out, "hidden" in out) == (True, False)

@@ -313,20 +313,20 @@ def test_the_environment_alone_can_name_the_origin(tmp_path: Path) -> None:
         ),
         (
             '[[route]]\norigins = ["http://a", "http://a:80"]',
-            "gateway.toml:2: route.default.origins[1].url: http://a:80 is there twice: give it a weight",
+            "gateway.toml:2: route.default.origins[1].url: http://a:80 is listed twice: give it a weight instead",
         ),
         (
             '[[route]]\norigins = [{ url = "http://a/v1" }, { url = "http://b" }]',
             (
                 "gateway.toml:2: route.default.origins[1].url: http://b has another path than http://a/v1: "
-                "a stream has one path at all of them"
+                "a stream has the same path at all origins"
             ),
         ),
         (
             '[[route]]\norigin = "http://a"\nleaders = ["http://b/x"]',
             (
                 "gateway.toml:3: route.default.leaders[0]: http://b/x has another path than http://a: "
-                "a stream has one path at all of them"
+                "a stream has the same path at all origins"
             ),
         ),
         (
@@ -360,8 +360,8 @@ def test_the_environment_alone_can_name_the_origin(tmp_path: Path) -> None:
         (
             '[[route]]\norigin = "http://a"\n[route.cors]\nallow_credentials = true',
             (
-                "gateway.toml:4: route.default.cors.allow_credentials: needs allow_origins by name: "
-                '"*" would let every site read as the user'
+                "gateway.toml:4: route.default.cors.allow_credentials: needs names in allow_origins: "
+                'with "*", every site could read as the user'
             ),
         ),
         (
@@ -571,7 +571,10 @@ def test_the_small_sample_loads() -> None:
         ("requests_per_s = 1", "rate_limit[0].name: is required and has no default"),
         (
             'name = "a"',
-            "rate_limit[0].requests_per_s: is needed, or bytes_per_s or live_reads: the table limits nothing",
+            (
+                "rate_limit[0].requests_per_s: is needed, unless bytes_per_s or live_reads is set: "
+                "the table limits nothing"
+            ),
         ),
         ('name = "a"\nlive_reads = 1\nburst = 2', "rate_limit[0].burst: needs requests_per_s"),
         # Its windows would be longer than the fields of answers can say.
@@ -610,7 +613,9 @@ def test_a_rate_limit_is_read_and_shown(tmp_path: Path) -> None:
 
 def test_a_consistency_is_of_s2_only(tmp_path: Path) -> None:
     text = f'[[route]]\norigin = "{ORIGIN}"\nconsistency = "bounded-staleness"\n'
-    assert error_line(tmp_path, text) == ('gateway.toml:3: route.default.consistency: goes with protocol = "s2" only')
+    assert error_line(tmp_path, text) == (
+        'gateway.toml:3: route.default.consistency: can be set only with protocol = "s2"'
+    )
     (tmp_path / "s2.toml").write_text(text + 'protocol = "s2"\n', encoding="utf-8")
     (route,) = load_config(tmp_path / "s2.toml", environ={}).config.routes
     assert route.consistency == "bounded-staleness"
@@ -619,18 +624,21 @@ def test_a_consistency_is_of_s2_only(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        (['present = "durable-streams"'], '3: route.default.present: goes with protocol = "s2" only'),
+        (['present = "durable-streams"'], '3: route.default.present: can be set only with protocol = "s2"'),
         (
             ['protocol = "s2"', "[route.bridge]", 'basin = "first-basin"'],
-            '4: route.default.bridge: goes with present = "durable-streams" only',
+            '4: route.default.bridge: can be set only with present = "durable-streams"',
         ),
         (
             ['protocol = "s2"', 'present = "durable-streams"', 'consistency = "bounded-staleness"'],
-            '5: route.default.consistency: goes with S2 clients; with present = "durable-streams" set tail',
+            '5: route.default.consistency: can be set only for S2 clients; with present = "durable-streams", set tail',
         ),
         (
             ['protocol = "s2"', 'present = "durable-streams"', "[route.bridge]", 'content_type = "text/plain"'],
-            '6: route.default.bridge.content_type: goes with records = "bytes" only: the others are application/json',
+            (
+                '6: route.default.bridge.content_type: can be set only with records = "bytes": '
+                "otherwise it is application/json"
+            ),
         ),
         (
             ['protocol = "s2"', 'present = "durable-streams"', "[route.bridge]", 'basin = "Short"'],
@@ -646,8 +654,8 @@ def test_a_consistency_is_of_s2_only(tmp_path: Path) -> None:
         (
             ['protocol = "s2"', 'present = "durable-streams"', "[route.bridge]", 'content_type = "application/json"'],
             (
-                '6: route.default.bridge.content_type: is application/json, which is records = "json": bytes in a row '
-                "are not JSON"
+                '6: route.default.bridge.content_type: is application/json: set records = "json", because '
+                "concatenated bytes are not JSON"
             ),
         ),
         (

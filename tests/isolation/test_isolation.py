@@ -16,6 +16,7 @@ from gateway.server import authorising, request_keys
 from gateway.server.frontend import Frontend
 from gateway.server.guarded_reads import GuardedRead, GuardedReads
 from gateway.server.interpreting import RequestMeaning
+from gateway.server.verdict_keys import NamedStream
 from tests.isolation.isolation import isolated
 
 STEPS: Final = 250
@@ -48,8 +49,8 @@ def shared_verdict() -> list[Patch]:
 
 
 def verdict_on_every_stream() -> list[Patch]:
-    def named(parsed: RequestMeaning) -> request_keys.NamedStream | None:
-        return request_keys.NamedStream(parsed.route, "", "") if parsed.read is not None else None
+    def named(parsed: RequestMeaning, _: bytes | None) -> NamedStream | None:
+        return NamedStream(parsed.route, "", "") if parsed.read is not None else None
 
     return [(authorising, "_named_stream", named)]
 

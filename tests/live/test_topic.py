@@ -16,7 +16,7 @@ from gateway.limits.accounts import Accounts, client_nets
 from gateway.live.frames import KeptFrames
 from gateway.live.subscriber import Subscriber
 from gateway.live.table import LiveTable
-from gateway.live.topic import DeliveryTimes, LiveTimes, OriginAccess, Topic
+from gateway.live.topic import MOST_READERS, MOST_S, DeliveryTimes, LiveTimes, OriginAccess, Topic
 from gateway.live.topics import LiveTopics
 from gateway.protocol.names import START
 from gateway.protocol.sharing import Group, Partition, StreamKey
@@ -179,6 +179,82 @@ async def test_live_readers_of_a_dropped_stream_are_woken_and_its_topic_is_gone(
     await pass_turns(1)
     assert (topic.ended, reader.pumped) == (end, 1)
     assert lives.live.find_topic(lives.stream) is None
+
+
+class Slow:
+    """A live reader whose every call takes a while."""
+
+    def __init__(self, name: str, clock: ManualClock, served: list[str]) -> None:
+        self.name = name
+        self._clock = clock
+        self._served = served
+
+    def pump(self) -> None:
+        self._clock.advance(0.6 * MOST_S)
+        self._served.append(self.name)
+
+
+class Round:
+    """A topic with readers that count their calls by name."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        times = DeliveryTimes(NoMetrics(), self.clock.now, "default")
+        self.topic = Topic(held(new_stream()), ACCESS, TIMES, self.clock.wall, times, KeptFrames())
+        self.served: list[str] = []
+
+    def add(self, name: str) -> Slow:
+        reader = Slow(name, self.clock, self.served)
+        self.topic.readers_now.add(cast(Any, reader))
+        return reader
+
+    async def turn(self) -> set[str]:
+        """The readers that the next turn serves."""
+        self.served.clear()
+        await pass_turns(1)
+        return set(self.served)
+
+
+async def test_a_round_of_slow_readers_takes_several_turns() -> None:
+    on = Round()
+    for name in "abcde":
+        on.add(name)
+    on.topic.wake()
+    turns = [await on.turn() for _ in range(4)]
+    assert [len(served) for served in turns] == [2, 2, 1, 0]
+    assert set.union(*turns) == set("abcde")
+
+
+async def test_news_begins_the_round_again_with_the_readers_that_wait() -> None:
+    on = Round()
+    for name in "abcd":
+        on.add(name)
+    on.topic.wake()
+    first = await on.turn()
+    on.topic.wake()
+    second, third = await on.turn(), await on.turn()
+    assert (second, third) == (set("abcd") - first, first)
+    assert await on.turn() == set()
+
+
+async def test_a_reader_that_has_left_during_a_round_is_not_served() -> None:
+    on = Round()
+    readers = {on.add(name) for name in "abcd"}
+    on.topic.wake()
+    first = await on.turn()
+    on.topic.readers_now -= cast(Any, readers)
+    assert (len(first), await on.turn()) == (2, set())
+
+
+async def test_a_turn_serves_a_bounded_number_of_quick_readers(topic: Topic) -> None:
+    readers = [Reader() for _ in range(MOST_READERS + 1)]
+    topic.readers_now |= cast(Any, set(readers))
+    await pass_turns(1)
+    topic.wake()
+    await pass_turns(1)
+    assert sum(reader.pumped for reader in readers) == MOST_READERS
+    await pass_turns(1)
+    assert {reader.pumped for reader in readers} == {1}
 
 
 CHANGES: dict[str, Callable[[Topic], object]] = {

@@ -238,7 +238,7 @@ async def test_sse_readers_that_waited_for_their_verdicts_hold_no_request(
 
 
 @pytest.mark.http_2
-@pytest.mark.parametrize("end", ["refused", "down", "renewed", "clock stepped"])
+@pytest.mark.parametrize("end", ["refused", "down", "renewed", "clock stepped", "clock stepped a little"])
 @pytest.mark.parametrize("cache", [True, False], ids=["shared", "relayed"])
 async def test_a_live_read_lasts_while_the_service_renews_its_verdict(
     start: Start, origin: RunningOrigin, service: AuthService, end: str, cache: bool
@@ -270,6 +270,13 @@ async def test_a_live_read_lasts_while_the_service_renews_its_verdict(
     elif end == "clock stepped":
         edge.clock.step_wall(60)
         edge.clock.advance(2.5)
+    elif end == "clock stepped a little":
+        service.decide, service.status = None, "500 Internal Server Error"
+        edge.clock.step_wall(10)
+        for _ in range(5):
+            # The verdict of 20 s ends after half of them.
+            edge.clock.advance(2.1)
+            await eventually(lambda: "0 questions, 0 waiting" in repr(services))
     elif end == "refused":
         service.decide, service.status = None, "403 Forbidden"
         edge.clock.advance(15)
@@ -496,7 +503,8 @@ async def test_verdicts_of_live_reads_behind_a_proxy_are_renewed_for_the_network
     await eventually(lambda: len(edge.gateway.routes.verdicts.live_reads()) == 12)
     service.gate.clear()
     edge.clock.advance(17)
-    await eventually(lambda: "6 questions, 12 waiting" in repr(edge.gateway.auth_services))
+    # Both reads of a client share a renewal if they share a verdict.
+    await eventually(lambda: "<AuthServices 6 questions, " in repr(edge.gateway.auth_services))
     service.gate.set()
     await eventually(lambda: "0 questions, 0 waiting" in repr(edge.gateway.auth_services))
 

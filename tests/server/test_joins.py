@@ -10,7 +10,8 @@ from gateway.engine.route import HeaderRules
 from gateway.http.request import MOST_FIELDS
 from gateway.protocol.mode import Mode
 from gateway.server.joins import Join, Joins
-from gateway.server.request_keys import MOST_ALLOWED, Known, NamedStream, Sections
+from gateway.server.request_keys import MOST_ALLOWED, Known, Sections
+from gateway.server.verdict_keys import NamedStream, StreamNames
 from tests.engine.bench import EngineBench
 from tests.server.conftest import Pair, ask, close, connect, get, read_response, write
 from tests.waiting import eventually
@@ -53,11 +54,11 @@ def test_sections_are_forgotten_beyond_a_number_of_bytes() -> None:
 
 async def test_equal_names_of_a_stream_are_one_object_unless_they_are_long() -> None:
     bench = EngineBench()
-    route, sections = bench.read("/s").route, Sections([RULES])
+    route, names = bench.read("/s").route, StreamNames()
     for size, is_shared in ((100, True), (300, False)):
         one, other = (NamedStream(route, "/s", "x" * size) for _ in range(2))
-        assert sections.shared_name(one) is one
-        assert (sections.shared_name(other) is one) == is_shared
+        assert names.shared_name(one) is one
+        assert (names.shared_name(other) is one) == is_shared
     await bench.close()
 
 

@@ -25,7 +25,7 @@ from gateway.server.http2.connection import Http2Connection
 from gateway.server.joins import Join
 from gateway.server.phase import TRANSITIONS, Phase, PhasedChannel
 from gateway.server.request import Answered, Channel, LiveAnswer, Request
-from gateway.server.request_keys import NO_SECTION, Section
+from gateway.server.request_keys import NO_SECTION, Presented, Section
 from gateway.telemetry.access_record import CloseReason
 from gateway.telemetry.metrics import NoMetrics
 from tests.effort import examples
@@ -193,7 +193,7 @@ class Phases(RuleBasedStateMachine):
         self.transport = MemoryTransport(self.connection)
         self.connection.connection_made(self.transport)
 
-    def begin_join(self, channel: Channel, join: Join, section: Section) -> bool:
+    def begin_join(self, channel: Channel, join: Join, section: Section, presented: Presented | None) -> bool:
         Answer(self, Request(channel, HEAD, None), "poll", KNOWN).begin()
         return True
 

@@ -303,7 +303,7 @@ def test_if_all_are_ejected_they_are_used_all_the_same() -> None:
     for origin in (A, B):
         bench.origins.eject(origin, "check", "timed out")
     assert where(bench, PATHS) == before
-    assert bench.said[-1] == "route default: all its origins are ejected; they are asked all the same"
+    assert bench.said[-1] == "route default: all its origins are ejected; requests go to them anyway"
 
 
 def test_an_ejected_origin_is_used_if_no_other_may_be() -> None:

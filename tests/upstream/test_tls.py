@@ -163,7 +163,7 @@ def test_routes_may_not_contradict_each_other_about_an_origin(certificates: Path
     one = {"name": "one", "prefix": "/1", "origin": "https://origin.test", "origin_tls": {"server_name": "a"}}
     other = {"name": "other", "prefix": "/2", "origin": "https://origin.test:443/v1"}
     with pytest.raises(
-        ConfigError, match=r"^route\.other\.origin_tls: differs from another route's for https://origin"
+        ConfigError, match=r"^route\.other\.origin_tls: differs from the setting of another route for https://origin"
     ):
         load_tls(GatewayConfig.model_validate({"routes": [one, other]}))
     both = GatewayConfig.model_validate({"routes": [one, {**other, "origin_tls": {"server_name": "a"}}]})

@@ -55,7 +55,7 @@ def test_memory_of_another_layout_is_not_taken_over() -> None:
 def test_slots_have_rooms_of_their_own() -> None:
     shared = SharedMemory.create(2)
     rooms = [shared.limits_of(0), shared.limits_of(1), shared.common]
-    assert [len(room) for room in rooms] == [LIMIT_BYTES, LIMIT_BYTES, COMMON_BYTES]
+    assert [len(room) for room in rooms] == [LIMIT_BYTES, LIMIT_BYTES, shared.places * COMMON_BYTES]
     for number, room in enumerate(rooms, 1):
         room[:] = bytes([number]) * len(room)
     assert [room[0] for room in rooms] == [1, 2, 3]

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from gateway.aio.batches import Batch
 from gateway.aio.timers import Wheel
 from gateway.engine.cold_read_limit import ColdReadLimit
 from gateway.engine.negative_cache import NegativeCache
-from gateway.engine.s2.fetch import S2Origin
+from gateway.engine.s2.fetch import S2Fetched, S2Origin
 from gateway.engine.s2.reader import DRAINING, S2Session, S2SessionReader
 from gateway.engine.s2.request import S2Read, S2ReadRecords
 from gateway.engine.s2.stream import S2Stream
@@ -94,14 +95,19 @@ async def _start_at(
             case FoundRecords(records) if records:
                 return records[0].seq_num, None, outcome
             case AtTail(tail) if fetched.is_fresh:
-                # A timestamp after the tail's counts as a sequence number after the tail.  If the timestamp is not
-                # after the tail's, the records from that time on have been trimmed.
+                # A timestamp later than the tail's timestamp counts as a sequence number after the tail.  If the
+                # timestamp is not later, the records from that time on have been trimmed.
                 beyond = timestamp > tail.timestamp and not query.is_clamped
                 return tail.seq_num + 1 if beyond else tail.seq_num, tail, Outcome.REVALIDATED
             case FoundRecords() if fetched.is_fresh:
                 raise UpstreamBroken("Origin answered a read with neither records nor the tail")
             case _:
                 pass
+
+
+def _take_fetched(found: tuple[S2SessionReader, S2Fetched]) -> None:
+    reader, fetched = found
+    reader.fetched(fetched)
 
 
 class S2Reads:
@@ -126,6 +132,8 @@ class S2Reads:
         origin = S2Origin(upstream, clock, surroundings.metrics, surroundings.access_log, negative_cache)
         self.streams = S2Streams(origin, store, surroundings, table)
         self._sessions: dict[S2SessionReader, S2Read] = {}
+        self._fetched: Batch[tuple[S2SessionReader, S2Fetched]] = Batch(_take_fetched, clock.now)
+        """Results of fetches.  One fetch may serve many sessions, and each of them encodes up to 1 MiB."""
         self._drained_at: float | None = None
         """When the last session must end if the gateway is draining (monotonic seconds); else None."""
 
@@ -279,7 +287,7 @@ class S2Reads:
                 # relayed with its own credentials.
                 reader.failed()
             else:
-                reader.fetched(fetched)
+                self._fetched.add((reader, fetched))
 
     def follow(self, reader: S2SessionReader, tail: StreamPosition) -> S2Topic | None:
         """Return the topic (the group of live readers) of the reader's stream; None if the stream cannot be

@@ -173,7 +173,7 @@ def plain(body: bytes, coding: str | None) -> bytes:
     """Decode a body with this Content-Encoding.  Raises BadFrame."""
     compression = _COMPRESSIONS.get((coding or "identity").strip().lower())
     if compression is None:
-        raise session.BadFrame(f"{coding} is no coding of S2's")
+        raise session.BadFrame(f"{coding} is not a content coding of S2")
     return session.decompress(body, compression)
 
 

@@ -391,8 +391,8 @@ class S2Stream:
         self.stream.verified(self._shared.clock.now())
 
     def compare(self, record: Record, position: StreamPosition) -> None:
-        """Compare a record that was read again with the record in memory.  `position` is the position after the record,
-        with the record's earlier timestamp.
+        """Compare a record that was read again with the record in memory.  `position` has the sequence number after the
+        record in memory, and the timestamp of the record in memory.
 
         Raises TailMovedBack if the record belongs to another stream.
         """

@@ -147,7 +147,7 @@ class S2Follower:
         self._overlap = topic.position - 1 if topic.position else None
         start = topic.position if self._overlap is None else self._overlap
         if not self._goes_on:
-            # Check that the stream in memory is still the origin's.
+            # Check that the stream in memory is still the stream at the origin.
             refused = await self._stream.verify(topic.position, Askers(self._client))
             if refused is not None:
                 self._refuse(refused)

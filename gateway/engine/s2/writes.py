@@ -14,8 +14,9 @@ dropped.  Instead the records are *doubted*: the origin must confirm them before
 live readers is confirmed within a few seconds (`streams.py`), and the readers continue meanwhile.
 
 A path may have many streams in memory.  Most of them then sleep: events of the path reach them only when they are used
-again (`gateway.tape.paths`).  An append checks only the streams that are awake.  All sleeping streams of the path are
-doubted together, if at least one of them has records from the acknowledged sequence number on.
+again (`gateway.tape.paths`).  An append checks only the streams that are awake.  If a sleeping stream may have records
+from the acknowledged sequence number on, all streams of the path are searched, and the streams with such records are
+doubted.
 """
 
 from __future__ import annotations
@@ -309,7 +310,7 @@ class S2Writes:
         self._store.drop_stream(stream, End.DELETED)
 
     def _drop(self, request: RelayedRequest, streams: Iterable[Stream]) -> None:
-        """Drop the writer's own streams, and doubt the path's other streams."""
+        """Of `streams`, drop the streams in the writer's own partition, and doubt all others."""
         for stream in streams:
             if stream.key.partition == request.partition:
                 self._deleted(stream)
@@ -333,7 +334,7 @@ def _is_of(stream: Stream, queries: set[str] | None) -> bool:
 
 
 def _queries(headers: CIMultiDict[str]) -> set[str] | None:
-    """Return the queries that name the request's basin in stream keys; None stands for any."""
+    """Return the queries that name the request's basin in stream keys; None stands for any basin."""
     basins = headers.getall(BASIN_HEADER, ())
     # Without this header the origin's host names the basin, and the query in the stream's key is empty.
     return {"", key_query(basins[0])} if len(basins) == 1 else None

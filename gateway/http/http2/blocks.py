@@ -108,7 +108,7 @@ class BlockReader(Generic[T]):
             raise Undecodable from error
         finally:
             if self._table.version != version or _changes_size(block):
-                # Equal bytes may now decode to other fields.
+                # Forget the remembered blocks, because the same bytes may now decode to other fields.
                 self._forget()
 
 
@@ -146,8 +146,8 @@ def _string(value: bytes) -> bytes:
 
 @lru_cache(maxsize=1_024)
 def _name(name: bytes) -> bytes:
-    """Encode the name of a literal field without indexing (RFC 7541 sections 6.2.2, 6.2.3).  Empty if the field must
-    not be sent."""
+    """Encode the name of a literal field without indexing (RFC 7541 sections 6.2.2, 6.2.3).  The result is empty if the
+    field must not be sent."""
     name = name.lower()
     if name in FORBIDDEN:
         return b""

@@ -2,8 +2,9 @@
 
 The peer is an origin, which may be faulty or hostile.  All input is bounded: heads in bytes and fields, interim replies
 in their rate, unread bodies by their windows, and frames without content by a budget.  An invalid reply resets its
-stream, and a server push ends the connection.  One RST_STREAM for each request does not count towards the budget: the
-origin may end a request with it, or send it after a reply that did not need the whole request (section 8.1).
+stream, and a server push ends the connection.  For each request, one RST_STREAM does not count towards the budget: the
+origin may end a request with this frame, or send the frame after a reply that did not need the whole request (section
+8.1).
 
 Trailers are dropped.  A request counts as not processed if the origin resets its stream with REFUSED_STREAM, or if the
 stream comes after the last stream in a GOAWAY (section 8.7).
@@ -118,7 +119,8 @@ class ClientSession(Reading[Http2Reply]):
         super().__init__(counts, MOST_LIST_BYTES, Http2Reply)
         self._late_frames = 0
         self._late_resets = 0
-        """RST_STREAM frames that may still arrive for ended streams: one for each request."""
+        """The number of RST_STREAM frames that may still arrive without counting towards the budget.  Each request adds
+        one."""
         self._bodiless: set[int] = set()
         """Open streams whose reply has no body, because the request is a HEAD."""
         self._interim: dict[int, InterimRate] = {}

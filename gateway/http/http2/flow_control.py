@@ -6,8 +6,8 @@ queued data take turns, one frame each.
 `Receiving` manages the windows of bodies that arrive.  The connection's window reopens as bytes arrive, so that a
 stalled body never blocks the others.  A stream's window reopens too, unless its own body has too many unread bytes.
 While all bodies together have too many unread bytes, only the windows of bodies without unread bytes reopen.  A body
-that its receiver reads as it arrives is therefore never held up.  One connection can make the process hold at most
-`MOST_UNREAD_BYTES` and one window for each stream.
+that its receiver reads as it arrives is therefore never held up.  Beyond `MOST_UNREAD_BYTES`, each stream can add at
+most one window to the unread bytes of a connection.
 """
 
 from __future__ import annotations
@@ -134,8 +134,8 @@ class Sending(ABC):
     def send_answer(self, stream: Stream, block: bytes, body: Collection[bytes]) -> None:
         """Send a whole answer: its field block, and its body in pieces."""
         if len(body) == 1 and len(block) <= self._frame_bytes and not self._owes_size_update:
-            # Most answers have one piece that fits the windows.  They are written here at once.  For an answer that is
-            # repeated from memory, the calls below would take a sixth of the time.
+            # Most answers have one piece that fits the windows.  Write them here at once, because the calls below would
+            # take a sixth of the whole time for an answer that is repeated from memory.
             [data] = body
             size = len(data)
             if (
@@ -183,7 +183,8 @@ class Sending(ABC):
                 break
             del turns[stream]
             if stream.send_window <= 0:
-                # The window has shrunk since the data was queued.  The stream gets a turn again when its window opens.
+                # Skip the stream, because its window has shrunk since the data was queued.  The stream gets a turn
+                # again when its window opens.
                 continue
             self._send_frame(stream)
             if not stream.queue:

@@ -44,7 +44,7 @@ _TWO_U32: Final = Struct(">II")
 
 read_head: Final = _HEAD.unpack_from
 pack_head: Final = _HEAD.pack
-"""The parts of a frame header in bytes; `frame_head` divides the length."""
+"""Packs the parts of a frame header into bytes.  The caller divides the length into two parts, as `frame_head` does."""
 read_setting: Final = _U16.iter_unpack
 
 

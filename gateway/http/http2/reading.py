@@ -118,7 +118,7 @@ class Reading(Ending, Generic[Head]):
         a failure.
 
         One call reads at most `most_heads` HEADERS frames and at most `most_frames` other frames.  If complete frames
-        are left, `has_more` is true, and the next call reads on.  A long SETTINGS frame counts as several.
+        are left, `has_more` is true, and the next call reads on.  A long SETTINGS frame counts as several frames.
         """
         self.has_more = False
         if self.failed is not None:
@@ -344,7 +344,7 @@ class Reading(Ending, Generic[Head]):
         self._has_settings = True
         settings: dict[int, int] = {}
         for name, value in frames.read_setting(payload):
-            # All values must be valid, and the last value of each name counts (RFC 9113 section 6.5.3).
+            # Check every value, and keep the last value of each name (RFC 9113 section 6.5.3).
             settings[name] = value
             if name == Setting.HEADER_TABLE_SIZE:
                 # A smaller table has to be acknowledged by a size update (RFC 7541 section 4.2).

@@ -137,7 +137,7 @@ class Session(Reading[Http2Request]):
         if not stream.is_ended or stream.reset_code is not None:
             return
         if stream.is_receiving:
-            # The rest of the request body is useless now (RFC 9113 section 8.1).
+            # Ask the client to send no more of the request's body, which is useless now (RFC 9113 section 8.1).
             self.reset(stream, ErrorCode.NO_ERROR)
         else:
             self._remove(stream)

@@ -69,7 +69,8 @@ FIELDS: Final = (
         "partition",
         "string",
         "16 hexadecimal digits",
-        "Id of the readers that share a tape, without their credentials. Absent if all readers of the route share one.",
+        "Id of the readers that share a tape, without their credentials. Absent if all readers of the route share a "
+        "tape.",
     ),
     Field("method", "string", "", "HTTP method, its first 32 characters.", True),
     Field("mode", "string", "`gateway.protocol.mode.Mode`", "Kind of request.", True),
@@ -113,7 +114,8 @@ FIELDS: Final = (
         "origin_requests",
         "integer",
         "requests",
-        "Requests to the origin for this client request, including retries. Each is in one line only; absent for 0.",
+        "Requests to the origin for this client request, including retries. Each request is in one line only; absent "
+        "for 0.",
     ),
     Field(
         "collapsed",

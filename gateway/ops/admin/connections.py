@@ -147,7 +147,7 @@ class AdminConnection(asyncio.Protocol):
     # -- called by the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are not subclasses of asyncio's.
+        # uvloop's transports are not subclasses of asyncio's transports.
         self._transport = cast("asyncio.Transport", transport)
         if not self._connections.admit(self, self._handler):
             self._transport.abort()

@@ -85,7 +85,7 @@ def controls_endpoints(subject: Subject) -> list[Endpoint]:
         if not request.body.undo:
             subject.drain(request.body.within_s)
         elif request.body.within_s is not None:
-            raise Refused(422, "within_s: does not go with undo")
+            raise Refused(422, "within_s: cannot be set together with undo")
         elif not subject.undo_drain():
             raise Refused(409, "the gateway is stopping")
         return Draining(subject.engine.drain.is_set)
@@ -117,7 +117,7 @@ def controls_endpoints(subject: Subject) -> list[Endpoint]:
         Endpoint(
             "POST",
             "/api/drain",
-            "Drain the live readers, or undo that",
+            "Drain the live readers, or undo the drain",
             drain,
             Draining,
             body=DrainBody,
@@ -138,7 +138,7 @@ def controls_endpoints(subject: Subject) -> list[Endpoint]:
             audited=_reloaded,
             refusals={
                 409: "There is no configuration file to read again.",
-                422: "The configuration is invalid; the old one stays in effect.",
+                422: "The new configuration is invalid; the old configuration stays in effect.",
             },
         ),
         Endpoint(

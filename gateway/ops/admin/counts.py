@@ -5,8 +5,9 @@ whole stream first.  The gateway counts the bytes that it holds, once and in a t
 stream has the same bytes, and is remembered under the offsets at both ends.
 
 One path may stand for several streams, of different origins or partitions, or before and after a re-creation.  An
-offset may mean a different position in each.  A request therefore names the ETag of a reply that its client has
-received.  The answer has counts of the tape (the stream's bytes in memory) that the reply came from, or no counts.
+offset may mean a different position in each of these streams.  A request therefore names the ETag of a reply that its
+client has received.  The answer has counts of the tape (the stream's bytes in memory) that the reply came from, or no
+counts.
 
 In a JSON stream, messages are counted, measured and summed as lines.  A line is the message's text, with spaces in
 place of line breaks, and a line feed at the end.  A reader that splits messages in the same way gets the same checksum.
@@ -39,8 +40,8 @@ _SLICE_BYTES: Final = 1 << 17
 """Bytes counted in one call.  Listing the messages of a slice holds the interpreter lock.  With many small numbers,
 this size takes 10 ms."""
 _MOST_MESSAGE_BYTES: Final = 1 << 20
-"""A run with a longer message is not counted, because counting takes 25 times its memory, outside the cache's
-budget."""
+"""A run with a longer message is not counted, because counting a message takes 25 times the memory of its text, outside
+the cache's budget."""
 _REMEMBERED: Final = 1 << 14
 """The most remembered runs, which take some ten megabytes."""
 
@@ -136,8 +137,8 @@ def counts_endpoints(directory: Directory) -> list[Endpoint]:
                 break
             runs.append(CountedRun(at, reading.end, *found))
             at, size = reading.end, size + reading.size
-        # If the stream was re-created or revoked meanwhile, the counts belong to the old stream.  Return no counts
-        # then.
+        # If the stream has ended or has dropped bytes meanwhile, the counts may belong to other bytes.  Return no
+        # counts then.
         return Counts(runs if stream.ended is None and seen.same_bytes_as(stream.version) else [])
 
     return [
@@ -159,8 +160,8 @@ def _measured(pieces: tuple[bytes, ...]) -> _Sum:
 
 
 def _counted(pieces: tuple[bytes, ...]) -> _Sum | None:
-    """Count the messages of a JSON array's content.  Returns None if the pieces are no such content, or if a message is
-    too long.
+    """Count the messages of a JSON array's content.  Returns None if the pieces are not the content of a JSON array, or
+    if a message is too long.
     """
     try:
         # Import it here, because it needs numpy, which only an extra installs.

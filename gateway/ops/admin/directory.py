@@ -104,7 +104,7 @@ class Directory:
         raise Refused(404, "no such stream is held")
 
     def by_target(self, target: str, origin: str | None = None) -> list[Stream]:
-        """Return all streams with this path and query, of every partition, and of one origin or all.
+        """Return all streams with this path and query, in all partitions, of one origin or of all origins.
 
         Raises Refused (422) if `target` is not a path and query.
         """
@@ -112,7 +112,7 @@ class Directory:
         return [stream for stream in self.by_path(path, origin) if stream.key.query == query]
 
     def by_path(self, path: str, origin: str | None = None) -> list[Stream]:
-        """Return all streams with this path, of every query and partition, and of one origin or all.
+        """Return all streams with this path, with any query, in all partitions, of one origin or of all origins.
 
         S2 streams are stored under one spelling of their names.
         """

@@ -29,7 +29,7 @@ BODY_S: Final = 30.0
 _BODY_BYTES: Final = 64 << 10
 _JSON: Final = "application/json"
 _SHOWN_CHARS: Final = 60
-_NOT_ALLOWED: Final = "should be a path, from the slash on, percent-encoded where it has to be"
+_NOT_ALLOWED: Final = "should be a path that begins with a slash, percent-encoded where necessary"
 _MOST_ERRORS: Final = 1_000
 """With more validation errors than this, the answer names no single error, because writing out all texts would take a
 second.
@@ -165,7 +165,7 @@ async def _read(request: web.Request, most_bytes: int) -> bytes:
                 if len(body) > most_bytes:
                     raise Refused(413, f"the body is larger than {most_bytes} bytes")
     except TimeoutError:
-        raise Refused(408, f"the body was not whole within {BODY_S:.0f} s") from None
+        raise Refused(408, f"the body did not arrive completely within {BODY_S:.0f} s") from None
     return bytes(body)
 
 

@@ -75,7 +75,7 @@ class Guard:
         if request.path in PROBES and not is_verbose:
             return
         if self._is_loopback and not self._is_allowed_host(request.headers.get(hdrs.HOST, "")):
-            raise Refused(403, "the Host is not one of this port's")
+            raise Refused(403, "the Host header does not name the address of this port")
         if self._token is not None and not is_open:
             self._check_token(self._token, request.headers.get(hdrs.AUTHORIZATION, ""))
 

@@ -20,7 +20,7 @@ _DESCRIPTION: Final = (
 )
 _REFUSALS: Final = {
     401: "A token is required, and it is missing or wrong.",
-    403: "The Host is not one of this port's, or the request comes from a page of another origin.",
+    403: "The Host header does not name the address of this port, or the request comes from a page of another origin.",
     422: "A parameter or the body is invalid.",
 }
 _BODY_REFUSALS: Final = {
@@ -32,7 +32,7 @@ _VERBOSE: Final = {
     "name": "verbose",
     "in": "query",
     "required": False,
-    "description": "Name the origins as well, one a line; this needs the token. Any value.",
+    "description": "With any value, the answer also lists the origins, one a line. Such a request needs the token.",
     "allowEmptyValue": True,
     "schema": {"type": "string"},
 }
@@ -45,12 +45,17 @@ def openapi_document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
     for number, endpoint in enumerate(endpoints):
         paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint, number, schemas)
-    paths["/healthz"] = {"get": _plain("Whether the process runs", {"200": "It does."})}
+    paths["/healthz"] = {"get": _plain("Whether the process runs", {"200": "The process runs."})}
     paths["/readyz"] = {
-        "get": _guarded(_plain("Whether it takes requests", {"200": "It does.", "503": "It is starting or draining."}))
+        "get": _guarded(
+            _plain(
+                "Whether the gateway takes requests",
+                {"200": "The gateway takes requests.", "503": "The gateway is starting or draining."},
+            )
+        )
     }
     paths["/readyz"]["get"]["parameters"] = [_VERBOSE]
-    paths["/metrics"] = {"get": _guarded(_plain("What it has counted, in the Prometheus text format", {"200": "It."}))}
+    paths["/metrics"] = {"get": _guarded(_plain("The metrics, in the Prometheus text format", {"200": "The metrics."}))}
     document = {"description": "This document", "content": {"application/json": {"schema": {"type": "object"}}}}
     paths["/openapi.json"] = {
         "get": {"summary": "This document", "operationId": "get_openapi_json", **_answers({"200": document})}

@@ -50,8 +50,8 @@ class PlanMemory:
     budget_bytes: int
     """The budget in effect."""
     is_taken: bool
-    """Whether the budget in effect is the plan's.  False if limits.cache_bytes is set, if take_memory is false, or if
-    the plan is short and take_short_memory is false."""
+    """Whether the budget in effect is the plan's budget.  False if limits.cache_bytes is set, if take_memory is false,
+    or if the plan is short and take_short_memory is false."""
     policy: str
     """The eviction policy that the expectations assume."""
 
@@ -74,7 +74,7 @@ class Warm:
 
     wished: int
     streams: int
-    """Streams that bytes were fetched for."""
+    """Streams for which bytes were fetched."""
     bytes: int
     is_under_way: bool
 
@@ -139,7 +139,7 @@ def plan_endpoints(subject: Subject) -> list[Endpoint]:
         state = subject.metrics.plan()
         return PlanShown(_shown(subject, state) if state is not None else None)
 
-    return [Endpoint("GET", "/api/plan", "The cache plan in effect and what came of it", plan, PlanShown)]
+    return [Endpoint("GET", "/api/plan", "The cache plan in effect, and its results so far", plan, PlanShown)]
 
 
 def _shown(subject: Subject, state: PlanState) -> PlanInEffect:

@@ -158,7 +158,7 @@ def purge_endpoints(subject: Subject, directory: Directory) -> list[Endpoint]:
             Purged,
             body=PurgeBody,
             audited=_audited,
-            expects="one of stream, prefix, key, id and all, and soft where that is wanted",
+            expects="one of stream, prefix, key, id and all, with or without soft",
         )
     ]
 

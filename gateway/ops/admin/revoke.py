@@ -56,7 +56,7 @@ def revoke_endpoints(gateway: Gateway) -> list[Endpoint]:
             Revoked,
             body=RevokeBody,
             audited=_audited,
-            expects="subject, name, and issuer and for_s where they are wanted",
+            expects="subject and name, with or without issuer and for_s",
         )
     ]
 

@@ -177,7 +177,7 @@ class Relay:
         if accept:
             headers[hdrs.ACCEPT] = accept
         if self._reads >= _MOST_READS:
-            return _refused(503, f"The console is reading {_MOST_READS} streams, the most at a time")
+            return _refused(503, f"The console is reading {_MOST_READS} streams, which is the most at a time")
         self._reads += 1
         try:
             async with self._ask("GET", target, headers, None, _READ_TIMEOUT) as reply:
@@ -197,7 +197,7 @@ class Relay:
             async with asyncio.timeout(_BODY_S):
                 body_text = await request.read()
         except TimeoutError:
-            return _refused(408, f"The body was not whole within {_BODY_S:.0f} s")
+            return _refused(408, f"The body did not arrive completely within {_BODY_S:.0f} s")
         try:
             command = Write.model_validate_json(body_text)
         except ValidationError as error:

@@ -111,13 +111,15 @@ class StreamChannel(Handling):
         self.stream = stream
         self._http2_request = http2_request
         self._generation = connection.clients.joins.generation
-        """The value of `Joins.generation`, which counts changes of the routes, when the request was read."""
+        """The value of `Joins.generation` when the request was read.  `Joins.generation` counts changes of the
+        routes."""
         self._body: RequestBody | None = None
         self._write_timer: WheelTimer | None = None
         self._sent_bytes = 0
         """The value of `stream.sent_bytes` at the last check of progress."""
         self._waiting_to = 0
-        """The value of `stream.sent_bytes` once all bytes that waited at the last check of progress have been sent."""
+        """When `stream.sent_bytes` reaches this value, all bytes that waited at the last check of progress have been
+        sent."""
         self._is_bodiless = False
         """Whether the answer has no body, whatever its head states (RFC 9110 section 6.4.1)."""
         self.cut_reason: CloseReason | None = None
@@ -254,7 +256,7 @@ class StreamChannel(Handling):
         session = self._connection.session
         session.unread(self.stream, size)
         if session.out_bytes:
-            # The session has window updates to send.
+            # The output has window updates, which `unread` has added.
             self._connection.wake()
 
     async def late(self) -> None:
@@ -367,7 +369,7 @@ class StreamChannel(Handling):
         has_taken_all = self.sse_route is not None and stream.sent_bytes >= self._waiting_to
         is_blocked = self._connection.session.is_blocked
         if has_taken_all or is_blocked or self._clients.keeps_up(stream.sent_bytes - self._sent_bytes):
-            # While the connection is blocked, its own deadline applies.
+            # While the whole connection is blocked, the deadline of the connection applies.
             self._set_deadline()
             return
         self.cut_reason = CloseReason.SLOW

@@ -36,6 +36,7 @@ from gateway.server.http2.channel import StreamChannel
 from gateway.server.http2.timeouts import TimedHttp2Connection
 from gateway.server.joins import Join
 from gateway.server.remembered import RememberedAnswer
+from gateway.server.request_keys import Presented
 
 _log = logging.getLogger("gateway.server")
 
@@ -78,8 +79,8 @@ class Http2Connection(TimedHttp2Connection):
         is_expected: bool = True,
         is_local: bool = False,
     ) -> None:
-        """`client` and `is_local` are as for HTTP/1.1's `Connection`.  `is_expected` is False if the connection has
-        been admitted already, as an HTTP/1.1 connection."""
+        """`client` and `is_local` mean the same as in HTTP/1.1's `Connection`.  `is_expected` is False if the
+        connection has been admitted already, as an HTTP/1.1 connection."""
         super().__init__(clients)
         if is_expected:
             clients.unadmitted += 1
@@ -152,7 +153,8 @@ class Http2Connection(TimedHttp2Connection):
         self.data_received(data)
 
     def data_received(self, data: bytes) -> None:
-        # A check of the turn's time for each head would make remembered answers a quarter slower.
+        # Read several heads between two checks of the turn's time, because a check for each head would make remembered
+        # answers a quarter slower.
         is_asked = self.session.has_more or (self._heads == HEADS and self.clients.turns.has_begun)
         self._read(data, 0 if is_asked else self._heads)
 
@@ -180,15 +182,15 @@ class Http2Connection(TimedHttp2Connection):
         are read at once.
         """
         self._next_heads = 0
-        # After a failure the session reads nothing.
+        # After a failure of the session, `receive` returns no events.
         for event in self.session.receive(data, self.clients.now(), most_heads, FRAMES if most_heads else 0):
             self._take(event)
         self._heads = self._next_heads or self._heads
 
     @property
     def _has_requests(self) -> bool:
-        """Whether requests wait.  All input is read before any request is answered.  Unread input therefore counts as
-        requests only if the input before it contained a request.
+        """Whether the waiting work counts as requests.  Unread input may be anything.  It counts as requests if the
+        input before it contained a request.  Without unread input, only requests can wait.
         """
         return self._next_heads > 0 or not self.session.has_more
 
@@ -248,7 +250,8 @@ class Http2Connection(TimedHttp2Connection):
             case RequestReceived(stream, request, is_whole):
                 self._is_active = True
                 if stream.reset_code is not None or self.session.failed is not None:
-                    # A later frame of the same input has reset the stream.
+                    # Do not answer the request: a later frame of the same input has reset the stream, or the session
+                    # has failed.
                     self._next_heads = HEADS
                     self.clients.turns.count_begun()
                 elif (
@@ -302,7 +305,7 @@ class Http2Connection(TimedHttp2Connection):
 
     def _is_remembered(self, stream: Stream, request: Http2Request) -> bool:
         """Send a remembered answer, or begin a live answer for a remembered live request (a join).  Returns False if
-        there is neither a remembered answer nor a join.
+        the request has to go to the request handler.
         """
         clients, alias = self.clients, request.alias
         assert alias is not None
@@ -313,10 +316,13 @@ class Http2Connection(TimedHttp2Connection):
         if (found := clients.exact.get(alias) or find(alias)) is None:
             return False
         known, section = found
+        presented = None
+        if isinstance(known, Presented):
+            presented, known = known, known.join
         if isinstance(known, Join):
             channel = self._channels[stream] = StreamChannel(self, stream, request)
             try:
-                if clients.join(channel, known, section):
+                if clients.join(channel, known, section, presented):
                     return True
             except Exception:
                 _log.exception("unhandled error")
@@ -388,8 +394,8 @@ class Http2Connection(TimedHttp2Connection):
     def wake(self) -> None:
         """Schedule the writing of the session's output at the end of the loop's turn.  Write large output now.
 
-        Output queued in streams always waits for the end of the turn.  Writing it here would make room, and the code
-        that writes now would then be asked for more before its own call returns.
+        Output queued in streams always waits for the end of the turn.  Writing it here would make room in the stream.
+        The code that writes now would then be called to write more before its present call returns.
         """
         if self.session.out_bytes >= _FLUSH_BYTES:
             self._write()
@@ -433,7 +439,7 @@ class Http2Connection(TimedHttp2Connection):
         if transport is None:
             return
         if transport.is_closing():
-            # The client still has to read the rest, and no other event will follow.
+            # Set a deadline for the client to read the rest, because no other event will follow.
             self._expect_progress(transport)
             return
         self._write_timer.clear()

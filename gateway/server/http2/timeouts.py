@@ -150,7 +150,7 @@ class TimedHttp2Connection(asyncio.Protocol):
     def _check_idle(self) -> None:
         limits, transport = self.clients.limits, self.transport
         if transport is not None and transport.is_closing():
-            # The client may have closed the connection without reading the rest.
+            # Set a deadline for the client to read the rest, because the client may have gone without reading it.
             if not self._write_timer.is_set:
                 self._expect_progress(transport)
             return
@@ -170,7 +170,7 @@ class TimedHttp2Connection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """Called when the client has half-closed: answer its requests, then close.  Return False, which closes the
-        transport, if no request is unanswered."""
+        transport, if all requests are answered."""
         session, transport = self.session, self.transport
         if transport is None or transport.is_closing() or session.failed is not None:
             return False
@@ -253,7 +253,8 @@ class TimedHttp2Connection(asyncio.Protocol):
     def _close_if_over(self) -> None:
         """Close the connection if either side is ending it and no request is open."""
         session = self.session
-        # Unread input may hold requests.  Even requests after the client's GOAWAY are answered.
+        # After the client's GOAWAY, go on while input is unread: it may hold requests, and even requests after the
+        # GOAWAY are answered.
         is_ending = (
             session.last_answered_id is not None or self._has_ended or (session.has_goaway and not session.has_more)
         )

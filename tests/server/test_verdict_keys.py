@@ -1,0 +1,198 @@
+"""Request lines with credentials: a live read that joins others is decided like one that is parsed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from gateway.server.live_requests import LiveRequests
+from gateway.server.verdict_keys import MOST_BEGINNINGS, CredentialLines
+from tests.scenarios.credentials import WALL, signed, signed_rule
+from tests.server.conftest import BOUND_S, Pair, close, connect, get, start_pair, stop_pair, write
+
+NAMES = ("expires", "signature", "key", "token")
+
+
+@pytest.mark.parametrize(
+    ("query", "rest", "credentials"),
+    [
+        ("expires=1&key=k&signature=s&offset=4&live=sse", "&offset=4&live=sse", "expires=1&key=k&signature=s"),
+        ("cursor=5&expires=1&live=sse&offset=4&signature=s", "&cursor=5&live=sse&offset=4", "expires=1&signature=s"),
+        ("x=1&signature=&&offset=4", "&x=1&&offset=4", "signature="),
+        ("signature=s", "", "signature=s"),
+        ("token=a&token=b&offset=4&token=c", "&offset=4", "token=a&token=b&token=c"),
+        ("signature=s&x=1?key=2&offset=4", "&x=1?key=2&offset=4", "signature=s"),
+        ("keys=1&tokenx&signature=s=t&=&offset=4", "&keys=1&tokenx&=&offset=4", "signature=s=t"),
+        ("%6bey=1&KEY=2&signature=s", "&%6bey=1&KEY=2", "signature=s"),
+    ],
+)
+def test_a_line_is_divided_into_its_credentials_and_the_rest(query: str, rest: str, credentials: str) -> None:
+    lines, line = CredentialLines(NAMES), f"GET /s?{query} HTTP/1.1".encode()
+    divided = lines.divide(line)
+    assert divided == (f"GET /s\r\n{rest} HTTP/1.1".encode(), credentials.encode())
+    lines.know_beginning(line)
+    assert lines.divide_known(line) == divided
+
+
+@pytest.mark.parametrize("target", ["/s", "/s?", "/s?offset=4&key", "/s?x?key=1", "/s&key=1?offset=4", "/key=1"])
+def test_a_line_without_credentials_is_not_divided(target: str) -> None:
+    lines = CredentialLines(NAMES)
+    assert lines.divide(f"GET {target} HTTP/1.1".encode()) is None
+    assert lines.credentials_of(f"GET {target} HTTP/1.1".encode(), ()) is None
+
+
+@pytest.mark.parametrize(
+    ("query", "names", "is_same"),
+    [
+        ("key=1&signature=s", {"key", "signature"}, True),
+        ("key=1&%73ignature=s", {"key", "signature"}, False),
+        ("key=1&token=t", {"token"}, False),
+    ],
+)
+def test_credentials_are_those_of_the_parser_or_none(query: str, names: set[str], *, is_same: bool) -> None:
+    found = CredentialLines(NAMES).credentials_of(f"GET /s?{query} HTTP/1.1".encode(), names)
+    assert found == (query.encode() if is_same else None)
+
+
+def test_a_bounded_number_of_beginnings_is_known() -> None:
+    lines = CredentialLines(NAMES)
+    every = [b"GET /s?signature=%d&offset=4 HTTP/1.1" % number for number in range(MOST_BEGINNINGS + 2)]
+    for line in every:
+        lines.know_beginning(line)
+    # All are forgotten at the bound.
+    assert repr(lines) == "<CredentialLines 2 known>"
+    assert [lines.divide_known(line) for line in every] == [lines.divide(line) for line in every]
+
+
+@pytest.fixture
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    loop = uvloop.new_event_loop()
+    yield loop
+    loop.close()
+
+
+PATHS = ("/s", "/s/t", "/s&x=1")
+LINKS = (
+    signed("/s"),
+    signed("/s", WALL + 7_200),
+    signed("/s", others="x=1"),
+    signed("/s", streams="/*"),
+    signed("/s/t", streams="/s/**"),
+    signed("/s&x=1", streams="/**"),
+)
+READS = (
+    "offset=-1&live=sse",
+    "live=sse&offset=-1",
+    "offset=0000000000000000_0000000000000002&live=sse",
+)
+ODD = (
+    "offset=",
+    "offset=-1",
+    "%6fffset=-1",
+    "live=sse",
+    "liv%65=",
+    "cursor=",
+    "cursor=7",
+    "x=1",
+    "x=2",
+    "y",
+    "",
+    "=",
+)
+ODD_LINK = LINKS[0].replace("expires=", "%65xpires=")
+WITHOUT_EXPIRY = "/s?" + LINKS[0].partition("&")[2]
+SECTIONS: tuple[list[str], ...] = ([], ["User-Agent: b"])
+
+
+@st.composite
+def targets(draw: st.DrawFn) -> str:
+    """A signed URL of a read, with up to three changes."""
+    path, _, query = draw(st.sampled_from(LINKS)).partition("?")
+    pairs = [*query.split("&"), *draw(st.sampled_from(READS)).split("&")]
+    for _ in range(draw(st.sampled_from((0, 0, 1, 2, 3)))):
+        at = draw(st.integers(0, len(pairs) - 1))
+        match draw(st.integers(0, 6)):
+            case 0:
+                pairs = draw(st.permutations(pairs))
+            case 1:
+                pairs.append(pairs[at])
+            case 2:
+                del pairs[at]
+                pairs = pairs or [""]
+            case 3:
+                pairs.insert(at, draw(st.sampled_from(ODD)))
+            case 4:
+                pairs[at] = f"%{ord(pairs[at][0]):02x}{pairs[at][1:]}" if pairs[at] else "%"
+            case 5:
+                other = draw(st.sampled_from(LINKS)).partition("?")[2].split("&")
+                pairs[at] = draw(st.sampled_from(other))
+            case 6:
+                path = draw(st.sampled_from(PATHS))
+    return f"{path}?{'&'.join(pairs)}"
+
+
+def test_a_request_with_credentials_in_its_query_is_decided_as_if_it_were_parsed(
+    loop: asyncio.AbstractEventLoop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joins, joined = LiveRequests.join, [0]
+
+    def noting(self: LiveRequests, *arguments: Any) -> bool:
+        has_joined = joins(self, *arguments)
+        joined[0] += has_joined and arguments[3] is not None
+        return has_joined
+
+    monkeypatch.setattr(LiveRequests, "join", noting)
+    pair = loop.run_until_complete(_begin(tmp_path))
+
+    async def decided(requests: list[bytes]) -> list[list[tuple[bytes, bytes]]]:
+        return list(
+            await asyncio.gather(*(_ask(pair, is_fast=is_fast, requests=requests) for is_fast in (True, False)))
+        )
+
+    @given(st.lists(targets(), min_size=1, max_size=4), st.sampled_from(SECTIONS))
+    @example([f"{ODD_LINK}&{READS[0]}", f"{WITHOUT_EXPIRY}&{READS[0]}"], [])
+    @example([f"{WITHOUT_EXPIRY}&{READS[0]}", f"/s?&{READS[0]}", f"/s?{READS[0]}"], [])
+    @example([f"{LINKS[3]}&{READS[0]}", f"{LINKS[3]}&{READS[0]}".replace("/s?", "/s/t?")], [])
+    @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+    def compare(several: list[str], lines: list[str]) -> None:
+        fast, strict = loop.run_until_complete(decided([get(target, *lines) for target in several * 2]))
+        assert fast == strict
+
+    try:
+        for lines in SECTIONS * 3:
+            loop.run_until_complete(decided([get(f"{link}&{READS[0]}", *lines) for link in LINKS]))
+        compare()
+    finally:
+        loop.run_until_complete(stop_pair(pair))
+    assert joined[0] > 100
+
+
+async def _begin(folder: Path) -> Pair:
+    pair = await start_pair(auth=[signed_rule(folder)], credentials="shared")
+    for path in PATHS:
+        await write(pair.fast, "PUT", signed(path, methods="create"), path.encode() * 9, Content_Type="text/plain")
+    return pair
+
+
+async def _ask(pair: Pair, *, is_fast: bool, requests: list[bytes]) -> list[tuple[bytes, bytes]]:
+    """The status line and the body of each answer; of an SSE answer, the body up to the first control event."""
+    gateway, found = pair.fast if is_fast else pair.strict, []
+    for request in requests:
+        reader, writer = await connect(gateway)
+        async with asyncio.timeout(BOUND_S):
+            writer.write(request)
+            head = await reader.readuntil(b"\r\n\r\n")
+            if b"text/event-stream" in head:
+                body = await reader.readuntil(b"event: control") + await reader.readuntil(b"\n\n")
+            else:
+                body = await reader.readexactly(int(head.lower().partition(b"content-length: ")[2].split(b"\r")[0]))
+        found.append((head.partition(b"\r")[0], body))
+        await close(writer)
+    return found
