@@ -74,6 +74,8 @@ class RecognisingConnection(ReadingConnection):
                 if not isinstance(known, Join):
                     return False
                 self._repeats = clients.repeats = known.alias == data
+                if self._repeats:
+                    clients.joins.found_by_meaning(known, section)
                 return self._joins(known, section)
             answer = known
             self._repeats = clients.repeats = known.alias == data
