@@ -262,13 +262,16 @@ class Engine:
             if read.web_origin is not None and (error.varies_by_origin or not read.is_origin_met(error.headers)):
                 return None
             return origin_error_answer(read.route, error, Outcome.HIT)
+        stream = self.store.find(read.key)
+        if stream is None:
+            # Refuse the HEAD also if it would be relayed, because a relayed HEAD asks the origin too.
+            if not read.source.is_handed:
+                self._cold_read_limit.admit_read(read.route, read.source.client)
+            return None
         if read.route.unshared.reason(read.key, HEAD) is not None:
             return None
-        stream = self.store.find(read.key)
         now = self.clock.now()
-        if stream is None or stream.has_expired(now, self.clock.wall()):
-            if stream is None and not read.source.is_handed:
-                self._cold_read_limit.admit_read(read.route, read.source.client)
+        if stream.has_expired(now, self.clock.wall()):
             return None
         if is_known_kept(read, stream):
             return None

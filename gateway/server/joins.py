@@ -128,6 +128,15 @@ class Joins:
         meaning.learn(join.key, join)
         return section
 
+    def found_by_meaning(self, join: Join, section: Section) -> None:
+        """Let the next request with the exact bytes of the first one be found by them.  `section` is the header
+        section of these bytes.
+
+        The section of the first request is not kept, unless another request had the same section before.
+        """
+        if section.cost:
+            self.exact[join.alias] = (join, section)
+
     def _forget(self, key: bytes, meaning: Meaning) -> None:
         join = self._all.pop((key, meaning), None)
         if join is not None:

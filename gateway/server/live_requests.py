@@ -7,8 +7,6 @@ stream's tail (its end).
 
 from __future__ import annotations
 
-from typing import cast
-
 from gateway.auth.verdict import Caller
 from gateway.engine.answer import Answer
 from gateway.engine.core import Engine
@@ -147,8 +145,9 @@ class LiveRequests:
         allowed, parties, line, key = None, NO_PARTIES, None, join.verdict_key
         if presented is not None:
             # The verdict must be on the same stream, because the join was found without the credentials.
+            assert isinstance(key, NamedStream)
             _, line, credentials = presented
-            key = make(NamedStream, (*cast("NamedStream", key)[:3], credentials))
+            key = make(NamedStream, (key.route, key.path, key.query, credentials))
         if read.route.guard is not None:
             # This repeats the code of `Verdicts.holds` and `GuardedReads.ends_in_s`, because every authorised live read
             # passes here, and calls cost time.

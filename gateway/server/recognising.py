@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from typing import Final, cast
+from typing import Final
 
 from gateway.protocol.client_address import Proxies
 from gateway.server.joins import Join
@@ -68,12 +68,14 @@ class RecognisingConnection(ReadingConnection):
         else:
             known, section = found
             if type(known) is not RememberedAnswer:
-                if type(known) is Presented:
+                if type(known) is Presented and isinstance(join := known.join, Join):
                     self._repeats = clients.repeats = False
-                    return self._joins(cast("Join", known.join), section, known)
+                    return self._joins(join, section, known)
                 if not isinstance(known, Join):
                     return False
                 self._repeats = clients.repeats = known.alias == data
+                if self._repeats:
+                    clients.joins.found_by_meaning(known, section)
                 return self._joins(known, section)
             answer = known
             self._repeats = clients.repeats = known.alias == data

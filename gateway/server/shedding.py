@@ -5,6 +5,10 @@ A sample visits all connections in short slices with pauses between them, so tha
 answer.  A slice is bounded by its time, because an HTTP/2 connection with a hundred streams takes as long as a hundred
 connections.  Bytes that several connections share are divided among them, unless the cache holds them too
 (`gateway.limits.memory`).
+
+The end of a connection that holds much takes up to a millisecond, because the kernel frees its buffers, and the fetch
+for it ends too.  Connections over the bound on clients' memory are therefore dropped one in a turn of the loop.  If the
+process is short of memory, all are dropped at once.
 """
 
 from __future__ import annotations
@@ -45,6 +49,8 @@ class Shedding:
         self._now = now
         self._held: list[tuple[int, ClientConnection]] = []
         """The connections that held any memory at the latest sample, with their bytes."""
+        self._to_drop: dict[ClientConnection, None] = {}
+        """Connections that are dropped in later turns, the last one first."""
         self.held_bytes = 0
         """The bytes that all connections held at the latest sample."""
         self.shed: Counter[ShedReason] = Counter()
@@ -63,6 +69,8 @@ class Shedding:
         until = now() + SLICE_S
         for clients in list(self._every_clients):
             for one in list(clients):
+                if one in self._to_drop:
+                    continue
                 own, holdings = one.held_bytes, [holding for holding in one.holdings() if holding.size]
                 if own or holdings:
                     charges.add_holdings(holdings)
@@ -89,12 +97,23 @@ class Shedding:
             return 0
         # Choose by the current bytes, because some connections hold less than at the sample.
         dropped = victims(self._held, excess, _most)
-        for one, cost in dropped.items():
-            self.held_bytes -= cost
-            one.shed()
+        self.held_bytes -= sum(dropped.values())
+        if reason is ShedReason.MEMORY:
+            for one in dropped:
+                one.shed()
+        elif dropped:
+            if not self._to_drop:
+                asyncio.get_running_loop().call_soon(self._drop_next)
+            self._to_drop.update(dict.fromkeys(reversed(dropped)))
         self._held = [(cost, one) for cost, one in self._held if one not in dropped]
         self.shed[reason] += len(dropped)
         return len(dropped)
+
+    def _drop_next(self) -> None:
+        one, _ = self._to_drop.popitem()
+        if self._to_drop:
+            asyncio.get_running_loop().call_soon(self._drop_next)
+        one.shed()
 
     def drop_over_bound(self, excess: int) -> int:
         """Drop connections because clients together hold `excess` bytes too many.  Returns the number dropped."""

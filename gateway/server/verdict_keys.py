@@ -107,7 +107,7 @@ class CredentialLines:
             return None
         return make(Divided, (b"&".join(rest) + line[end:], b"&".join(credentials)))
 
-    def divide_known(self, line: bytes) -> Divided | None:
+    def divide_known(self, line: bytes) -> tuple[bytes, bytes] | None:
         """Divide the line like `divide`, but faster if the beginning of the line is remembered.
 
         If the line has credentials after a remembered beginning, these stay in the rest.  No join and no verdict is
@@ -116,7 +116,8 @@ class CredentialLines:
         end = line.find(_OFFSET)
         if end < 0 or (known := self._beginnings.get(line[:end])) is None:
             return self.divide(line)
-        return make(Divided, (known[0] + line[end:], known[1]))
+        # A plain tuple, which takes less time to make.
+        return known[0] + line[end:], known[1]
 
     def know_beginning(self, line: bytes) -> None:
         """Remember how to divide lines that begin like this line, whose request was allowed.  Does nothing if the line

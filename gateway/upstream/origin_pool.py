@@ -290,7 +290,10 @@ class Origins:
             pool.may_drain = route.protocol == "s2"
         before, self._origins, self._pools = self._origins, origins, pools
         by_url = {route_url(name): pool for name, pool in pools.items()}
-        self._removed.update((url, pool) for url, pool in self._by_url.items() if url not in by_url)
+        if gone := {url: pool for url, pool in self._by_url.items() if url not in by_url}:
+            self._removed.update(gone)
+            # The table drops old entries only when it changes, and a pool has the route's credentials.
+            self.clock.call_later(_REMOVED_S, self._removed.expire)
         self._by_url = by_url
         for old in before.values():
             old.restart_moved()

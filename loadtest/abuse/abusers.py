@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from loadtest.abuse import hoarders
 from loadtest.abuse.http2 import Http2
+from loadtest.abuse.tls import Tls
 from loadtest.abuse.wire import Cut, Wire, request
 
 LARGE: Final = "/abuse/large"
@@ -43,6 +44,7 @@ class Spot:
     """One abusive client: its source address, its rate, and the outcomes of its strikes."""
 
     port: int
+    tls_port: int
     source: str
     rng: random.Random
     every_s: float
@@ -71,14 +73,26 @@ class Spot:
         except TimeoutError:
             self.got["no answer"] += 1
 
-    async def read(self, data: bytes) -> None:
-        """Send a request on a connection of its own; read the whole reply."""
+    async def read(self, data: bytes, is_right: Callable[[int, bytes], bool] = lambda status, body: True) -> None:
+        """Send a request on a connection of its own; read the whole reply.
+
+        A reply for which `is_right` returns False counts as wrong.  It is called with the status and the body, also
+        with the beginning of a body that does not end in time.
+        """
         wire = await Wire.open(self.port, self.source)
         try:
             # A server may answer and stop reading before it has received the whole request.
             sending = asyncio.ensure_future(wire.send(data))
             try:
-                self.got[str((await wire.reply()).status)] += 1
+                head = await wire.head()
+                self.got[str(head.status)] += 1
+                body = bytearray()
+                try:
+                    async for part in wire.parts(head):
+                        body += part
+                finally:
+                    if not is_right(head.status, bytes(body)):
+                        self.got["wrong"] += 1
             finally:
                 sending.cancel()
                 await asyncio.gather(sending, return_exceptions=True)
@@ -247,6 +261,21 @@ async def tiny_pieces(spot: Spot) -> None:
     await spot.strikes(strike)
 
 
+async def tiny_records(spot: Spot) -> None:
+    """Send a request over TLS, head and body, in records of one byte."""
+    data = request("POST", UPLOADS, {"Content-Type": "text/plain"}, b"x" * _PIECES)
+
+    async def strike() -> None:
+        tls = await Tls.open(spot.tls_port, spot.source)
+        try:
+            await tls.send_in_bytes(data)
+            spot.got[await tls.status()] += 1
+        finally:
+            tls.close()
+
+    await spot.strikes(strike)
+
+
 async def tag_lists(spot: Spot) -> None:
     """Read with an If-None-Match of 32 kB, each with other tags."""
 
@@ -295,6 +324,7 @@ KINDS: Final[dict[str, tuple[Kind, float]]] = {
     "compression": (compression, 4),
     "cancelled requests": (cancelled, 50),
     "pieces of one byte": (tiny_pieces, 8),
+    "TLS records of one byte": (tiny_records, 4),
     "lists of tags": (tag_lists, 40),
     "long-polls of many pages": (hoarders.many_pages, 0),
     "answers that the cache has dropped": (hoarders.dropped_answers, 0),

@@ -1,9 +1,9 @@
 """The processes next to the gateway: `python -m loadtest.abuse.child ROLE JSON`, ended by SIGTERM.
 
 `origin` serves an in-memory origin at `port`, and tells each connection at `count_port` the number of its requests and
-how late its loop has been since it was asked last, as JSON.  `abusers` strikes at `port`, and on SIGTERM prints the
-outcomes of each kind as JSON.  `hostile` serves `ports`, by kind.  `callers` reads from the routes of hostile origins,
-and prints the outcomes.  Each prints a line once it may be ended.
+how late its loop has been since it was asked last, as JSON.  `abusers` strikes at the gateway, and on SIGTERM prints
+the outcomes of each kind as JSON.  `hostile` serves `ports`, by kind.  `callers` reads from the routes of hostile
+origins, and prints the outcomes.  Each prints a line once it may be ended.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ async def origin(port: int, count_port: int, s2_port: int) -> None:
         await asyncio.gather(server.serve_forever(), note_delays(late_s))
 
 
-async def strike(port: int, origin_port: int, s2_port: int, kinds: list[str], count: int, flood: float) -> None:
+async def strike(ports: dict[str, int], kinds: list[str], count: int, flood: float) -> None:
     """`count` abusive clients, the same number of each kind; floods strike at the share `flood` of their rates.
 
     Prints their outcomes when it is cancelled.
@@ -65,14 +65,14 @@ async def strike(port: int, origin_port: int, s2_port: int, kinds: list[str], co
         abusers.LARGE: ("application/octet-stream", body("large", abusers.LARGE_BYTES)),
         abusers.TEXT: ("text/plain", words),
     }
-    with Client(origin_port) as there:
+    with Client(ports["origin"]) as there:
         for path, (content_type, data) in streams.items():
             closed = {"Stream-Closed": "true"} if data else {}
             reply = await there.answer("PUT", path, {"Content-Type": content_type, **closed}, data)
             if reply.status not in (200, 201):
                 raise ValueError(f"{path} is not created: {reply.status} {reply.body[:200]!r}")
         await hoarders.prepare(there)
-    with Client(s2_port) as there:
+    with Client(ports["s2"]) as there:
         await hoarders.prepare_s2(there)
     got = {kind: Counter[str]() for kind in kinds}
     rng = random.Random(1)
@@ -84,7 +84,7 @@ async def strike(port: int, origin_port: int, s2_port: int, kinds: list[str], co
         subnet = 100 + list(abusers.KINDS).index(kind)
         for number in range(each):
             spot = abusers.Spot(
-                port, f"127.0.{subnet}.{1 + number % NETS}", random.Random(rng.random()),
+                ports["gateway"], ports["tls"], f"127.0.{subnet}.{1 + number % NETS}", random.Random(rng.random()),
                 each / (rate * flood) if rate else 1.0, got[kind],
             )  # fmt: skip
             work.append(run(spot))
@@ -105,14 +105,20 @@ async def call(port: int, kinds: list[str], count: int) -> None:
 
 
 async def _caller(port: int, source: str, kind: str, number: int, rng: random.Random, got: Counter[str]) -> None:
-    spot = abusers.Spot(port, source, rng, _CALLER_EVERY_S, got)
-    path = f"{hostile.prefix(kind)}/{number % _NAMES}"
+    spot = abusers.Spot(port, 0, source, rng, _CALLER_EVERY_S, got)
     reads = {0: "?offset=-1", 1: "?offset=now&live=long-poll", 2: "?offset=-1&live=sse"}
-    way = number % (len(reads) + 1)
+    name, way = divmod(number, len(reads) + 1)
+    path = f"{hostile.prefix(kind)}/{name % _NAMES}"
+    wanted = hostile.content(path)
+
+    def is_right(status: int, body: bytes) -> bool:
+        """Whether the answer is the stream's own: the other origins have no streams whose content could be known."""
+        has_content = status == 200 and way == 0 and kind == hostile.LATE
+        return hostile.POISON not in body and (not has_content or wanted.startswith(body))
 
     async def ask() -> None:
         if way in reads:
-            await spot.read(request("GET", path + reads[way]))
+            await spot.read(request("GET", path + reads[way]), is_right)
         else:
             await spot.read(request("POST", path, {"Content-Type": "text/plain"}, b"hello"))
 

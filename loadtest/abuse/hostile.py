@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
+import time
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -14,6 +16,13 @@ _PART: Final = b"x" * (1 << 16)
 _PACE_S: Final = 0.05
 _OK: Final = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nStream-Next-Offset: 0001\r\n"
 _HOUR_S: Final = 3_600.0
+_HEAD: Final = "HTTP/1.1 {}\r\nStream-Next-Offset: 0001\r\nStream-Up-To-Date: true\r\nContent-Type: {}\r\n"
+_LATE_S: Final = 0.03
+"""The most seconds from a reply to the second reply to the same request.  Connections of the gateway rest for
+`origins.connection_rest_s` (0.05) after a reply, so it must notice every second reply."""
+_LIVE_S: Final = 0.5
+POISON: Final = b"the reply to another request"
+"""The body of each second reply."""
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -110,8 +119,54 @@ async def never_ends(reader: asyncio.StreamReader, writer: asyncio.StreamWriter)
         await writer.drain()
 
 
+def content(path: str) -> bytes:
+    """The content of the stream with this path at the gateway or at the origin that sends late second replies."""
+    return f"the content of {path.rpartition('/')[2]};".encode() * 10
+
+
+async def late_replies(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Answer each request rightly, and a moment later once more, with another body."""
+    while True:
+        head = await _asked(reader)
+        method, target, _ = head.split(b" ", 2)
+        path, _, query = target.decode().partition("?")
+        if method == b"POST":
+            await reader.readexactly(_length(head))
+        if "live=" in query:
+            await asyncio.sleep(_LIVE_S)
+        writer.write(_right_reply(method, path, query))
+        await writer.drain()
+        at = time.monotonic()
+        await asyncio.sleep(random.uniform(0, _LATE_S))
+        if time.monotonic() - at <= _LATE_S:
+            # On a busy machine a pause may be too long, and the gateway may have sent another request.
+            writer.write(_OK + b"Content-Length: %d\r\n\r\n" % len(POISON) + POISON)
+            await writer.drain()
+
+
+def _right_reply(method: bytes, path: str, query: str) -> bytes:
+    """A correct origin's reply for a stream whose tail is 0001."""
+    if "live=sse" in query:
+        data = b"event: data\ndata: " + content(path) + b"\n\n" if "offset=-1" in query else b""
+        body = data + b'event: control\ndata: {"streamNextOffset":"0001","upToDate":true}\n\n'
+        return _HEAD.format("200 OK", "text/event-stream").encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    if method == b"POST" or "live=" in query:
+        return _HEAD.format("204 No Content", "text/plain").encode() + b"\r\n"
+    body = content(path) if "offset=-1" in query else b""
+    head = _HEAD.format("200 OK", "text/plain").encode() + b"Content-Length: %d\r\n\r\n" % len(body)
+    return head if method == b"HEAD" else head + body
+
+
+def _length(head: bytes) -> int:
+    """The Content-Length of a request."""
+    lines = head.lower().split(b"\r\n")
+    return next((int(line[15:]) for line in lines if line.startswith(b"content-length:")), 0)
+
+
 REFUSES: Final = "refuses connections"
 """The kind without a listener."""
+LATE: Final = "late second replies"
+"""The kind whose answers are known."""
 
 KINDS: Final[dict[str, Serve]] = {
     "hangs": hangs,
@@ -124,6 +179,7 @@ KINDS: Final[dict[str, Serve]] = {
     "huge heads": huge_heads,
     "false lengths": lies,
     "streams without end": never_ends,
+    LATE: late_replies,
 }
 """The kinds with a listener."""
 

@@ -95,6 +95,7 @@ def faults(figures: Mapping[str, Any]) -> list[str]:
     peak = figures["beside"]["peak_bytes"]
     if peak > figures["memory_bound_bytes"]:
         found.append(f"{peak / 1e6:.0f} MB of memory, over {figures['memory_bound_bytes'] / 1e6:.0f} MB")
+    found += [f"{got['wrong']} wrong: {kind}" for kind, got in figures["got"].items() if got.get("wrong")]
     found += [f"{kind} did not strike" for kind, got in figures["got"].items() if not got.get("tries")]
     return found
 

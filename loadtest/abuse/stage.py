@@ -20,10 +20,12 @@ from typing import Any, Final
 
 import uvloop
 
+from gateway.commands.dev_tls import local_certificate
 from loadtest.abuse import abusers, hostile
 from loadtest.abuse.delays import note_delays
 from loadtest.abuse.good import PATIENCE_S, Good, Tally
 from loadtest.abuse.wire import HOST
+from loadtest.bench.certificates import Certificate, gateway_tls
 from loadtest.bench.machine import BenchError, Cores, busy_s, core_time, pinned
 
 MEMORY_BYTES: Final = 512 << 20
@@ -73,6 +75,8 @@ class Ports:
     """The ports of all processes."""
 
     gateway: int
+    tls: int
+    """The port at which the gateway speaks TLS."""
     origin: int
     count: int
     """The port at which the origin reports the number of its requests and its delays."""
@@ -119,11 +123,13 @@ class Result:
 def run(plan: Plan, folder: Path) -> Result:
     """One run; configuration and logs go into `folder`.  Raises BenchError if a process does not start."""
     folder.mkdir(parents=True, exist_ok=True)
-    gateway, admin, origin, count, s2, *others = _free_ports(5 + len(plan.origins))
+    gateway, tls, admin, origin, count, s2, *others = _free_ports(6 + len(plan.origins))
     hostile_ports = dict(zip(plan.origins, others, strict=True))
-    ports = Ports(gateway, origin, count, s2, {} if plan.kinds else hostile_ports)
+    ports = Ports(gateway, tls, origin, count, s2, {} if plan.kinds else hostile_ports)
     config = folder / "gateway.toml"
-    config.write_text(_config(ports, admin), encoding="utf-8")
+    certificate = local_certificate(folder / "tls", time.time())
+    listener = gateway_tls(ports.tls, Certificate(certificate.certificate, certificate.key))
+    config.write_text(_config(ports, admin) + listener, encoding="utf-8")
     command = (sys.executable, "-m", "gateway", "serve", "--config", str(config))
     cores = Cores.of_this_machine() if plan.is_pinned else None
     server, load = (cores.server, cores.load) if cores else (None, None)
@@ -173,14 +179,14 @@ def _abuse(plan: Plan, folder: Path, ports: Ports, core: int | None) -> Iterator
     file after it."""
     # Beside the measured clients, abusive ones run when those do not need the core.
     policy = os.SCHED_IDLE if plan.is_pinned and not plan.is_realtime else os.SCHED_OTHER
-    work: dict[str, Any] = {"port": ports.gateway, "count": plan.abusive}
     if plan.kinds:
-        work |= {"origin_port": ports.origin, "s2_port": ports.s2, "kinds": plan.kinds, "flood": plan.flood}
+        struck = {"gateway": ports.gateway, "tls": ports.tls, "origin": ports.origin, "s2": ports.s2}
+        work: dict[str, Any] = {"ports": struck, "kinds": plan.kinds, "count": plan.abusive, "flood": plan.flood}
         with _child("abusers", work, folder, core, policy):
             yield folder / "abusers.log"
         return
     listening = {kind: port for kind, port in ports.hostile.items() if kind != hostile.REFUSES}
-    work |= {"kinds": list(ports.hostile)}
+    work = {"port": ports.gateway, "kinds": list(ports.hostile), "count": plan.abusive}
     with (
         _child("hostile", {"ports": listening}, folder, core, policy, next(iter(listening.values()), 0)),
         _child("callers", work, folder, core, policy),

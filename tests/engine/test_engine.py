@@ -7,7 +7,15 @@ import asyncio
 import pytest
 
 from gateway.engine.answer import Answer
-from gateway.errors import CircuitOpen, GatewayError, UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
+from gateway.engine.hit_for_miss import HEAD
+from gateway.errors import (
+    CircuitOpen,
+    GatewayError,
+    TooManyRequests,
+    UpstreamBroken,
+    UpstreamTimeout,
+    UpstreamUnreachable,
+)
 from gateway.protocol.mode import Mode
 from tests.engine.bench import TEXT, EngineBench, Start, part_of_stream
 from tests.memory_upstream import BOUND_S, Asked
@@ -149,3 +157,16 @@ async def test_a_fetch_overtaken_by_a_delete_stores_nothing(start: Start) -> Non
     answer.close()
     bench.upstream.script = lambda asked: asked.answer(404)
     assert (await bench.body())[0] == 404
+
+
+async def test_a_head_beyond_the_limit_is_refused_also_where_heads_are_relayed(start: Start) -> None:
+    bench = start(client_new_streams_per_s=1)
+    read = bench.read("/s")
+    read = read._replace(source=read.source._replace(client="192.0.2.1"))
+    read.route.unshared.remember(read.key, HEAD, "status 307")
+    known = [bench.engine.knows(read) for _ in range(8)]
+    assert known == sorted(known), "relayed, until the client has read too many new streams"
+    assert known[0] is False
+    assert known[-1] is True
+    with pytest.raises(TooManyRequests):
+        await bench.engine.head(read)

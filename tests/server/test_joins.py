@@ -168,6 +168,21 @@ async def test_a_live_request_is_known_until_the_routes_change() -> None:
     await bench.close()
 
 
+async def test_a_repeated_live_request_is_found_by_its_bytes(pair: Pair) -> None:
+    """The section of the first request is not kept, so the look-up by bytes must learn of a later one."""
+    await write(pair.fast, "PUT", "/s", b"ab", Content_Type="text/plain")
+    joins, asked = pair.fast.clients.joins, get("/s?offset=-1&live=sse")
+    for _ in range(4):
+        reader, writer = await connect(pair.fast)
+        try:
+            writer.write(asked)
+            await reader.readuntil(b"upToDate")
+        finally:
+            await close(writer)
+    assert joins.exact[asked][1].cost
+    assert pair.fast.clients.repeats
+
+
 @pytest.mark.parametrize("line", [b"Cookie: a=b\r\n", b"a:\r\n"])
 def test_a_section_with_more_lines_than_the_parser_accepts_gives_no_key(line: bytes) -> None:
     sections = Sections([RULES])

@@ -95,3 +95,32 @@ async def test_an_urgent_sample_does_not_pause() -> None:
     sampled = Sampled([1] * 1_000)
     await sampled.sample(is_urgent=True)
     assert len(sampled.seconds) >= sampled.turn - 2
+
+
+class Holder:
+    """A connection that holds as many bytes as it says, and notes its end."""
+
+    def __init__(self, held_bytes: int) -> None:
+        self.held_bytes = held_bytes
+        self.is_dropped = False
+
+    def holdings(self) -> tuple[Holding, ...]:
+        return ()
+
+    def shed(self) -> None:
+        self.is_dropped = True
+
+
+async def test_connections_over_the_bound_are_dropped_one_in_a_turn_and_all_at_once_for_memory() -> None:
+    holders = [Holder(1_000) for _ in range(8)]
+    shedding = Shedding([cast(Clients, holders)], ManualClock().now)
+    assert await shedding.look() == 8_000
+    assert shedding.drop_over_bound(2_500) == 3
+    dropped = []
+    for _ in range(5):
+        dropped.append(sum(one.is_dropped for one in holders))
+        await asyncio.sleep(0)
+    assert dropped == [0, 1, 2, 3, 3]
+    assert (shedding.held_bytes, shedding.counts()["client_bytes"]) == (5_000, 3)
+    assert shedding.drop_for_memory(1_500) == 2
+    assert sum(one.is_dropped for one in holders) == 5

@@ -211,5 +211,6 @@ def page_of(query: str) -> PageQuery:
         raise Refused(S2ErrorCode.BAD_QUERY, "limit is a whole number")
     prefix, start_after = fields.get("prefix", ""), fields.get("start_after", "")
     if start_after and start_after < prefix:
-        raise invalid("start_after is not before prefix")
+        # S2's tests compare this text.
+        raise invalid("`start_after` must be greater than or equal to the `prefix`")
     return PageQuery(prefix, start_after, int(limit))

@@ -15,7 +15,8 @@ from gateway.config.gateway import GatewayConfig
 from gateway.origin.s2.app import RunningS2Origin, S2OriginSettings, start_s2_origin
 from tests.ports import kept_port
 
-pytest.register_assert_rewrite("tests.s2.sdk.python_rows", "tests.s2.sdk.python_control_rows")
+ROWS = ("python_rows", "python_control_rows", "selection_rows", "selection_read_rows", "selection_control_rows")
+pytest.register_assert_rewrite(*(f"tests.s2.sdk.{name}" for name in ROWS))
 
 BASIN = "basin-of-tests"
 BOUND_S = 30.0
