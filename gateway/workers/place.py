@@ -27,6 +27,8 @@ class WorkerPlace:
     """The listening Unix socket of this worker's private admin port."""
     peer_paths: tuple[str, ...]
     """The path of each slot's `peer_socket`."""
+    predecessors: tuple[str, ...]
+    """The paths of the private admin sockets of the version that this one replaces; none after an ordinary start."""
     arrivals_socket: socket.socket
     """The Unix socket for new connections that other workers pass to this one."""
     arrivals_paths: tuple[str, ...]

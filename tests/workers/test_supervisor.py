@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -310,7 +311,13 @@ async def test_an_upgrade_refuses_no_connection_and_fails_no_request(start: Star
     await kept.answer()
     asking = [asyncio.create_task(ask()) for _ in range(2)]
     old, folder = gateway.pid, private_folder(gateway)
+    wire = await Wire.open(gateway.admin_url)
+    headers = {"Host": "localhost", "Content-Type": "application/json"}
+    await wire.ask("/api/log-level", headers, "PUT", b'{"level": "debug"}')
+    assert (await wire.answer()).status == 200
+    await wire.closed()
     await gateway.upgrade()
+    assert json.loads((await gateway.admin("/api/log-level")).body) == {"level": "debug"}
     assert await kept.reader.read() == b"", "a connection to the old workers ends in order"
     await kept.closed()
     before = answered

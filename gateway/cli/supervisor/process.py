@@ -242,6 +242,7 @@ class WorkerSupervisor:
             hop_paths=private.paths(HOP),
             peer_socket=private.of(PEER, slot.number),
             peer_paths=private.paths(PEER),
+            predecessors=self._predecessor.peers,
             arrivals_socket=private.of(ARRIVALS, slot.number),
             arrivals_paths=private.paths(ARRIVALS),
             folder=private.folder,
@@ -338,7 +339,8 @@ class WorkerSupervisor:
             self._end_upgrade("not upgraded: this is process 1, and its end would end the container")
             return
         try:
-            self._upgrade = Upgrade(self._sockets, self._shared, self._environ, self._now())
+            peers = self._private.paths(PEER)
+            self._upgrade = Upgrade(self._sockets, self._shared, peers, self._environ, self._now())
         except OSError as error:
             self._end_upgrade(f"not upgraded, all stays as it was: {error.strerror or error}")
             return

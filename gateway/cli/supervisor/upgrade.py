@@ -13,7 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -29,11 +29,23 @@ _BOUND_S: Final = 120.0
 class Upgrade:
     """The next version, as the version before it sees it until it serves."""
 
-    def __init__(self, sockets: ListeningSockets, shared: SharedMemory, environ: Mapping[str, str], now: float) -> None:
-        """Start the next version.  Raises OSError."""
+    def __init__(
+        self,
+        sockets: ListeningSockets,
+        shared: SharedMemory,
+        peers: Sequence[str],
+        environ: Mapping[str, str],
+        now: float,
+    ) -> None:
+        """Start the next version.  `peers` are the private admin sockets of this version's workers.  Raises OSError."""
         ours, theirs = socket.socketpair()
         described = sockets.described()
-        handed = {"sockets": described, "memory": shared.descriptor, "channel": theirs.fileno()}
+        handed = {
+            "sockets": described,
+            "memory": shared.descriptor,
+            "channel": theirs.fileno(),
+            "peers": list(peers),
+        }
         passed = [fd for by_slot in described.values() for fds in by_slot for fd in fds]
         self.ends_at = now + _BOUND_S
         self.channel = ChannelEnd(ours)
@@ -85,6 +97,8 @@ class Predecessor:
         text = environ.pop(HANDED_VARIABLE, "")
         handed = json.loads(text) if text else {"sockets": {}}
         self.sockets = HandedSockets(handed["sockets"])
+        self.peers: tuple[str, ...] = tuple(handed.get("peers", ()))
+        """The private admin sockets of that version's workers."""
         self._memory: int | None = handed.get("memory")
         self._channel: ChannelEnd | None = None
         if (fd := handed.get("channel")) is not None:

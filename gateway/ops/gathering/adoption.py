@@ -1,4 +1,7 @@
-"""What a worker that starts again takes from the others: revocations, a drain, and the log level.
+"""What a worker takes from others when it starts: revocations, a drain, and the log level.
+
+A worker that starts again takes them from the other workers.  After an upgrade, the workers take them from those of the
+version before, except for a drain, which that version may just begin.
 
 Operators set these at run time, at all workers.  A worker that has died has lost them.  Its successor listens on its
 private socket before it asks the others.  A change that begins meanwhile therefore reaches the successor too, and none
@@ -26,17 +29,18 @@ _ADOPT_S: Final = 2.0
 _log = logging.getLogger("gateway.admin")
 
 
-async def adopt_settings(subject: Subject, peers: Peers, slot: int) -> None:
-    """Ask the other workers for their settings, and apply them to this worker of the slot `slot`."""
+async def adopt_settings(subject: Subject, peers: Peers, *, but: int | None = None, drains: bool = True) -> None:
+    """Ask workers for their settings, except the worker of the slot `but`, and apply them to this worker.  A drain is
+    taken over only if `drains`."""
     found, drain_changes = [], subject.drain_changes
-    for answer in await peers.ask_all("GET", SETTINGS, within_s=_ADOPT_S, but=slot):
+    for answer in await peers.ask_all("GET", SETTINGS, within_s=_ADOPT_S, but=but):
         if answer.is_good:
             try:
                 found.append(adapter_of(WorkerSettings).validate_json(answer.body))
             except ValidationError:
                 _log.exception("worker %d has answered in another form", answer.slot)
     # If operators have begun or undone a drain meanwhile, the others' answers may be older.
-    apply_settings(subject, found, drains=subject.drain_changes == drain_changes)
+    apply_settings(subject, found, drains=drains and subject.drain_changes == drain_changes)
 
 
 def apply_settings(subject: Subject, found: Iterable[WorkerSettings], *, drains: bool) -> None:

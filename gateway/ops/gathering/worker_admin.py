@@ -57,8 +57,15 @@ class WorkerAdmin:
         """Serve the private socket, and take over what operators have set.  Call this before clients are served."""
         await self._runner.setup()
         await web.SockSite(self._runner, self._place.peer_socket).start()
-        if self._place.generation > 1:
-            await adopt_settings(self._subject, self._peers, self._place.slot)
+        place = self._place
+        if place.generation > 1:
+            await adopt_settings(self._subject, self._peers, but=place.slot)
+        elif place.predecessors:
+            earlier = Peers(place.predecessors, lambda _: 0)
+            try:
+                await adopt_settings(self._subject, earlier, drains=False)
+            finally:
+                await earlier.close()
         self._keep_later()
 
     async def close(self) -> None:
