@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
+import os
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 
 import pytest
 
@@ -95,24 +98,57 @@ def test_a_row_without_counts_whose_time_has_passed_is_used_for_another_key(benc
     assert counts.times(keys[8]) == counts.times(keys[9]) == (0.0, 0.0)
 
 
-def _take(shared: SharedMemory, slot: int, most: int, tries: int) -> None:
+def _take_and_release(shared: SharedMemory, slot: int) -> None:
     counts = SharedCounts(shared, slot)
     key = counts.key_of("net")
-    for number in range(tries):
-        counts.take(key, CONNECTIONS, most, 0.0)
-        counts.advance(counts.key_of("bucket"), counts.times(counts.key_of("bucket"))[0], number + 1.0, 0.0)
+    for _ in range(1_500):
+        if counts.take(key, CONNECTIONS, 1, 0.0):
+            # A second one would be visible now.
+            if counts.total(key, CONNECTIONS) != 1:
+                counts.add(counts.key_of("violations"), CONNECTIONS, 1, 0.0)
+            counts.add(key, CONNECTIONS, -1, 0.0)
+            counts.add(counts.key_of("taken"), CONNECTIONS, 1, 0.0)
 
 
 def test_processes_that_count_at_the_same_time_pass_no_limit() -> None:
-    shared = SharedMemory.create(4)
+    shared = SharedMemory.create(3)
     context = multiprocessing.get_context("fork")
-    workers = [context.Process(target=_take, args=(shared, slot, 1_500, 1_000)) for slot in range(4)]
+    workers = [context.Process(target=_take_and_release, args=(shared, slot)) for slot in range(3)]
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join()
     counts = SharedCounts(shared, 0)
-    assert counts.total(counts.key_of("net"), CONNECTIONS) == 1_500
+    assert counts.total(counts.key_of("violations"), CONNECTIONS) == 0
+    assert counts.total(counts.key_of("net"), CONNECTIONS) == 0
+    assert counts.total(counts.key_of("taken"), CONNECTIONS) >= 1_500
+
+
+def _hold_lock(descriptor: int, byte: int, channel: Connection) -> None:
+    fcntl.lockf(descriptor, fcntl.LOCK_EX, 1, byte)
+    channel.send("locked")
+    channel.recv()
+
+
+def test_a_count_waits_for_another_process_in_the_same_bucket(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    (counts, _), context = bench.counts, multiprocessing.get_context("fork")
+    key = counts.key_of("net")
+    ours, theirs = context.Pipe()
+    holder = context.Process(target=_hold_lock, args=(bench.shared.descriptor, key % counts.buckets, theirs))
+    holder.start()
+    assert ours.recv() == "locked"
+    # Another bucket is free.
+    assert counts.take(key + 1, CONNECTIONS, 1, 0.0)
+    waits: list[int] = []
+
+    def release() -> None:
+        waits.append(1)
+        ours.send("release")
+        holder.join()
+
+    monkeypatch.setattr(os, "sched_yield", release)
+    assert counts.take(key, CONNECTIONS, 1, 0.0)
+    assert waits == [1]
 
 
 # -- connections
