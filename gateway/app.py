@@ -9,7 +9,6 @@ the remaining connections are cut.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -22,15 +21,12 @@ from aiohttp import web
 from gateway.aio.clock import Clock, SystemClock
 from gateway.aio.tasks import Tasks
 from gateway.aio.timers import TICK_S
-from gateway.auth.rules import Rules, load_rules
-from gateway.config.addresses import Address
+from gateway.config.addresses import http_url
 from gateway.config.cache_plan import CachePlan
 from gateway.config.change import Change
 from gateway.config.change import change as config_change
-from gateway.config.credentials import load_credentials
-from gateway.config.file import load_plan
 from gateway.config.gateway import GatewayConfig
-from gateway.config.origin_tls import OriginTls, load_auth_tls, load_tls, tls_files
+from gateway.config.origin_tls import tls_files
 from gateway.config.reader import ConfigReader, Load
 from gateway.config.watched_files import Stamp, stamp
 from gateway.engine.core import Engine
@@ -47,35 +43,31 @@ from gateway.ops.history import History, Sample, Sampling, sampled
 from gateway.ops.loop_delay import LoopDelay
 from gateway.ops.memory_watch import MemoryWatch, memory_limits
 from gateway.ops.metrics import Metrics
+from gateway.ops.metrics_setup import configure_metrics
 from gateway.ops.partition_ids import PartitionIds
 from gateway.ops.plan_figures import PlanFigures
 from gateway.ops.process_memory import resident_bytes, return_freed_memory
 from gateway.ops.state import Unsent, look_at
 from gateway.ops.tracing_extra import open_tracer, sampled_trace
 from gateway.plan.applier import PlanApplier
-from gateway.plan.entries import budget_bytes, is_too_short
+from gateway.plan.entries import budget_bytes, warn_of_short_plan
 from gateway.server.balancing import Balancer
 from gateway.server.certificate_reloader import CertificateReloader, certificate_files, load_certificates
+from gateway.server.configured_files import ConfiguredFiles, load_files
 from gateway.server.frontend import Frontend
 from gateway.server.handed import Handed
 from gateway.server.hop import HopServer
 from gateway.server.listeners import Certificates
 from gateway.server.shedding import Shedding
-from gateway.server.sockets import adopt_bound, listen_at, serve_on
+from gateway.server.sockets import listen_at, serve_each
 from gateway.telemetry.access_record import NO_ACCESS_LOG, AccessLog
 from gateway.telemetry.surroundings import Surroundings
 from gateway.telemetry.tracing import NO_TRACER, Tracer
-from gateway.upstream.origin_pool import Credentials
 from gateway.workers.portions import portion, share
-
-_log = logging.getLogger("gateway.app")
 
 _LAST_ACCEPTED_S: Final = 1.0
 """Seconds between the end of accepting and the closing of idle connections, in which the last accepted connections can
 send a request."""
-
-_ADMIN_BACKLOG: Final = 100
-"""The queue of new connections at the admin port."""
 
 
 class RunningGateway:
@@ -199,13 +191,10 @@ class RunningGateway:
                 self.listeners.balancer = Balancer(self.handed.place)
                 assert self.worker_admin is not None
                 await self.worker_admin.open()
-                self._admin_servers = [
-                    await serve_on(adopt_bound(one), self.admin_connections, _ADMIN_BACKLOG)
-                    for one in self.handed.admin
-                ]
+                self._admin_servers = await serve_each(self.handed.admin, self.admin_connections)
             else:
                 self._admin_servers = await listen_at(private, self.admin_connections)
-            self.admin_url = _url(private, self._admin_servers[0].sockets[0].getsockname()[1])
+            self.admin_url = http_url(private, self._admin_servers[0].sockets[0].getsockname()[1])
             if self.handed is not None:
                 place = self.handed.place
                 self._hop_server = self._frontend.hop_server(f"{place.slot}.{place.generation}.{os.getpid()}")
@@ -295,53 +284,43 @@ class RunningGateway:
 
     async def _take_anew(self) -> Change:
         async with self._reloading:
-            wanted, plan, credentials, tls, certificates, rules, auth_tls = await self._reader.read()
+            wanted, files, certificates = await self._reader.read()
             change = config_change(self.config, wanted)
             self._frontend.use_certificates(certificates)
             self.config = change.config
-            if anew := self.engine.take_origins(change.config, credentials, tls):
+            if anew := self.engine.take_origins(change.config, files.credentials, files.tls):
                 # The content of a credential's file may change, although the configuration stays the same.
                 names = (f"route.{route}.origin_credentials" for route in anew)
                 change = replace(change, changed=(*change.changed, *names))
             # Resolve the names of origins again: an origin may have moved, even if its URL has not changed.
             self.engine.client.exchanges.renew()
             self.engine.limit_clients(portion(change.config, self.workers).limits)
-            self.auth_services.configure_tls(auth_tls)
-            self._frontend.reconfigure(change.config, rules)
+            self.auth_services.configure_tls(files.auth_tls)
+            self._frontend.reconfigure(change.config, files.rules)
             self.memory.limits = memory_limits(change.config, self.workers)
-            if self.take_plan(plan, is_budget_set=_is_budget_set(wanted)):
+            if self.take_plan(files.plan, is_budget_set=wanted.limits.is_budget_set):
                 # The file of the plan may have new content, although its name stays the same.
                 change = replace(change, changed=(*change.changed, "cache.plan"))
             return change
 
-    def _loaded(self) -> _Loaded:
-        """Load the configuration, and all files that it names: the plan, credentials, TLS settings, certificates and
-        rules.  Runs in the thread of the `ConfigReader`."""
+    def _loaded(self) -> tuple[GatewayConfig, ConfiguredFiles, Certificates]:
+        """Load the configuration and all files that it names.  Runs in the thread of the `ConfigReader`."""
         assert self._load is not None
         config = self._load()
         shown = config_change(self.config, config).config.every_listener
         certificates = load_certificates(shown, self.listeners.alpn, self.listeners.certificates)
-        credentials = _origin_credentials(config, self._environ)
-        tls, auth_tls = load_tls(config), load_auth_tls(config)
-        return config, load_plan(config), credentials, tls, certificates, load_rules(config), auth_tls
+        return config, load_files(config, self._environ), certificates
 
     def take_plan(self, plan: CachePlan | None, *, is_budget_set: bool) -> bool:
         """Apply this plan under the current configuration; return whether it differs from the previous one."""
         grants, limits = self.config.cache.plan, self.config.limits
         budget = share(budget_bytes(limits.cache_bytes, is_set=is_budget_set, plan=plan, grants=grants), self.workers)
-        _configure(self.metrics, portion(self.config, self.workers), budget)
+        configure_metrics(self.metrics, portion(self.config, self.workers), budget)
         is_new = self.planned.apply(plan, grants, self.routes.routes, budget)
         if is_new:
             self.plan_figures.begin()
-            if plan is not None and grants.take_memory and not is_budget_set and is_too_short(plan, grants):
-                _log.warning(
-                    "%s: made from %.0f s of traffic, too little to set the memory by: the cache keeps %d bytes, not "
-                    "%d; cache.plan.take_short_memory = true takes the plan's",
-                    grants.file,
-                    plan.made_from.span_s,
-                    budget,
-                    plan.memory.cache_bytes,
-                )
+            if not is_budget_set:
+                warn_of_short_plan(plan, grants, budget)
         return is_new
 
     async def stop(self, inherited: Iterable[int] = ()) -> None:
@@ -421,16 +400,14 @@ async def start_gateway(
     """
     clock = clock or SystemClock()
     environ = os.environ if environ is None else environ
-    plan = load_plan(config)
     known = stamp(tls_files(config))
-    credentials, tls, rules = _origin_credentials(config, environ), load_tls(config), load_rules(config)
-    auth_tls = load_auth_tls(config)
+    files = load_files(config, environ)
     address = config.server.admin_address
     guard = Guard(address, admin_token(environ, address))
     rng = rng or random.Random()
     tracer = tracer or open_tracer(config, clock, rng)
     metrics = Metrics(wall=clock.wall, trace_now=sampled_trace if tracer is not NO_TRACER else None)
-    _configure(metrics, config, config.limits.cache_bytes)
+    configure_metrics(metrics, config, config.limits.cache_bytes)
     place = None if handed is None else handed.place
     divided = config if place is None else portion(config, place.workers)
     # All workers give a partition the same id.
@@ -439,11 +416,11 @@ async def start_gateway(
     )
     log = open_access_log(config, clock, metrics, rng, partitions, place.folder if place is not None else None)
     surroundings = Surroundings(clock, rng, Tasks(), metrics, log or NO_ACCESS_LOG, tracer)
-    engine = Engine(divided, surroundings, credentials, tls=tls, crew=place)
-    frontend = Frontend(divided, engine, metrics.listeners, rules)
+    engine = Engine(divided, surroundings, files.credentials, tls=files.tls, crew=place)
+    frontend = Frontend(divided, engine, metrics.listeners, files.rules)
     metrics.auth_services = auth_services = frontend.auth_services
-    auth_services.configure_tls(auth_tls)
-    auth_services.configure(rules.values())
+    auth_services.configure_tls(files.auth_tls)
+    auth_services.configure(files.rules.values())
     certificate_stamp = stamp(certificate_files(config.every_listener))
     frontend.use_certificates(
         load_certificates(config.every_listener, frontend.listeners.alpn) if handed is None else handed.certificates
@@ -467,42 +444,6 @@ async def start_gateway(
     application = admin_application(gateway, guard, partitions, answering)
     places = (lambda: gateway.gateway_url, lambda: frontend.listeners.inside_url)
     add_console(application, lambda: gateway.config, *places)
-    gateway.take_plan(plan, is_budget_set=_is_budget_set(config))
+    gateway.take_plan(files.plan, is_budget_set=config.limits.is_budget_set)
     engine.tls_reloader.start(known)
     return await gateway.listen(application, certificate_stamp)
-
-
-_Loaded = tuple[
-    GatewayConfig,
-    CachePlan | None,
-    Credentials,
-    dict[str, OriginTls],
-    Certificates,
-    dict[str, Rules],
-    dict[str, OriginTls],
-]
-
-
-def _origin_credentials(config: GatewayConfig, environ: Mapping[str, str]) -> Credentials:
-    found = load_credentials(config, environ).items()
-    return {route: (one.header, one.value.get_secret_value()) for route, one in found}
-
-
-def _is_budget_set(config: GatewayConfig) -> bool:
-    """Whether the operator has set `limits.cache_bytes`, even to its default."""
-    return "cache_bytes" in config.limits.model_fields_set
-
-
-def _configure(metrics: Metrics, config: GatewayConfig, budget: int) -> None:
-    limits = {"connections": config.limits.max_connections, "followed_streams": config.limits.followed_streams}
-    routes = [route.name for route in config.routes]
-    metrics.configure(routes, budget, limits)
-    metrics.protocols = {one.name: "durable-streams" if one.is_bridged else one.protocol for one in config.routes}
-    metrics.limit_figures.configure(config.rate_limits, routes)
-    metrics.guarded_routes = tuple(route.name for route in config.routes if route.auth)
-
-
-def _url(address: Address, port: int) -> str:
-    host = address.hosts[0]
-    host = f"[{host}]" if ":" in host else host
-    return f"http://{host}:{port}"

@@ -98,3 +98,10 @@ def overlap(one: Address, other: Address) -> bool:
         for first in EVERY.get(one.host, (one.host,))
         for second in EVERY.get(other.host, (other.host,))
     )
+
+
+def http_url(address: Address, port: int) -> str:
+    """Return the URL of an HTTP server at the first host of an address."""
+    host = address.hosts[0]
+    host = f"[{host}]" if ":" in host else host
+    return f"http://{host}:{port}"

@@ -209,6 +209,11 @@ class LimitsConfig(Model):
     )
 
     @property
+    def is_budget_set(self) -> bool:
+        """Whether the operator has set `cache_bytes`, even to its default."""
+        return "cache_bytes" in self.model_fields_set
+
+    @property
     def most_client_bytes(self) -> int:
         """`client_bytes`, with the value for 0 computed."""
         return self.client_bytes or max(_LEAST_CLIENT_BYTES, self.cache_bytes // 4)

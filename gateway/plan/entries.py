@@ -11,6 +11,7 @@ and usually a token.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -22,6 +23,8 @@ from gateway.config.cache_plan import CachePlan, Entry, Lifetime
 from gateway.engine.route import Route
 from gateway.protocol.sharing import StreamKey
 from gateway.protocol.target import BadTarget, Target, parse_target
+
+_log = logging.getLogger("gateway.plan")
 
 E = TypeVar("E", bound=Entry)
 
@@ -102,3 +105,16 @@ def budget_bytes(limit: int, *, is_set: bool, plan: CachePlan | None, grants: Ca
 def is_too_short(plan: CachePlan, grants: CachePlanConfig) -> bool:
     """Whether the plan was made from too little traffic for its memory to be used."""
     return plan.is_short and not grants.take_short_memory
+
+
+def warn_of_short_plan(plan: CachePlan | None, grants: CachePlanConfig, budget: int) -> None:
+    """Log that the plan's memory is not taken because the plan is short.  The cache keeps `budget` bytes instead."""
+    if plan is not None and grants.take_memory and is_too_short(plan, grants):
+        _log.warning(
+            "%s: made from %.0f s of traffic, too little to set the memory by: the cache keeps %d bytes, not "
+            "%d; cache.plan.take_short_memory = true takes the plan's",
+            grants.file,
+            plan.made_from.span_s,
+            budget,
+            plan.memory.cache_bytes,
+        )

@@ -106,6 +106,13 @@ async def serve_on(sock: socket.socket, factory: Callable[[], asyncio.BaseProtoc
     return await loop.create_server(factory, sock=sock, backlog=backlog)
 
 
+async def serve_each(
+    bound: Iterable[socket.socket], factory: Callable[[], asyncio.BaseProtocol], backlog: int = 100
+) -> list[asyncio.Server]:
+    """Accept connections on sockets that the supervisor keeps open."""
+    return [await serve_on(adopt_bound(one), factory, backlog) for one in bound]
+
+
 async def listen_at(
     address: Address, factory: Callable[[], asyncio.BaseProtocol], **options: Any
 ) -> list[asyncio.Server]:
