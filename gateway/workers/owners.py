@@ -39,6 +39,9 @@ def _score(hashed: int, slot: int) -> int:
     return mixed ^ (mixed >> 31)
 
 
+_OWNING: Final = (SlotState.SERVING, SlotState.DRAINING)
+
+
 class Owners:
     """The owner of each stream, as one worker sees it now."""
 
@@ -64,9 +67,9 @@ class Owners:
         """Return the slot that owns the paths with this hash; None if this worker does, or if no worker serves."""
         if (epoch := self._shared.epoch) != self._epoch:
             shared = self._shared
-            # In a drain of the whole gateway, no worker serves, and the draining ones go on together.
-            draining = (slot for slot in range(shared.workers) if shared.state(slot) is SlotState.DRAINING)
-            self._epoch, self._serving = epoch, shared.serving() or tuple(draining)
+            # Workers drain all together, and each stays the owner of its streams until it ends.
+            states = ((slot, shared.state(slot)) for slot in range(shared.workers))
+            self._epoch, self._serving = epoch, tuple(slot for slot, state in states if state in _OWNING)
         if not self._serving:
             return None
         found = owner(hashed, self._serving)

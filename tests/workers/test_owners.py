@@ -41,7 +41,7 @@ def test_a_path_has_the_same_hash_at_every_worker_and_another_at_another_origin(
     assert path_hash(b"k", "http://a", "/s") != path_hash(b"k", "http://b", "/s")
 
 
-def test_a_stream_is_owned_by_another_worker_only_while_that_worker_serves() -> None:
+def test_a_stream_is_owned_by_another_worker_only_until_that_worker_ends() -> None:
     shared = SharedMemory.create(2)
     views = [Owners(shared, slot) for slot in range(2)]
     hashed = next(number for number in range(100) if owner(number, (0, 1)) == 1)
@@ -49,5 +49,9 @@ def test_a_stream_is_owned_by_another_worker_only_while_that_worker_serves() -> 
     for slot in range(2):
         shared.set_slot(slot, SlotState.SERVING, 1, 100 + slot)
     assert [view.other_owner(hashed) for view in views] == [1, None]
+    # In a drain, no stream changes its owner while the workers are told one after another.
+    for slot in (1, 0):
+        shared.set_slot(slot, SlotState.DRAINING, 1, 100 + slot)
+        assert [view.other_owner(hashed) for view in views] == [1, None]
     shared.set_slot(1, SlotState.DEAD, 1, 0)
     assert views[0].other_owner(hashed) is None
