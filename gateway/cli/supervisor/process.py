@@ -101,6 +101,7 @@ class WorkerSupervisor:
         self._kill_at: float | None = None
         self._reloading: ReloadRound | None = None
         self._is_hung_up = False
+        self._is_told_to_stop = False
         self._is_stale = False
         """Whether the workers have read a configuration that the supervisor has not."""
         self._upgrade: Upgrade | None = None
@@ -196,9 +197,12 @@ class WorkerSupervisor:
             case signal.SIGUSR2:
                 self._begin_upgrade()
             case signal.SIGTERM | signal.SIGINT:
-                if self._phase is _Phase.DRAINING:
+                if self._is_told_to_stop:
                     raise StoppedAtOnce
-                self._drain()
+                self._is_told_to_stop = True
+                # After an upgrade, this version drains already.
+                if self._phase is not _Phase.DRAINING:
+                    self._drain()
 
     # -- workers
 
