@@ -130,7 +130,8 @@ class OthersWrites:
         key = request.tape_key
         words = (request.route.name, *request.group, request.mode.value, request.query)
         own = (key.query, key.partition.readers) if key is not None else ()
-        self._log.begin(self.index_of(request.group), _text(_BEGUN, name, *words, *own))
+        index = self.index_of(request.group)
+        self._has_made(index, self._log.begin(index, _text(_BEGUN, name, *words, *own)))
 
     def answered(self, write: SentRequest, reply: Reply) -> None:
         """Record the head of a write's answer, before a byte of the answer leaves."""
@@ -152,10 +153,16 @@ class OthersWrites:
     def _end(self, write: SentRequest, text: bytes) -> None:
         request = write.request
         name = self._own.pop(write)
-        self._log.end(self.index_of(request.group), text)
+        index = self.index_of(request.group)
+        self._has_made(index, self._log.end(index, text))
         if request.route.is_s2 and not text.startswith(_WITHOUT_EFFECT) and _is_control(request):
             origin = request.group.origin
             self._log.note(self.index_of(Group(origin, "")), _text(_CONTROL, name, origin))
+
+    def _has_made(self, index: int, cell: bytes) -> None:
+        """Take a record of this worker as seen, so that the next look need not read the row for it."""
+        if (seen := self._seen.get(index)) is not None:
+            self._seen[index] = self._log.with_own(seen, cell)
 
     # -- applying those of other workers
 
@@ -237,7 +244,9 @@ def _is_control(request: RelayedRequest) -> bool:
 
 
 def _text(kind: bytes, name: bytes, *words: str) -> bytes:
-    return b"\0".join((kind, name, *(word.encode("utf-8", "surrogateescape") for word in words)))
+    return (
+        b"\0".join((kind, name, "\0".join(words).encode("utf-8", "surrogateescape"))) if words else kind + b"\0" + name
+    )
 
 
 def _told(words: list[bytes]) -> ToldReply:

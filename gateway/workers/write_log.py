@@ -19,6 +19,7 @@ have executed them, and nobody will tell.
 from __future__ import annotations
 
 import struct
+import sys
 import zlib
 from collections.abc import Callable
 from typing import Final, NamedTuple
@@ -80,13 +81,19 @@ class WriteLog:
 
     # -- writing
 
-    def begin(self, index: int, text: bytes) -> None:
-        """Record that a write to a path of this row is about to be sent; `end` must follow."""
-        self._record(self._place, index, text, 1)
+    def begin(self, index: int, text: bytes) -> bytes:
+        """Record that a write to a path of this row is about to be sent; `end` must follow.  Returns this place's cell
+        as it is now."""
+        return self._record(self._place, index, text, 1)
 
-    def end(self, index: int, text: bytes) -> None:
-        """Record that a write has been answered, or that it never will be."""
-        self._record(self._place, index, text, -1)
+    def end(self, index: int, text: bytes) -> bytes:
+        """Record that a write has been answered, or that it never will be.  Returns this place's cell as it is now."""
+        return self._record(self._place, index, text, -1)
+
+    def with_own(self, row: bytes, cell: bytes) -> bytes:
+        """Return a row with another cell of this place."""
+        at = self._place * 8
+        return row[:at] + cell + row[at + 8 :]
 
     def note(self, index: int, text: bytes) -> None:
         """Record something else that has happened to a path of this row."""
@@ -110,7 +117,7 @@ class WriteLog:
             self._record(place, index, b"", -count)
         return len(found)
 
-    def _record(self, place: int, index: int, text: bytes, change: int) -> None:
+    def _record(self, place: int, index: int, text: bytes, change: int) -> bytes:
         shared = self._shared
         words = shared.words
         counter = shared.place_word(place, RECORDED)
@@ -122,10 +129,10 @@ class WriteLog:
             text = b""
         at = shared.records_at + (place * RECORDS + number % RECORDS) * RECORD_BYTES
         raw, body = self.raw, at + _HEAD_BYTES
-        _HEAD.pack_into(raw, at, 0, 0, 0.0, 0, 0, 0)
         raw[body : body + len(text)] = text
         _HEAD.pack_into(raw, at, number, seen >> 16, self._now(), zlib.crc32(text), len(text), index)
-        words[cell] = number << 16 | min(max((seen & _UNDER_WAY) + change, 0), _UNDER_WAY)
+        words[cell] = value = number << 16 | min(max((seen & _UNDER_WAY) + change, 0), _UNDER_WAY)
+        return value.to_bytes(8, sys.byteorder)
 
     def _recorded(self, place: int) -> int:
         return self._shared.words[self._shared.place_word(place, RECORDED)]
