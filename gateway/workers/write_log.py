@@ -40,6 +40,8 @@ class Record(NamedTuple):
     at: float
     """When it was made (monotonic seconds, which all processes of a machine share)."""
     place: int
+    number: int
+    """Its number in the place's log.  Records of one place may have equal times."""
     text: bytes
     """What the writer says; empty if it was too long, or if the writer has died."""
 
@@ -165,6 +167,6 @@ class WriteLog:
             text = copy[_HEAD_BYTES : _HEAD_BYTES + length]
             if found != number or zlib.crc32(text) != checksum:
                 return False
-            records.append(Record(made_at, place, text))
+            records.append(Record(made_at, place, number, text))
             number = earlier
         return True

@@ -85,3 +85,11 @@ def test_each_worker_reads_every_record_of_the_others_once(steps: list[tuple[int
         for row in (1, 2, 65_535):
             told[other] += [record.text for record in workers[other].read(row, seen[other, row]).records]
         assert sorted(told[other], key=int) == expected[other]
+
+
+def test_records_of_one_place_keep_their_order_at_equal_times() -> None:
+    shared = SharedMemory.create(2)
+    one, two = (WriteLog(shared, slot, lambda: 1.0) for slot in range(2))
+    for text in (b"c", b"a", b"b"):
+        one.note(5, text)
+    assert [record.text for record in two.read(5, two.blank).records] == [b"c", b"a", b"b"]
