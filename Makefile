@@ -41,7 +41,7 @@ COMPILE := $(BIN)/pip-compile --quiet --strip-extras --generate-hashes --allow-u
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host $(UPGRADE)
 
 .DEFAULT_GOAL := help
-.PHONY: help dev test suite test-fast test-pythons test-long test-transports chaos isolation linearizability abuse fuzz conformance offload bench loadtest pipeline-bench pipeline-demo dashboards reference docs man proto package sbom check lint types layers format lock clean node
+.PHONY: help storm workers-bench dev test suite test-fast test-pythons test-long test-transports chaos isolation linearizability abuse fuzz conformance offload bench loadtest pipeline-bench pipeline-demo dashboards reference docs man proto package sbom check lint types layers format lock clean node
 
 help: ## show the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -74,6 +74,9 @@ test-transports: $(INSTALLED) $(NODE_INSTALLED) ## every scenario, and the confo
 chaos: $(INSTALLED) ## writers and readers under faults, every answer judged (ARGS="--seconds 60 --seed 1", ARGS="--mutants", ARGS="--rules")
 	@$(BIN)/python -m tests.chaos $(ARGS)
 
+storm: $(INSTALLED) ## readers and writers while workers are killed or upgraded (ARGS="--kill-every-s 2", ARGS="--upgrades 10")
+	@$(BIN)/python -m tests.workers.storm $(ARGS)
+
 isolation: $(INSTALLED) ## thirty principals over shared tapes: nothing reaches a principal that may not read it (ARGS="--seconds 60 --seed 1")
 	@$(BIN)/python -m tests.isolation $(ARGS)
 
@@ -94,6 +97,9 @@ offload: $(INSTALLED) ## the offload table: what many clients ask, and what the 
 
 bench: $(INSTALLED) $(NODE_INSTALLED) ## the gateway beside nginx, Varnish and nchan; BENCH_ROUNDS=1 BENCH_SECONDS=1 for a quick look (ARGS="--only …")
 	@$(BIN)/python -m loadtest.bench --out $(BENCH_OUT) $(ARGS)
+
+workers-bench: $(INSTALLED) ## what an operation costs with 1, 2 and 4 workers, spread of connections, memory (ARGS="--rounds 3")
+	@$(BIN)/python -m loadtest.workers_bench $(ARGS)
 
 loadtest: $(INSTALLED) $(LOCUST_INSTALLED) ## readers and writers of every kind against dev, for 30 s (ARGS="--users 200 --seconds 60")
 	@$(BIN)/python -m loadtest.run --locust $(LOCUST)/bin/locust $(ARGS)

@@ -124,7 +124,7 @@ async def mixed(readers: int = 180, streams: int = 12, seconds: float = 60.0) ->
                 await present.pop(rng.randrange(len(present))).leave()
                 await join()
             await eventually(lambda: all(reader.has_all for reader in present))
-            clock.advance(STEP_S)
+            await on.pass_time(STEP_S)
         for shelf in shelves:
             await on.close_stream(shelf.path)
         async with asyncio.timeout(30):

@@ -67,7 +67,7 @@ async def newcomers(content_type: str = JSON, clients: int = 1_000, seconds: flo
                 await bounded(caught_up.wait())
                 if number == 0:
                     await on.waiting("/s", 1)
-                clock.advance(seconds / clients)
+                await on.pass_time(seconds / clients)
                 if (number + 1) % (clients // appends) == 0:
                     for body in itertools.islice(left, 1):
                         await on.append("/s", content_type, body)
@@ -99,7 +99,7 @@ async def hot_tail(content_type: str = JSON, reads: int = 10_000, seconds: float
             assert reply.is_up_to_date, reply
             assert checker.position == position_of(content_type, messages, written)
             tail = reply.next_offset
-            clock.advance(seconds / reads)
+            await on.pass_time(seconds / reads)
         assert written == len(messages)
         return on.figure(
             f"{reads:,} reads of one tail in {seconds:g} s, no live reader ({short(content_type)})", len(log)

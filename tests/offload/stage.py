@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import resource
+import time
 from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
 from gateway.origin.requests import Kind
 from tests.offload.crowd import BOUND_S, Client, Tally
 from tests.offload.gateways import Gateway, GatewayHere, Workers
-from tests.waiting import eventually
+from tests.waiting import eventually, pause
 from tests.workers.clock import SharedClock
 
 READS = (Kind.CATCHUP, Kind.LONGPOLL, Kind.SSE, Kind.HEAD)
@@ -98,6 +99,8 @@ class Stage:
         self.counters = origin.origin.counters
         self.tally = Tally()
         self.attempts = 0
+        self._began = time.monotonic()
+        self._passed_s = 0.0
         self._writer = writer
         self._author = author
         self._crashed: asyncio.Server | None = None
@@ -178,6 +181,15 @@ class Stage:
             stream_bytes,
             self.attempts,
         )
+
+    async def pass_time(self, seconds: float) -> None:
+        """Move the gateway's clock.  With workers it moves no faster than the machine's: their messages to each other
+        take real time, and would seem late."""
+        assert isinstance(self.clock, ManualClock | SharedClock)
+        self.clock.advance(seconds)
+        self._passed_s += seconds
+        if _workers:
+            await pause(max(0.0, self._passed_s - (time.monotonic() - self._began)))
 
     async def leave(self) -> None:
         """Stop the crowd, the gateway and the origin, in this order."""

@@ -1,0 +1,1 @@
+"""Processor time, spread and memory of a gateway with several workers."""

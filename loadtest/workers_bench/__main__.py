@@ -1,0 +1,329 @@
+"""`python -m loadtest.workers_bench`: the cost of an operation with 1, 2 and 4 workers, the spread of connections over
+workers, and the memory of each worker.
+
+The figures are processor time of all processes of the gateway together, from `/proc/<pid>/task/*/schedstat`, divided by
+the operations.  So they hardly depend on what else the machine does.  All numbers of workers are measured in each
+round, in turns, and the least of the rounds is reported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import uvloop
+
+from gateway.config.gateway import GatewayConfig
+from tests.offload.crowd import Client, Reply, Tally
+from tests.served import durable_gateway, served
+from tests.waiting import eventually
+from tests.workers.process import GatewayProcess
+
+WORKERS: Final = (1, 2, 4)
+CONNECTIONS: Final = 64
+_STREAMS: Final = 40
+_KIB: Final = json.dumps(["x" * 1020]).encode()
+_JSON: Final = {"Content-Type": "application/json"}
+
+
+@dataclass
+class Site:
+    """An origin and a gateway, each a program of its own."""
+
+    origin_url: str
+    gateway: GatewayProcess
+
+    @property
+    def pids(self) -> list[int]:
+        """All processes of the gateway."""
+        return [self.gateway.pid, *self.gateway.worker_pids()]
+
+    def busy_us(self) -> float:
+        """The processor time that they have used."""
+        return sum(_busy_ns(pid) for pid in self.pids) / 1e3
+
+    async def author(self) -> Client:
+        """A connection to the origin."""
+        return await Client.open(self.origin_url, Tally())
+
+    async def clients(self, count: int) -> list[Client]:
+        """So many connections to the gateway."""
+        return [await Client.open(self.gateway.url, Tally()) for _ in range(count)]
+
+
+@asynccontextmanager
+async def site(workers: int) -> AsyncIterator[Site]:
+    """A gateway with so many workers."""
+    with served(durable_gateway("origin", "--listen", "127.0.0.1:0"), "origin") as urls:
+        config = GatewayConfig.for_origin(
+            urls["origin"],
+            listen="127.0.0.1:0",
+            admin="127.0.0.1:0",
+            client_new_streams_per_s=0,
+            shutdown_timeout_s=0.3,
+            max_connections=4_000,
+            client_connections=4_000,
+        )
+        gateway = await GatewayProcess.start(config, workers, is_cold=True)
+        try:
+            yield Site(urls["origin"], gateway)
+        finally:
+            await gateway.stop()
+
+
+async def _create(on: Site, streams: int, prefix: str, body: bytes = _KIB) -> None:
+    author = await on.author()
+    for number in range(streams):
+        assert (await author.send("PUT", f"/{prefix}/{number}", _JSON, body)).status == 201
+    author.close()
+
+
+async def _each(
+    on: Site, count: int, ask: Callable[[Client, int], Awaitable[object]], connections: int = CONNECTIONS
+) -> float:
+    """Microseconds for each of so many operations, made on some connections at once."""
+    crowd = await on.clients(connections)
+
+    async def work(client: Client, first: int) -> None:
+        for number in range(first, count, connections):
+            await ask(client, number)
+
+    before = on.busy_us()
+    await asyncio.gather(*(work(client, first) for first, client in enumerate(crowd)))
+    used_us = on.busy_us() - before
+    for client in crowd:
+        client.close()
+    return used_us / count
+
+
+async def hit(on: Site) -> float:
+    """A catch-up read of 1 KB that is in memory at every worker; the stream is closed, so that its tail is known.
+
+    Few connections read at once.  A worker with many answers several in one turn of its loop, which is cheaper, and the
+    figures would compare the sizes of the turns.
+    """
+    author = await on.author()
+    for number in range(_STREAMS):
+        await author.send("PUT", f"/hit/{number}", {**_JSON, "Stream-Closed": "true"}, _KIB)
+    author.close()
+
+    async def ask(client: Client, number: int) -> None:
+        assert (await client.send("GET", f"/hit/{number % _STREAMS}?offset=-1")).status == 200
+
+    # Enough for each worker to have an answer to each.
+    await _each(on, 16 * _STREAMS, ask, connections=16)
+    return await _each(on, 4_000, ask, connections=8)
+
+
+async def miss(on: Site) -> float:
+    """The first read of a stream."""
+    await _create(on, 2_000, "miss")
+
+    async def ask(client: Client, number: int) -> None:
+        assert (await client.send("GET", f"/miss/{number}?offset=-1")).status == 200
+
+    return await _each(on, 2_000, ask)
+
+
+async def post(on: Site) -> float:
+    """An append of 100 bytes."""
+    await _create(on, _STREAMS, "post", b"[1]")
+    body = json.dumps(["y" * 96]).encode()
+
+    async def ask(client: Client, number: int) -> None:
+        assert (await client.send("POST", f"/post/{number % _STREAMS}", _JSON, body)).status in (200, 204)
+
+    return await _each(on, 4_000, ask)
+
+
+async def join(on: Site) -> float:
+    """A new connection that subscribes by SSE to a stream with readers, until its first event."""
+    await _create(on, _STREAMS, "join", b"[1]")
+    keepers = await on.clients(4 * _STREAMS)
+
+    async def begin(client: Client, number: int) -> None:
+        subscription = await client.subscribe(f"/join/{number % _STREAMS}?offset=-1&live=sse")
+        async for event in subscription.events():
+            if event.name == "control":
+                break
+
+    for number, client in enumerate(keepers):
+        await begin(client, number)
+
+    async def ask(_: Client, number: int) -> None:
+        client = await Client.open(on.gateway.url, Tally())
+        await begin(client, number)
+        client.close()
+
+    found = await _each(on, 2_000, ask)
+    for client in keepers:
+        client.close()
+    return found
+
+
+async def delivery(on: Site) -> float:
+    """An event for one of 200 SSE readers of a stream, one append at a time."""
+    streams, readers, rounds = 4, 200, 25
+    await _create(on, streams, "sse", b"[0]")
+    crowd = await on.clients(streams * readers)
+    seen: Counter[int] = Counter()
+
+    async def follow(client: Client, number: int) -> None:
+        subscription = await client.subscribe(f"/sse/{number % streams}?offset=-1&live=sse")
+        async for event in subscription.events():
+            if event.name == "data":
+                seen[number % streams] += 1
+
+    tasks = [asyncio.create_task(follow(client, number)) for number, client in enumerate(crowd)]
+    author, count = await on.author(), 0
+
+    async def append(number: int) -> None:
+        await author.send("POST", f"/sse/{number}", _JSON, b"[1]")
+
+    async def have(number: int, events: int) -> None:
+        await eventually(lambda: seen[number] >= readers * events)
+
+    for number in range(streams):
+        await have(number, 1)
+    before = on.busy_us()
+    for round_ in range(rounds):
+        for number in range(streams):
+            await append(number)
+            await have(number, 2 + round_)
+            count += readers
+    used_us = on.busy_us() - before
+    await _over(tasks, crowd)
+    author.close()
+    return used_us / count
+
+
+async def long_poll(on: Site) -> float:
+    """A long-poll that waits, and the append that answers it and 199 others."""
+    streams, readers, rounds = 4, 200, 10
+    await _create(on, streams, "poll", b"[0]")
+    crowd = await on.clients(streams * readers)
+    author = await on.author()
+    tails = [(await author.send("HEAD", f"/poll/{number}")).next_offset for number in range(streams)]
+    before = 0.0
+    for round_ in range(1 + rounds):
+        if round_ == 1:
+            before = on.busy_us()
+        polls: list[asyncio.Task[Reply]] = [
+            asyncio.create_task(
+                client.send("GET", f"/poll/{number % streams}?offset={tails[number % streams]}&live=long-poll")
+            )
+            for number, client in enumerate(crowd)
+        ]
+        # They have been sent, and most wait; who comes later is answered from memory.
+        await asyncio.sleep(0.3)
+        for number in range(streams):
+            tails[number] = (await author.send("POST", f"/poll/{number}", _JSON, b"[1]")).next_offset
+        assert {reply.status for reply in await asyncio.gather(*polls)} == {200}
+    used_us = on.busy_us() - before
+    await _over([], crowd)
+    author.close()
+    return used_us / (rounds * len(crowd))
+
+
+async def _over(tasks: list[asyncio.Task[None]], crowd: list[Client]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    for client in crowd:
+        client.close()
+
+
+OPERATIONS: Final[Mapping[str, Callable[[Site], Awaitable[float]]]] = {
+    "hit": hit,
+    "long-poll": long_poll,
+    "sse": delivery,
+    "join": join,
+    "post": post,
+    "miss": miss,
+}
+
+
+async def spread(on: Site, count: int) -> list[int]:
+    """How many of so many connections each worker has, the most first."""
+    crowd = await on.clients(count)
+    found: dict[int, int] = {}
+    ports = {client.port for client in crowd}
+
+    def are_accepted() -> bool:
+        found.clear()
+        found.update({port: pid for port, pid in on.gateway.worker_of_ports().items() if port in ports})
+        return len(found) == count
+
+    await eventually(are_accepted, look_s=0.05)
+    for client in crowd:
+        client.close()
+    each = Counter(found.values())
+    return sorted((each[pid] for pid in on.gateway.worker_pids()), reverse=True)
+
+
+async def memory(on: Site, streams: int) -> dict[str, Any]:
+    """Private and proportional memory (MiB) of each process, before and after so many streams of 1 KB were read."""
+    idle = [_memory_mib(pid) for pid in on.pids]
+    await _create(on, streams, "memory")
+
+    async def ask(client: Client, number: int) -> None:
+        assert (await client.send("GET", f"/memory/{number}?offset=-1")).status == 200
+
+    await _each(on, streams, ask)
+    full = [_memory_mib(pid) for pid in on.pids]
+    return {"idle": idle, "full": full}
+
+
+def _busy_ns(pid: int) -> int:
+    total = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        try:
+            total += int((task / "schedstat").read_text().split()[0])
+        except FileNotFoundError:
+            pass
+    return total
+
+
+def _memory_mib(pid: int) -> float:
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    kib = next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return round(kib / 1024, 1)
+
+
+async def main(argv: list[str]) -> None:
+    """Measure, and write JSON to stdout."""
+    parser = argparse.ArgumentParser(prog="python -m loadtest.workers_bench", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", nargs="+", choices=[*OPERATIONS], default=list(OPERATIONS), metavar="NAME")
+    parser.add_argument("--streams", type=int, default=10_000, help="streams that memory is measured with; 0 for none")
+    options = parser.parse_args(argv)
+    least: dict[str, dict[int, float]] = {name: {} for name in options.only}
+    for _ in range(options.rounds):
+        for name in options.only:
+            for workers in WORKERS:
+                async with site(workers) as on:
+                    found = await OPERATIONS[name](on)
+                least[name][workers] = round(min(found, least[name].get(workers, found)), 1)
+                print(f"{name:<10} {workers} workers {found:8.1f} µs", file=sys.stderr, flush=True)
+    document: dict[str, Any] = {"us": least}
+    if options.streams:
+        async with site(4) as on:
+            document["spread"] = {count: await spread(on, count) for count in (10, 100, 1_000)}
+        document["memory_mib"] = {}
+        for workers in (1, 4):
+            async with site(workers) as on:
+                document["memory_mib"][workers] = await memory(on, options.streams)
+    print(json.dumps(document, indent=2))
+
+
+if __name__ == "__main__":
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main(sys.argv[1:]))
