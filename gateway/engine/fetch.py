@@ -308,9 +308,7 @@ class Fetch:
             if self.facts.said is None:
                 work.metrics.upstream_head(self.mode, reply.status, work.clock.now() - self.asked_at, route.name)
             route.heard()
-            # An owner that answers for another worker has repeated its request already.
-            may_repeat = "Retry-After" not in reply.headers and self.facts.said is None
-            if reply.status in _RETRIED and not self._is_last and may_repeat:
+            if reply.status in _RETRIED and not self._is_last and "Retry-After" not in reply.headers:
                 reply.close()
                 self._repeat_or_fail(UpstreamUnavailable())
             elif reply.has_arrived:
@@ -387,12 +385,15 @@ class Fetch:
             self._repeat_or_fail(error)
 
     def _count_failure(self, error: GatewayError) -> None:
-        if not isinstance(error, CircuitOpen | UpstreamCongested):
+        # The owner has counted its own failure.
+        if self.facts.said is None and not isinstance(error, CircuitOpen | UpstreamCongested):
             self._work.metrics.upstream_failure(self.mode, type(error).__name__, self.route.name)
 
     @property
     def _is_last(self) -> bool:
-        """Whether no further request may be sent."""
+        """Whether no further request may be sent.  An owner that has failed for this worker has repeated its own."""
+        if self.facts.said is not None:
+            return True
         return self._attempts_left == 0 or not self.route.retries.has_retry or self._work.is_closed
 
     def _repeat_or_fail(self, error: GatewayError) -> None:

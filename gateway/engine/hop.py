@@ -15,7 +15,15 @@ from typing import Final, cast
 
 from gateway.aio.clock import Clock, Timer
 from gateway.engine.others_writes import OthersWrites
-from gateway.errors import GatewayError, UpstreamBroken, UpstreamUnavailable, UpstreamUnreachable
+from gateway.errors import (
+    GatewayError,
+    ShortOfMemory,
+    UpstreamBroken,
+    UpstreamCongested,
+    UpstreamTimeout,
+    UpstreamUnavailable,
+    UpstreamUnreachable,
+)
 from gateway.http.outgoing import RenderedHeaders
 from gateway.http.reply import Interim
 from gateway.live.topics import LiveTopics
@@ -30,6 +38,11 @@ from gateway.workers.owners import Owners
 
 WATCH_S: Final = 0.1
 """How often a worker looks whether the owners have changed."""
+_FAILURES: Final[dict[str, type[GatewayError]]] = {
+    kind.__name__: kind
+    for kind in (ShortOfMemory, UpstreamBroken, UpstreamCongested, UpstreamTimeout, UpstreamUnreachable)
+}
+"""An owner's errors, by name.  Any other error means that the origin is not available."""
 _AGAIN_S: Final = 0.01
 _MOST_WAITS: Final = 30
 """How often a failed request waits `_AGAIN_S` for the supervisor to notice that the owner has died."""
@@ -218,6 +231,11 @@ class _Asking:
             told = getattr(self._requester, "told", None)
             if said is not None and told is not None:
                 told(said)
+            if said is not None and said.failure:
+                # The owner itself has failed to answer: the same failure as if this worker had asked the origin.
+                reply.close()
+                self._requester.failed(_FAILURES.get(said.failure, UpstreamUnavailable)())
+                return
         self._requester.head_arrived(reply)
 
     def failed(self, error: GatewayError) -> None:

@@ -71,6 +71,8 @@ class HopSaid(NamedTuple):
     """The stream's lifetime, if the owner knows it."""
     alone: Alone | None = None
     """Set if the owner has no answer, because the origin's reply is for one reader alone."""
+    failure: str = ""
+    """The name of the owner's own error (`gateway.errors`), if it has no answer of the origin."""
 
     def rendered(self) -> str:
         """Return the value of `HOP_RECORD`."""
@@ -84,6 +86,7 @@ class HopSaid(NamedTuple):
             "stale" if self.is_stale else _ABSENT,
             _ABSENT if life is None else f"{_number(life.ttl_s)},{_number(life.expires_at)}",
             _ABSENT if alone is None else f"{alone.is_lasting:d}{alone.is_personal:d}{quote(alone.reason, safe='')}",
+            self.failure or _ABSENT,
         ]
         return " ".join(words)
 
@@ -94,7 +97,7 @@ class HopSaid(NamedTuple):
         if text is None:
             return None
         owner, as_of, *words = text.split(" ")
-        life, name, identity, stale, lifetime, alone = (None if word == _ABSENT else word for word in words)
+        life, name, identity, stale, lifetime, alone, failure = (None if word == _ABSENT else word for word in words)
         return cls(
             owner,
             float(as_of),
@@ -104,6 +107,7 @@ class HopSaid(NamedTuple):
             stale is not None,
             _lifetime(lifetime) if lifetime is not None else None,
             Alone(unquote(alone[2:]), alone[0] == "1", alone[1] == "1") if alone is not None else None,
+            failure or "",
         )
 
 

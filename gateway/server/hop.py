@@ -190,6 +190,11 @@ class _HopRecorder(ResponseRecorder):
         super().__init__(node, NoMetrics(), engine.clock.now, admission, observers)
         self._dress = dress
 
+    def refuse(self, context: RequestContext, error: GatewayError) -> Answered:
+        context.outcome = Outcome.FAILED
+        headers = CIMultiDict({HOP_RECORD: self._dress.said(None)._replace(failure=type(error).__name__).rendered()})
+        return context.delivery.text(error.status, headers, b"")
+
     def finish(self, context: RequestContext, headers: CIMultiDict[str]) -> None:
         if HOP_RECORD not in headers:
             headers[HOP_RECORD] = self._dress.said(None).rendered()

@@ -48,6 +48,7 @@ SAID = st.builds(
     st.booleans(),
     st.none() | st.builds(Lifetime, st.none() | st.integers(0, 9), st.none() | st.floats(0, 1e9)),
     st.none() | st.builds(Alone, WORDS, st.booleans(), st.booleans()),
+    st.sampled_from(["", "UpstreamTimeout"]),
 )
 
 
@@ -208,6 +209,19 @@ def test_the_owner_is_asked_and_counts_as_no_request_to_the_origin() -> None:
     asked.requester.head_arrived(cast(Any, Reply()))
     # Before a reply is recorded, other workers' writes are applied.
     assert (hops.reader.said, len(hops.reader.replies), len(hops.looks.groups)) == ([SAME], 1, 2)
+
+
+def test_a_failure_of_the_owner_is_a_failure_and_no_answer_of_the_origin() -> None:
+    hops = Hops()
+    hops.ask()
+
+    class Reply:
+        headers = {HOP_RECORD: SAME._replace(failure="UpstreamTimeout").rendered()}  # noqa: RUF012
+
+        def close(self) -> None: ...
+
+    hops.others.asked[0].requester.head_arrived(cast(Any, Reply()))
+    assert (hops.reader.replies, [type(error) for error in hops.reader.failures]) == ([], [UpstreamTimeout])
 
 
 def test_a_request_that_came_from_a_worker_is_not_handed_on_while_views_may_differ() -> None:
