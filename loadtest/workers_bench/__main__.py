@@ -107,8 +107,8 @@ async def _each(
 async def hit(on: Site) -> float:
     """A catch-up read of 1 KB that is in memory at every worker; the stream is closed, so that its tail is known.
 
-    Few connections read at once.  A worker with many answers several in one turn of its loop, which is cheaper, and the
-    figures would compare the sizes of the turns.
+    One connection reads.  A worker with several answers them in one turn of its loop, which is cheaper, and the figures
+    would compare the sizes of the turns.
     """
     author = await on.author()
     for number in range(_STREAMS):
@@ -120,7 +120,7 @@ async def hit(on: Site) -> float:
 
     # Enough for each worker to have an answer to each.
     await _each(on, 16 * _STREAMS, ask, connections=16)
-    return await _each(on, 4_000, ask, connections=8)
+    return await _each(on, 4_000, ask, connections=1)
 
 
 async def miss(on: Site) -> float:

@@ -17,6 +17,8 @@ from tests.workers.process import GatewayProcess
 class Gateway(Protocol):
     """A gateway that accepts connections.  `stop` is owed."""
 
+    has_workers: bool
+
     @property
     def url(self) -> str: ...
 
@@ -37,6 +39,8 @@ class Gateway(Protocol):
 
 class GatewayHere:
     """A gateway in this process, on this loop."""
+
+    has_workers = False
 
     def __init__(self, running: RunningGateway) -> None:
         self.running = running
@@ -77,6 +81,8 @@ class GatewayHere:
 
 class Workers:
     """A gateway with workers, seen by its admin port."""
+
+    has_workers = True
 
     def __init__(self, process: GatewayProcess) -> None:
         self.process = process
