@@ -47,6 +47,11 @@ class Tasks:
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("task %s died", task.get_name(), exc_info=error)
 
+    async def finished(self) -> None:
+        """Wait for the ends of all running tasks."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
     async def close(self) -> None:
         """Cancel all running tasks and wait for their ends."""
         pending = list(self._tasks)

@@ -3,6 +3,7 @@
 The kernel spreads connections over the workers at random.  Of few and long connections, such as those of a CDN or of
 HTTP/2, one worker could get twice its share for hours.  A worker with clearly more connections than another one
 (`gateway.workers.balance`) therefore sends the descriptor of a new connection to that worker (SCM_RIGHTS in unix(7)).
+Few connections are passed in a second, so that many short ones do not pay for it.
 
 The supervisor keeps the sockets open over which descriptors are sent.  A connection that waits there when its worker
 dies is taken by the next worker of the slot.
@@ -19,7 +20,7 @@ from typing import Any, Final
 
 from gateway.aio.tasks import Tasks
 from gateway.limits.shared_accounts import connections_of_each
-from gateway.workers.balance import lighter_slot
+from gateway.workers.balance import Allowance, lighter_slot
 from gateway.workers.place import WorkerPlace
 
 _MOST_AT_ONCE: Final = 16
@@ -34,6 +35,10 @@ class Balancer:
     def __init__(self, place: WorkerPlace) -> None:
         self._place = place
         self._connections = connections_of_each(place)
+        self._now = asyncio.get_running_loop().time
+        self._allowance = Allowance()
+        self._epoch = -1
+        self._serving: tuple[int, ...] = ()
         self._factories: dict[int, Factory] = {}
         self._sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._sender.setblocking(False)
@@ -56,10 +61,12 @@ class Balancer:
 
     def passes(self, transport: asyncio.BaseTransport, listener: int) -> bool:
         """Pass a new connection to another worker, unless it should stay here.  Returns whether it was passed."""
-        place = self._place
-        if not self._passes:
+        place, now = self._place, self._now()
+        if not self._passes or not self._allowance.has_room(now):
             return False
-        slot = lighter_slot(self._connections(), place.slot, place.shared.serving())
+        if (epoch := place.shared.epoch) != self._epoch:
+            self._epoch, self._serving = epoch, place.shared.serving()
+        slot = lighter_slot(self._connections(), place.slot, self._serving)
         if slot is None:
             return False
         rights = array.array("i", [transport.get_extra_info("socket").fileno()])
@@ -71,6 +78,7 @@ class Balancer:
                 socket.MSG_DONTWAIT,
                 place.arrivals_paths[slot],
             )
+            self._allowance.use(now)
             return True
         return False
 
@@ -84,9 +92,9 @@ class Balancer:
                 pass
             self._sender.close()
 
-    async def wait_closed(self) -> None:
-        """Wait until the last connections have their protocols."""
-        await self._tasks.close()
+    async def settled(self) -> None:
+        """Wait until the connections that have been taken have their protocols."""
+        await self._tasks.finished()
 
     def _take(self) -> bool:
         """Take some connections.  Returns whether there may be more."""

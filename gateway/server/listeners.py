@@ -285,6 +285,7 @@ class Listeners:
         loop = asyncio.get_running_loop()
         if self.balancer is not None:
             self.balancer.stop(is_last=not only_shared)
+            await self.balancer.settled()
         for index, listening in enumerate(self._open):
             is_inherited = index in self.inherited or isinstance(listening.config.bind_address, SystemdSockets)
             if only_shared and not listening.config.reuse_port and index not in self.inherited:
@@ -316,5 +317,3 @@ class Listeners:
                 await server.wait_closed()
         self._open.clear()
         await self._tasks.close()
-        if self.balancer is not None:
-            await self.balancer.wait_closed()

@@ -23,3 +23,29 @@ def lighter_slot(connections: Sequence[int], mine: int, serving: Sequence[int]) 
     mean = sum(connections[slot] for slot in serving) / len(serving)
     excess = connections[mine] - connections[least]
     return least if least != mine and excess >= _LEAST_EXCESS + mean // _SHARE else None
+
+
+MOST_AT_ONCE: Final = 16
+"""The most connections that a worker passes at once."""
+EVERY_S: Final = 0.125
+"""Seconds between two passed connections, in the long run.  To pass a connection costs more than to accept one, and
+connections that last less than a second need no balance."""
+
+
+class Allowance:
+    """How many connections a worker may pass: some at once, few in the long run."""
+
+    def __init__(self) -> None:
+        self._used_until = 0.0
+        """When all of the allowance is back."""
+
+    def __repr__(self) -> str:
+        return f"<Allowance used until {self._used_until:g} s>"
+
+    def has_room(self, now: float) -> bool:
+        """Return whether a connection may be passed."""
+        return self._used_until - now <= (MOST_AT_ONCE - 1) * EVERY_S
+
+    def use(self, now: float) -> None:
+        """Count a passed connection."""
+        self._used_until = max(now, self._used_until) + EVERY_S

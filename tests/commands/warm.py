@@ -249,8 +249,13 @@ def _become(folder: str, arguments: list[str], environ: dict[str, str], descript
     for name, stream in _standard_streams().items():
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
+    module = "gateway"
     if arguments[:1] == [_OF_WORKERS]:
         del sys.argv[1]
+        module = _OF_WORKERS
+    # With this, a gateway starts its next version.
+    sys.orig_argv[:] = [sys.executable, "-m", module, *sys.argv[1:]]
+    if module == _OF_WORKERS:
         from tests.workers.program import main
     else:
         from gateway.cli import main

@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from gateway.workers.balance import lighter_slot
+from gateway.workers.balance import EVERY_S, MOST_AT_ONCE, Allowance, lighter_slot
 from tests.scenarios.wire import Wire
 from tests.waiting import eventually
 from tests.workers.test_supervisor import BOUND_S, Start, is_ready, origin, start
@@ -49,6 +49,20 @@ def test_connections_that_the_kernel_spreads_at_random_become_even(count: int, m
             connections[slot if other is None else other] += 1
         assert max(connections) <= most
         assert passed <= count // 4 + 2
+
+
+def test_few_connections_are_passed_in_the_long_run() -> None:
+    allowance = Allowance()
+
+    def passed(now: float) -> int:
+        count = 0
+        while allowance.has_room(now):
+            allowance.use(now)
+            count += 1
+        return count
+
+    assert [passed(100.0), passed(100.0), passed(100.0 + EVERY_S)] == [MOST_AT_ONCE, 0, 1]
+    assert passed(200.0) == MOST_AT_ONCE
 
 
 async def test_a_worker_with_fewer_connections_gets_the_next_ones(start: Start) -> None:
