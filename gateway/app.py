@@ -446,7 +446,7 @@ def _tracer(config: GatewayConfig, clock: Clock, rng: random.Random) -> Tracer:
     if not config.tracing.endpoint:
         return NO_TRACER
     check_tracing(config.tracing)
-    from gateway.ops.tracing import OpenTelemetryTracer
+    from gateway.ops.opentelemetry_tracer import OpenTelemetryTracer
 
     return OpenTelemetryTracer(config.tracing, clock, rng)
 

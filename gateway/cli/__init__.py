@@ -3,7 +3,7 @@
 import sys
 
 from gateway.cli.messages import PROGRAM
-from gateway.cli.process import prepare
+from gateway.cli.startup import prepare
 
 __all__ = ["PROGRAM", "main"]
 

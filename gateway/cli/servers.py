@@ -22,8 +22,8 @@ import uvloop
 from gateway.aio.clock import SystemClock
 from gateway.cli.errors import FailedToRunError
 from gateway.cli.messages import print_message, print_ready
-from gateway.cli.process import was_hung_up
 from gateway.cli.sd_notify import Supervisor
+from gateway.cli.startup import was_hung_up
 from gateway.commands.dev_lines import print_lines_to_paste
 from gateway.commands.run import allow_many_connections, collect_rarely
 from gateway.config.addresses import Address

@@ -13,7 +13,7 @@ def check_tracing(config: TracingConfig) -> None:
     if not config.endpoint:
         return
     try:
-        import_module("gateway.ops.tracing")
+        import_module("gateway.ops.opentelemetry_tracer")
     except ImportError as error:
         raise ConfigError(
             f"tracing.endpoint is set and {error.name} is not installed: pip install 'durable-gateway[opentelemetry]'"
