@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from gateway.auth.asked import Asked
-from gateway.auth.forward import ForwardRule
+from gateway.auth.forward_auth import ForwardRule
 from gateway.auth.guard import Guard
 from gateway.auth.questions import Heard, Undecided
 from gateway.auth.rules import JwtRule, PublicRule, Rule, SignedRule

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from gateway.auth.forward import ForwardRule
+from gateway.auth.forward_auth import ForwardRule
 from gateway.auth.permissions import Pattern
 from gateway.auth.questions import KeySource
 from gateway.auth.rules import JwtRule, PublicRule, Rule, Rules, SignedRule

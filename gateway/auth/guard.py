@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gateway.auth.asked import Asked
 from gateway.auth.concealment import Concealment
-from gateway.auth.forward import ForwardRule, ForwardVerdict, Inquiry, inquire, is_by_cookie
+from gateway.auth.forward_auth import ForwardRule, ForwardVerdict, Inquiry, inquire, is_by_cookie
 from gateway.auth.grounds import Grounds
 from gateway.auth.permissions import Action
 from gateway.auth.questions import Heard, KeySource, Undecided
+from gateway.auth.remembered_verdicts import Allowed, Renewal, Verdicts
 from gateway.auth.rules import JwtRule, PublicRule, Rules, SignedRule
-from gateway.auth.signatures import (
+from gateway.auth.signed_urls import (
     EXPIRED_CODE,
     INVALID_CODE,
     PARAMETERS,
@@ -40,7 +41,6 @@ from gateway.auth.verdict import (
     Principal,
     Unauthenticated,
 )
-from gateway.auth.verdicts import Allowed, Renewal, Verdicts
 from gateway.config.routes import RouteConfig
 
 if TYPE_CHECKING:

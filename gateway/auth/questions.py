@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from gateway.auth.forward import ForwardVerdict, Inquiry
+from gateway.auth.forward_auth import ForwardVerdict, Inquiry
 from gateway.errors import Fault, GatewayError
 
 

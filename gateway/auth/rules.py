@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from gateway.auth.forward import ForwardRule
+from gateway.auth.forward_auth import ForwardRule
 from gateway.auth.permissions import BadPermission, Pattern, parse_permission
 from gateway.auth.questions import KeySource
-from gateway.auth.signatures import LEAST_SIGNING_BYTES, SigningKey
+from gateway.auth.signed_urls import LEAST_SIGNING_BYTES, SigningKey
 from gateway.auth.tokens import TokenRule, registry_of
 from gateway.config.authorisation import AuthRuleConfig, discovery_url
 from gateway.config.credentials import read_secret

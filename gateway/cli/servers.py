@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Final
 import uvloop
 
 from gateway.aio.clock import SystemClock
+from gateway.cli.early_process import was_hung_up
 from gateway.cli.errors import FailedToRunError
 from gateway.cli.messages import print_message, print_ready
-from gateway.cli.process import was_hung_up
 from gateway.cli.reloading import reloaded
 from gateway.cli.sd_notify import ServiceManager
 from gateway.cli.starting import bind_addresses, fit_open_files, started

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from gateway.auth.signatures import Signed, SigningKey, expiry_after, signed_query
+from gateway.auth.signed_urls import Signed, SigningKey, expiry_after, signed_query
 
 _ISSUER: Final = "https://dev.invalid"
 _AUDIENCE: Final = "streams"

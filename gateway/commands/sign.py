@@ -40,7 +40,7 @@ def sign(
 ) -> None:
     """Print a signed URL, or the value of a signed cookie, for a route with `by = "signed"`."""
     from gateway.auth.permissions import BadPermission, Pattern, parse_actions
-    from gateway.auth.signatures import PARAMETERS, Signed, SigningKey, expiry_after, signed_query
+    from gateway.auth.signed_urls import PARAMETERS, Signed, SigningKey, expiry_after, signed_query
     from gateway.protocol.target import BadTarget, parse_target
 
     found = _DURATION.fullmatch(duration)

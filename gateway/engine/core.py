@@ -15,8 +15,8 @@ from gateway.config.limits import LimitsConfig
 from gateway.config.origin_tls import OriginTls
 from gateway.engine.answer import Answer
 from gateway.engine.catchup import CatchUp
-from gateway.engine.coder import Coder
 from gateway.engine.cold_read_limit import ColdReadLimit
+from gateway.engine.compression import Coder
 from gateway.engine.confirming import Confirming
 from gateway.engine.fetch_table import FetchTable
 from gateway.engine.first_read import FirstRead

@@ -54,7 +54,8 @@ MOST_COMPARED: Final = 1 << 16
 """How many bytes are compared.  A reply of at most twice this size is read to its end, so that its connection can be
 used again."""
 MOST_COUNTED: Final = 1 << 20
-"""How many bytes are compared if the Content-Length does not show that the reply has as many bytes as memory."""
+"""How many bytes are compared if the Content-Length does not show that the reply is as long as the bytes in memory from
+its start on."""
 MOST_CLOSED_UP: Final = 1 << 14
 """In this many first bytes, only the white space between messages may differ.  That is slow to check, so in later bytes
 all white space may differ."""
@@ -84,7 +85,7 @@ class Comparison:
         self._is_exact = is_known and extent.size <= (MOST_COMPARED if is_same_length else MOST_COUNTED)
         """Whether the whole body is compared."""
         self.is_past = not is_known and is_before(extent.end, end)
-        """Whether the reply ends after the last byte in memory, so that its length shows nothing."""
+        """Whether the reply goes on beyond the bytes in memory, so that its length shows nothing."""
         limit = extent.size if self._is_exact else min(extent.size, MOST_COMPARED)
         self._held = tape.beginning(start, limit)
         self._is_all_held = limit == extent.size
@@ -190,8 +191,9 @@ async def receive(
     """Announce the head and add the whole body to the flight, at the pace that `inflow` allows.
 
     `on_bytes` is called with the size of each piece.  Raises UpstreamBroken if the body does not fit the stream's type,
-    and TailMovedBack if the body belongs to another stream.  Raises UpstreamCongested if other requests need the
-    connection while the flight's readers take nothing, or another GatewayError.
+    and TailMovedBack if the body belongs to another stream.  Raises another GatewayError if the body cannot be read to
+    its end: UpstreamCongested, for example, if other requests need the connection while the flight's readers take
+    nothing.
     """
     start, end = flight.start, head.next_offset
     is_json = stream.tape.is_json
@@ -284,9 +286,9 @@ class FlightBodies:
         if not is_overtaken(stream, flight):
             if comparison.agrees:
                 if comparison.is_past and flight.start == START:
-                    # The start sentinel names a later position if the origin has trimmed the stream, and the compared
-                    # bytes are too few to exclude that.  Let this confirmation expire soon: the next one can compare
-                    # more, because the tape will reach the end of this reply.
+                    # The compared bytes are too few to show that the reply begins where the tape begins: after a trim
+                    # of the stream, the start sentinel names a later position.  Let this confirmation expire soon.  The
+                    # next one can compare more, because the tape will reach the end of this reply.
                     confirmed_at = min(confirmed_at, self._clock.now() - reusable_s + LEAST_GAP_S)
                 stream.confirm(flight.start, confirmed_at)
             else:

@@ -11,7 +11,7 @@ from gateway.aio.tasks import Tasks
 from gateway.aio.timers import Wheel
 from gateway.engine.answer import Answer, BodyRun, Parts
 from gateway.engine.catchup import CatchUp
-from gateway.engine.coder import Coder
+from gateway.engine.compression import Coder
 from gateway.engine.live_start import TOO_LARGE, LiveReads
 from gateway.engine.long_poll_waiter import PollClient, Waiter, WaitingPoll
 from gateway.engine.read import Poll, Read, StreamEnded, Uncacheable

@@ -18,7 +18,7 @@ from gateway.aio.tasks import Tasks
 from gateway.aio.timers import TICK_S, Wheel
 from gateway.engine.answer import Answer
 from gateway.engine.classifier import BEYOND_TAIL
-from gateway.engine.coder import Coder
+from gateway.engine.compression import Coder
 from gateway.engine.live_start import TOO_LARGE
 from gateway.engine.read import MOST_CHANGES, Poll, Read, StreamEnded, Uncacheable
 from gateway.engine.response_heads import failure_answer, origin_error_answer

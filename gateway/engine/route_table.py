@@ -9,8 +9,8 @@ from yarl import URL
 
 from gateway.aio.clock import Clock
 from gateway.auth.guard import Guard
+from gateway.auth.remembered_verdicts import Verdicts
 from gateway.auth.rules import Rules
-from gateway.auth.verdicts import Verdicts
 from gateway.config.routes import RouteConfig
 from gateway.engine.route import Route
 from gateway.protocol.sharing import Partition

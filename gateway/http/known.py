@@ -9,8 +9,8 @@ taken out of the section only if it has a form that cannot hide other lines: a k
 end of the line.  If the rest of the section has been parsed before, the appends share the values derived from the rest.
 Only the two numbers are read for each append.
 
-All other requests go to the parser (`gateway.http.request`): requests that arrive in pieces or several at a time,
-chunked bodies, upgrades, and unusual request lines.
+All other requests go to the parser (`gateway.http.request_parser`): requests that arrive in pieces or several at a
+time, chunked bodies, upgrades, and unusual request lines.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Final
 
 from multidict import CIMultiDict, istr
 
-from gateway.http.request import LONGEST_LINE, MOST_FIELDS, Event, Fields, Mark, RequestHead
+from gateway.http.request_parser import LONGEST_LINE, MOST_FIELDS, Event, Fields, Mark, RequestHead
 from gateway.limits.memory import evict_oldest
 
 # Module names are faster to look up than enum members, and every request needs these members.

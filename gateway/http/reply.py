@@ -54,7 +54,7 @@ _CONTROL: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _VERSIONS: Final = frozenset({"1.1", "1.0"})
 _NO_BODY: Final = frozenset({204, 304})
 _CHUNKED: Final = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-"""If a reply's head was read without llhttp, this head is fed to llhttp in its place, before the chunks."""
+"""Fed to llhttp before the chunks of a reply whose own head was read without llhttp."""
 _CONTENT_LENGTH, _TRANSFER_ENCODING = istr("Content-Length"), istr("Transfer-Encoding")
 
 
@@ -267,7 +267,7 @@ class ReplyParser:
         return rest
 
     def _take_common_head(self, data: bytes, end: int, events: list[Event]) -> bool:
-        """Read a complete head by its shape and its own lines (`reply_lines`).
+        """Read a complete head without llhttp, by the lines that it shares with earlier heads (`reply_lines`).
 
         Returns False, without any effect, if the head contains anything unusual. llhttp then parses the head.
         """

@@ -30,7 +30,7 @@ from typing import Final, NamedTuple, TypeVar
 T = TypeVar("T")
 
 _STEP: Final = 0.05
-"""One check gives back at most this share of the configured cache budget."""
+"""After memory was short, one check lets the cache grow by at most this share of its configured budget."""
 
 _LEAST_CACHE: Final = 0.1
 """The cache always keeps this share of its budget, or of the memory limit if the limit is lower.  Popular streams then
@@ -127,8 +127,8 @@ def _level(now: Pressure, used: float) -> Pressure:
 def victims(costs: Iterable[tuple[int, T]], excess: int, cost_now: Callable[[T], int] | None = None) -> dict[T, int]:
     """Choose the holders to drop so that at least `excess` bytes are freed, the costliest first.
 
-    Returns the chosen holders with their costs.  If `cost_now` is given, it returns a holder's current cost, and
-    `costs` may be higher than the current costs.  `cost_now` is called only for holders that may be chosen.
+    Returns the chosen holders with their costs.  Without `cost_now`, `costs` are exact.  With it, `costs` are upper
+    bounds, and `cost_now` returns the exact cost of a holder.  It is called only for the costliest holders.
     """
     found: dict[T, int] = {}
     left = [(-cost, number, one, cost_now is None) for number, (cost, one) in enumerate(costs)]

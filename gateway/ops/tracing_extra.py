@@ -17,7 +17,7 @@ def check_tracing(config: TracingConfig) -> None:
     if not config.endpoint:
         return
     try:
-        import_module("gateway.ops.tracing")
+        import_module("gateway.ops.opentelemetry_tracer")
     except ImportError as error:
         raise ConfigError(
             f"tracing.endpoint is set and {error.name} is not installed: pip install 'durable-gateway[opentelemetry]'"
@@ -29,7 +29,7 @@ def open_tracer(config: GatewayConfig, clock: Clock, rng: random.Random) -> Trac
     if not config.tracing.endpoint:
         return NO_TRACER
     check_tracing(config.tracing)
-    from gateway.ops.tracing import OpenTelemetryTracer
+    from gateway.ops.opentelemetry_tracer import OpenTelemetryTracer
 
     return OpenTelemetryTracer(config.tracing, clock, rng)
 

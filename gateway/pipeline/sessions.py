@@ -10,11 +10,12 @@ time at which they ended.  A read continues the session of the read before it un
 A read from the stream's start, or from the tail (`now`), begins a new session.
 
 Sessions are cut at midnight (UTC), so that a day is computed from its own requests only.  `day` is the day on which the
-reads ended.  A live read in progress has lines before its last one.  They belong to its session but do not count as
-reads.  Lines that are not requests belong to no session.
+reads ended.  The access log has one line for each read that has ended, and further lines for a live read that is still
+in progress.  The further lines belong to the read's session but do not count as reads.  Lines that are not requests
+belong to no session.
 
-Spark sorts the reads by a hash of the reader.  It uses the disk if they do not fit in memory, because many readers
-behind one address look like one reader with very many reads.  Python workers then compare each read with the one
+Spark sorts the reads by a hash of the reader.  Many readers behind one address look like one reader with very many
+reads, which may not fit in memory.  Spark then sorts them on disk.  Python workers then compare each read with the one
 before, in batches, and write the sessions.
 """
 

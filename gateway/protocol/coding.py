@@ -5,7 +5,7 @@ identity is acceptable.  A client without Accept-Encoding gets identity.  The RF
 that send no Accept-Encoding usually cannot decode any.  A member that does not parse counts as refused, so a client
 never receives a coding that it did not ask for.  If a coding is named twice, its lower weight counts.
 
-This module negotiates only; `gateway.engine.coder` compresses.
+This module negotiates only; `gateway.engine.compression` compresses.
 """
 
 from __future__ import annotations

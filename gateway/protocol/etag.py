@@ -9,6 +9,8 @@ the tag although it adds no bytes.
 A compressed body is another representation, and its tag ends in the coding: `"<incarnation>:<start>:<end>[:c]:gzip"`.
 `without_codings` removes the codings from a client's If-None-Match, so that tags can be compared without regard to
 codings.
+
+`gateway.engine.response_heads` decides whether an answer is a 304.
 """
 
 from __future__ import annotations

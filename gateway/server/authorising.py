@@ -24,8 +24,8 @@ from gateway.auth.asked import Asked
 from gateway.auth.guard import Guard
 from gateway.auth.permissions import Action
 from gateway.auth.questions import Question, Undecided
+from gateway.auth.remembered_verdicts import Allowed
 from gateway.auth.verdict import PUBLIC, AuthRefused, Concealed, Forbidden
-from gateway.auth.verdicts import Allowed
 from gateway.config.routes import RouteConfig
 from gateway.engine.route import Route
 from gateway.errors import TooManyRequests

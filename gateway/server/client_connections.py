@@ -27,7 +27,7 @@ from gateway.aio.timers import Wheel
 from gateway.config.limits import LimitsConfig
 from gateway.http.http2.flood_limits import SessionCounts
 from gateway.http.known import HeaderCache
-from gateway.http.request import RequestParser
+from gateway.http.request_parser import RequestParser
 from gateway.limits.accounts import Account, Accounts, Room, client_nets
 from gateway.limits.memory import Holding
 from gateway.limits.slow_clients import keeps_up

@@ -32,7 +32,7 @@ from gateway.errors import BadRequest
 from gateway.http.framing import State
 from gateway.http.http2 import frames
 from gateway.http.outgoing import response_head
-from gateway.http.request import Event, Mark, RequestHead
+from gateway.http.request_parser import Event, Mark, RequestHead
 from gateway.limits.memory import Holding
 from gateway.server.client_connections import Clients, Handler, peer_of
 from gateway.server.handling import REFUSALS, refusal

@@ -12,8 +12,8 @@ from typing import Final
 
 from multidict import CIMultiDict, istr
 
+from gateway.auth.remembered_verdicts import Allowed
 from gateway.auth.usage import Usage
-from gateway.auth.verdicts import Allowed
 from gateway.engine.answer import NamedTail
 from gateway.engine.response_heads import failure_answer
 from gateway.engine.route import Route

@@ -1,9 +1,9 @@
 """Live reads on routes with rules: their verdicts, and their ends.
 
-A verdict is a decision to allow a request (`gateway.auth.verdicts`).  The channel (the HTTP/1.1 connection or HTTP/2
-stream) keeps the verdict of its live read until the read ends.  A revocation or a change of rules therefore examines
-all connections to find the reads that must end.  There is no register of live reads.  A register would cost an entry
-and an object for each read, and a long-poll client starts a new read after each message.
+A verdict is a decision to allow a request (`gateway.auth.remembered_verdicts`).  The channel (the HTTP/1.1 connection
+or HTTP/2 stream) keeps the verdict of its live read until the read ends.  A revocation or a change of rules therefore
+examines all connections to find the reads that must end.  There is no register of live reads.  A register would cost
+an entry and an object for each read, and a long-poll client starts a new read after each message.
 
 A read has an object of its own only if it must end at a set time.  This object replaces the channel's `live_use`, and
 passes the end of the read on to the object that it has replaced.  Verdicts of services are renewed for all their live
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from gateway.aio.timers import NEVER, Wheel
-from gateway.auth.verdicts import Allowed, LiveRenewal
+from gateway.auth.remembered_verdicts import Allowed, LiveRenewal
 from gateway.server.client_connections import ClientConnection
 from gateway.server.request import Channel, LiveUse
 from gateway.server.verdict_renewal import VerdictRenewal
@@ -158,7 +158,7 @@ class GuardedReads:
 
 
 class GuardedRead:
-    """One live read in progress.  Implements `gateway.auth.verdicts.GuardedRead`."""
+    """One live read in progress.  Implements `gateway.auth.remembered_verdicts.GuardedRead`."""
 
     __slots__ = ("_channel", "_reads", "allowed")
 

@@ -14,8 +14,8 @@ from typing import Any
 from multidict import CIMultiDict
 
 from gateway.auth.guard import Guard
+from gateway.auth.remembered_verdicts import parties_of
 from gateway.auth.verdict import Concealed
-from gateway.auth.verdicts import parties_of
 from gateway.config.gateway import GatewayConfig
 from gateway.engine.answer import Answer, BodyRun
 from gateway.engine.core import Engine

@@ -17,7 +17,7 @@ from multidict import CIMultiDict
 from gateway.aio.tasks import begin
 from gateway.engine.route import HeaderRules
 from gateway.http.outgoing import Fields
-from gateway.http.request import Mark
+from gateway.http.request_parser import Mark
 from gateway.limits.accounts import Account
 from gateway.limits.memory import NOTHING, Holding
 from gateway.live.subscriber import Subscriber

@@ -62,7 +62,7 @@ class HeaderFacts:
     """The values that a request handler derives from a header section, computed once for all requests with that
     section.
 
-    The facts do not depend on the request line, so the section keeps them (`gateway.http.request.Fields.facts`).
+    The facts do not depend on the request line, so the section keeps them (`gateway.http.request_parser.Fields.facts`).
     """
 
     __slots__ = (

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Final, cast
 
-from gateway.auth.verdicts import Allowed
+from gateway.auth.remembered_verdicts import Allowed
 from gateway.protocol.mode import Mode
 from gateway.server.client_connections import Clients
 from gateway.server.request import Channel, LiveAnswer, LiveUse, Note, Request

@@ -13,7 +13,7 @@ from typing import Final
 
 from gateway.errors import BadRequest
 from gateway.http.framing import State
-from gateway.http.request import Event, Mark, RequestHead, RequestParser
+from gateway.http.request_parser import Event, Mark, RequestHead, RequestParser
 from gateway.server.client_connections import Clients
 from gateway.server.phase import Phase
 from gateway.server.request_body import RequestBody

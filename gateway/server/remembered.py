@@ -1,9 +1,9 @@
 """Remembered answers: whole responses from memory, repeated as bytes for equal requests.
 
 The first time, a request goes to the request handler.  If the answer needs neither the origin nor further work, it is
-remembered under two keys: the request line and the meaning of the header section.  The meaning is the section without
-the headers that have no influence on the answer (`gateway.server.request_keys`).  All keys are made of requests that
-the HTTP parser has accepted.
+remembered under a key of two parts: the request line, and the meaning of the header section.  The meaning is the
+section without the headers that have no influence on the answer (`gateway.server.request_keys`).  All keys are made of
+requests that the HTTP parser has accepted.
 
 A rendered answer is valid up to the time `until`.  `until` is the end of the second that the answer's Date and Age
 state, or an earlier time at which the stream expires or the origin has to be asked again.  Two events make an answer
@@ -112,8 +112,8 @@ class RememberedAnswer(Known):
         self.is_guarded = verdict_key is not None
         """Whether each request for the answer needs authorisation."""
         self.verdict_key = verdict_key
-        """The key under which header sections keep verdicts on such requests: the stream, or the request line.  The
-        line is empty until the answer is remembered."""
+        """A section of headers keeps the verdicts on requests with these headers.  This is the key of the verdict on
+        requests for this answer: the stream, or the request line.  The line is empty until the answer is remembered."""
         run, outcome, status, headers, body, saved_bytes, copied, shared = answer
         self.stream = run.stream
         self.edition = run.edition

@@ -15,10 +15,10 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from multidict import CIMultiDict
 
-from gateway.auth.verdicts import Allowed
+from gateway.auth.remembered_verdicts import Allowed
 from gateway.engine.route import HeaderRules
 from gateway.http.outgoing import Fields
-from gateway.http.request import RequestHead
+from gateway.http.request_parser import RequestHead
 from gateway.limits.accounts import Account
 from gateway.limits.memory import Holding, SharedBytes
 from gateway.protocol.cache_status import Outcome

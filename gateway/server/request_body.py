@@ -22,7 +22,7 @@ from typing import Final, Protocol, Self
 from gateway.aio.tasks import in_task
 from gateway.config.limits import LimitsConfig
 from gateway.errors import BodyTooLarge, GatewayError, RequestTimeout, UnknownTransferCoding
-from gateway.http.request import RequestHead
+from gateway.http.request_parser import RequestHead
 from gateway.limits.slow_clients import upload_time_left
 
 _MOST_GATHERED: Final = 1 << 16

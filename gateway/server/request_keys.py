@@ -32,9 +32,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from gateway.auth.verdicts import Allowed
+from gateway.auth.remembered_verdicts import Allowed
 from gateway.engine.route import HeaderRules
-from gateway.http.request import MOST_FIELDS
+from gateway.http.request_parser import MOST_FIELDS
 from gateway.protocol.client_address import Proxies
 from gateway.server.verdict_keys import CredentialLines, StreamNames, VerdictKey
 from gateway.tuples import make

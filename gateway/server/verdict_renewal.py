@@ -14,10 +14,10 @@ from collections.abc import Callable
 from typing import Final, cast
 
 from gateway.aio.timers import NEVER
-from gateway.auth.forward import LEAST_LIVE_S, ForwardVerdict
+from gateway.auth.forward_auth import LEAST_LIVE_S, ForwardVerdict
 from gateway.auth.permissions import Action
 from gateway.auth.questions import Undecided
-from gateway.auth.verdicts import Allowed, Renewal
+from gateway.auth.remembered_verdicts import Allowed, Renewal
 from gateway.server.request import Channel
 from gateway.upstream.auth_services import AuthServices, WaitingRequest
 
@@ -26,7 +26,7 @@ _AGAIN_S: Final = 1.0
 
 
 class VerdictRenewal:
-    """Renews one verdict while live reads have it.  Implements `gateway.auth.verdicts.LiveRenewal`.
+    """Renews one verdict while live reads have it.  Implements `gateway.auth.remembered_verdicts.LiveRenewal`.
 
     The renewal rests while there are no reads.  If all reads end while the renewal is scheduled, it begins to rest when
     it is due.

@@ -3,6 +3,9 @@
 `decide` is for Durable Streams and `decide_records` for S2 streams.  Both functions are pure.  Each kind of read is a
 loop: take the bytes or records in memory, call the function, carry out the step, record the result in the read's
 progress.
+
+A write that is under way raises a doubt in the stream's version (`gateway.engine.writes`); the functions here see only
+the doubt.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ span has only one parent, but a flight may have a thousand requests that joined 
 
 The current spans are in the context of the running task (`contextvars`), not in arguments.  A task inherits the spans
 of the request that starts it, so a flight becomes a child of the right request.  A task that outlives its request first
-calls `detach`.  `gateway.ops.tracing` implements the interface.  Without tracing, the request path calls `NO_TRACER`
-once for each fetch, and never for a hit.
+calls `detach`.  `gateway.ops.opentelemetry_tracer` implements the interface.  Without tracing, the request path calls
+`NO_TRACER` once for each fetch, and never for a hit.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The gateway's own requests for authorisation.
 
 There are two kinds.  The gateway fetches the key sets of token issuers (`gateway.auth.key_sets`).  It also asks
-operators' authorisation services to allow or refuse a client's request (`gateway.auth.forward`).
+operators' authorisation services to allow or refuse a client's request (`gateway.auth.forward_auth`).
 
 A client's request that depends on such an answer waits here.  All client requests with the same question share one
 request to the service.  When the request to the service has ended, successfully or not, the client requests are
@@ -30,11 +30,11 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.aio.clock import DETACHED, Clock, Timer, wait_until
 from gateway.aio.tasks import Tasks
 from gateway.aio.timers import Wheel
-from gateway.auth.forward import BadVerdict, ForwardRule, ForwardVerdict, Inquiry, read_verdict
+from gateway.auth.forward_auth import BadVerdict, ForwardRule, ForwardVerdict, Inquiry, read_verdict
 from gateway.auth.key_sets import DEFAULT_LIFETIME_S, KeySet
 from gateway.auth.questions import Heard, KeySource, Question, Undecided
+from gateway.auth.remembered_verdicts import Verdicts
 from gateway.auth.rules import Rules, key_sources
-from gateway.auth.verdicts import Verdicts
 from gateway.config.origin_tls import OriginTls
 from gateway.errors import GatewayError, UpstreamBroken
 from gateway.protocol.freshness_headers import age_from_headers, parse_cache_control, stated_lifetime

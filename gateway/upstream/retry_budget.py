@@ -1,4 +1,8 @@
-"""The retry budget of an origin."""
+"""The retry budget of an origin: how many failed requests may be sent again.
+
+`gateway.engine.fetch` retries failed fetches within this budget.  Requests on a kept connection that was lost are
+repeated by another rule (`gateway.upstream.repeatable`).
+"""
 
 from __future__ import annotations
 

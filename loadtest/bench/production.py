@@ -21,7 +21,7 @@ from typing import Final
 from joserfc import jwt
 from joserfc.jwk import OKPKey
 
-from gateway.auth.signatures import Signed, SigningKey, signed_query
+from gateway.auth.signed_urls import Signed, SigningKey, signed_query
 from loadtest.bench import live, live_client, wrk
 from loadtest.bench.children import Child, free_ports, running
 from loadtest.bench.fetch import fetch_raw

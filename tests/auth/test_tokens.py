@@ -18,9 +18,9 @@ from gateway.auth.asked import Asked
 from gateway.auth.guard import Guard
 from gateway.auth.keys import BadKeys, parse_keys
 from gateway.auth.permissions import Action
+from gateway.auth.remembered_verdicts import Revocation, Verdicts
 from gateway.auth.rules import load_rules
 from gateway.auth.verdict import AuthRefused, Unauthenticated
-from gateway.auth.verdicts import Revocation, Verdicts
 from gateway.config.errors import ConfigError
 from gateway.config.gateway import GatewayConfig
 from tests.scenarios.credentials import AUDIENCE, ISSUER, KEYS, PEM_KEYS, SECRET, WALL, jwt_rule, token

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from gateway.engine import catchup, core, response_heads, writes
 from gateway.engine.answer import Answer, Parts
-from gateway.engine.coder import Coder
+from gateway.engine.compression import Coder
 from gateway.engine.flight_bodies import Comparison
 from gateway.engine.relayed_request import SentRequest
 from gateway.engine.response_heads import origin_error_answer

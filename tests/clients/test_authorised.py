@@ -19,7 +19,7 @@ from durable_streams import astream
 
 from gateway.aio.clock import ManualClock
 from gateway.app import start_gateway
-from gateway.auth.signatures import Signed, signed_query
+from gateway.auth.signed_urls import Signed, signed_query
 from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
 from gateway.protocol.mode import Mode
 from tests.clients.conftest import LONG_POLL_TIMEOUT_S, Edge, gateway_config

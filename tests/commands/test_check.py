@@ -220,7 +220,7 @@ def test_tracing_without_its_package_is_a_mistake(file: Path, monkeypatch: pytes
     written(file, f'[tracing]\nendpoint = "http://127.0.0.1:4318/v1/traces"\n{ROUTE}')
     assert run_here("check", "-q", str(file)) == (0, "", "")
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
-    monkeypatch.delitem(sys.modules, "gateway.ops.tracing", raising=False)
+    monkeypatch.delitem(sys.modules, "gateway.ops.opentelemetry_tracer", raising=False)
     status, _, err = run_here("check", str(file))
     assert status == 2
     assert err == (

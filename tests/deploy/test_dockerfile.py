@@ -202,7 +202,7 @@ def test_every_file_of_the_package_is_in_the_image(built: Built) -> None:
 
 
 def test_the_image_can_trace(built: Built) -> None:
-    assert finished(run(built, "python", "-c", "import gateway.ops.tracing")) == (0, "", "")
+    assert finished(run(built, "python", "-c", "import gateway.ops.opentelemetry_tracer")) == (0, "", "")
 
 
 def test_without_an_origin_it_says_so_in_one_line(built: Built) -> None:

@@ -13,7 +13,7 @@ from multidict import CIMultiDict
 from gateway.aio.clock import ManualClock
 from gateway.config.routes import RouteConfig
 from gateway.engine.answer import Answer, BodyRun, Parts
-from gateway.engine.coder import Coder
+from gateway.engine.compression import Coder
 from gateway.engine.read import Read
 from gateway.engine.route import Route
 from gateway.protocol.cache_status import Outcome

@@ -25,7 +25,7 @@ from gateway.http.http2.session import Session
 from gateway.http.http2.streams import BodyEnded, DataReceived, ReplyReceived, RequestReceived, StreamReset
 from gateway.http.reply import MOST_FRAMING_BYTES, ReplyBroken, ReplyParser
 from gateway.http.reply_lines import Head
-from gateway.http.request import Mark, RequestHead, RequestParser
+from gateway.http.request_parser import Mark, RequestHead, RequestParser
 from gateway.protocol import (
     cache_status,
     client_address,
@@ -76,7 +76,7 @@ def _fields(name: str, data: bytes) -> CIMultiDict[str]:
 
 @_target
 def request(data: bytes) -> None:
-    """`http/request.py`: no event follows BROKEN, bodies are as long as announced."""
+    """`http/request_parser.py`: no event follows BROKEN, bodies are as long as announced."""
 
     def run(pieces: list[bytes]) -> list[Any]:
         parser, events = RequestParser(), []

@@ -6,7 +6,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway.http.known import HeaderCache
-from gateway.http.request import Event, Mark, RequestHead, RequestParser
+from gateway.http.request_parser import Event, Mark, RequestHead, RequestParser
 
 SECTIONS = st.sampled_from(
     [

@@ -20,7 +20,7 @@ from typing import Final
 
 from gateway.aio.clock import ManualClock
 from gateway.app import RunningGateway, start_gateway
-from gateway.auth.verdicts import Revocation
+from gateway.auth.remembered_verdicts import Revocation
 from gateway.config.gateway import GatewayConfig
 from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
 from tests.scenarios.credentials import bearer, jwt_rule

@@ -11,7 +11,7 @@ import pytest
 import uvloop
 
 from gateway.auth.guard import Guard
-from gateway.auth.verdicts import Allowed, Verdicts
+from gateway.auth.remembered_verdicts import Allowed, Verdicts
 from gateway.server import authorising, request_keys
 from gateway.server.frontend import Frontend
 from gateway.server.guarded_reads import GuardedRead, GuardedReads

@@ -9,7 +9,7 @@ from typing import Any
 from joserfc import jwt
 from joserfc.jwk import ECKey, Key, OctKey, OKPKey, RSAKey
 
-from gateway.auth.signatures import Signed, SigningKey, signed_query
+from gateway.auth.signed_urls import Signed, SigningKey, signed_query
 
 ISSUER = "https://issuer.test"
 AUDIENCE = "streams"

@@ -18,7 +18,7 @@ from gateway.aio.clock import ManualClock
 from gateway.app import start_gateway
 from gateway.config.gateway import GatewayConfig
 from gateway.config.variables import ADMIN_TOKEN_VARIABLE
-from gateway.ops.tracing import OpenTelemetryTracer
+from gateway.ops.opentelemetry_tracer import OpenTelemetryTracer
 from gateway.origin.app import RunningOrigin
 from gateway.telemetry.audit import REFUSALS_PER_WINDOW, WINDOW_S
 from tests.scenarios.conftest import Edge, Start, bounded

@@ -11,8 +11,8 @@ from aiohttp import ClientSession
 
 from gateway.auth.asked import Asked as Request
 from gateway.auth.guard import Guard
-from gateway.auth.signatures import Signed, parameters_of, signed_query
-from gateway.auth.verdicts import Allowed, Revocation
+from gateway.auth.remembered_verdicts import Allowed, Revocation
+from gateway.auth.signed_urls import Signed, parameters_of, signed_query
 from gateway.origin.app import RunningOrigin
 from gateway.origin.counters import Counters
 from gateway.origin.requests import Kind

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from gateway.engine.coder import PATIENCE_S
+from gateway.engine.compression import PATIENCE_S
 from gateway.origin.app import OriginSettings, RunningOrigin
 from gateway.origin.counters import Counters
 from gateway.origin.faults import Faults

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.auth.verdicts import Revocation
+from gateway.auth.remembered_verdicts import Revocation
 from gateway.origin.app import RunningOrigin
 from gateway.origin.counters import Counters
 from gateway.origin.faults import Faults

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 
-from gateway.auth.verdicts import Revocation
+from gateway.auth.remembered_verdicts import Revocation
 from gateway.origin.app import RunningOrigin
 from gateway.origin.faults import Faults
 from tests.scenarios.conftest import Edge, Hostile, Start, bounded

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.auth.guard import Guard
-from gateway.auth.verdicts import Allowed
+from gateway.auth.remembered_verdicts import Allowed
 from tests.scenarios.conftest import Edge, Hostile, Start, bounded
 from tests.scenarios.credentials import WALL, bearer, jwt_rule, signed, signed_rule, token
 from tests.scenarios.hostile import Asked, part_of_stream

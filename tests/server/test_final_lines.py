@@ -11,7 +11,7 @@ from multidict import CIMultiDict
 from gateway.aio.clock import ManualClock
 from gateway.config.gateway import GatewayConfig
 from gateway.engine.route import Route
-from gateway.http.request import Fields, RequestHead
+from gateway.http.request_parser import Fields, RequestHead
 from gateway.ops.access_log.live_reads import JoinedRead, LiveRead
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode

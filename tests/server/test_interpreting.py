@@ -8,7 +8,7 @@ from typing import Any, cast
 from gateway.aio.clock import ManualClock
 from gateway.config.routes import RouteConfig
 from gateway.engine.route import Route
-from gateway.http import request as http
+from gateway.http import request_parser as http
 from gateway.http.known import HeaderCache
 from gateway.protocol.client_address import Proxies
 from gateway.server.context import RequestContext

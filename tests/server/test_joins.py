@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.auth.remembered_verdicts import Allowed
 from gateway.auth.verdict import PUBLIC
-from gateway.auth.verdicts import Allowed
 from gateway.engine.route import HeaderRules
-from gateway.http.request import MOST_FIELDS
+from gateway.http.request_parser import MOST_FIELDS
 from gateway.protocol.mode import Mode
 from gateway.server.joins import Join, Joins
 from gateway.server.request_keys import MOST_ALLOWED, Known, Sections

@@ -16,7 +16,7 @@ from multidict import CIMultiDict
 
 from gateway.aio.clock import ManualClock
 from gateway.config.limits import LimitsConfig
-from gateway.http.request import Fields, RequestHead
+from gateway.http.request_parser import Fields, RequestHead
 from gateway.limits.memory import NOTHING, Holding, SharedBytes
 from gateway.protocol.mode import Mode
 from gateway.server.client_connections import Clients

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -182,7 +183,7 @@ async def _begin(folder: Path) -> Pair:
 
 
 async def _ask(pair: Pair, *, is_fast: bool, requests: list[bytes]) -> list[tuple[bytes, bytes]]:
-    """The status line and the body of each answer; of an SSE answer, the body up to the first control event."""
+    """The status line and the body of each answer; of an SSE answer, the data up to the first control event."""
     gateway, found = pair.fast if is_fast else pair.strict, []
     for request in requests:
         reader, writer = await connect(gateway)
@@ -190,7 +191,8 @@ async def _ask(pair: Pair, *, is_fast: bool, requests: list[bytes]) -> list[tupl
             writer.write(request)
             head = await reader.readuntil(b"\r\n\r\n")
             if b"text/event-stream" in head:
-                body = await reader.readuntil(b"event: control") + await reader.readuntil(b"\n\n")
+                # Whether the control event says "up to date" depends on when the origin has confirmed the tail.
+                body = b"".join(re.findall(rb"data:(.*)\n", await reader.readuntil(b"event: control")))
             else:
                 body = await reader.readexactly(int(head.lower().partition(b"content-length: ")[2].split(b"\r")[0]))
         found.append((head.partition(b"\r")[0], body))

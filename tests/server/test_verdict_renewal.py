@@ -9,10 +9,10 @@ from typing import Any, cast
 
 from gateway.aio.clock import ManualClock
 from gateway.aio.timers import Entry, Wheel
-from gateway.auth.forward import ForwardVerdict
+from gateway.auth.forward_auth import ForwardVerdict
 from gateway.auth.permissions import Action, Exact, Permission
+from gateway.auth.remembered_verdicts import Allowed, Renewal, Verdicts
 from gateway.auth.verdict import Principal
-from gateway.auth.verdicts import Allowed, Renewal, Verdicts
 from gateway.server.verdict_renewal import VerdictRenewal
 
 KEPT_S = 100.0

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.aio.clock import ManualClock
 from gateway.auth.questions import KeySource, Undecided
-from gateway.auth.verdicts import Verdicts
+from gateway.auth.remembered_verdicts import Verdicts
 from gateway.upstream.auth_services import FETCH_S, MOST_WAITING, AuthServices
 from tests.waiting import eventually
 

@@ -20,9 +20,9 @@ from importlib import import_module
 from typing import Final
 
 from gateway.aio.clock import SystemClock
+from gateway.cli.early_process import was_hung_up
 from gateway.cli.errors import FailedToRunError, StoppedAtOnce
 from gateway.cli.messages import print_message, print_ready
-from gateway.cli.process import was_hung_up
 from gateway.cli.sd_notify import ServiceManager
 from gateway.cli.starting import bind_addresses, cannot_listen
 from gateway.cli.supervisor.forking import Workers

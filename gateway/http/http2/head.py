@@ -14,7 +14,7 @@ from typing import Final
 from multidict import CIMultiDict
 
 from gateway.http.http2.blocks import FORBIDDEN, FieldList, is_length, is_name, is_value
-from gateway.http.request import LONGEST_HEAD, LONGEST_LINE, MOST_FIELDS, Fields, Mark, RequestHead
+from gateway.http.request_parser import LONGEST_HEAD, LONGEST_LINE, MOST_FIELDS, Fields, Mark, RequestHead
 
 VERSION: Final = "2.0"
 MOST_LIST_BYTES: Final = LONGEST_HEAD + LONGEST_LINE + 32 * (MOST_FIELDS + 8)

@@ -20,7 +20,7 @@ from gateway.http.http2.frames import ErrorCode, Setting
 from gateway.http.http2.head import MOST_LIST_BYTES, Http2Request
 from gateway.http.http2.reading import Reading
 from gateway.http.http2.streams import RequestReceived, Stream, StreamReset
-from gateway.http.request import LONGEST_HEAD
+from gateway.http.request_parser import LONGEST_HEAD
 
 SETTLED_S: Final = 1.0
 """If a client resets a stream after these seconds, it has waited for the answer.  Such a reset does not count as part

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field, with_config
 
-from gateway.auth.verdicts import Revocation, Subject
+from gateway.auth.remembered_verdicts import Revocation, Subject
 from gateway.ops.admin.endpoint import API_TYPE, ApiRequest, Endpoint, Nothing
 from gateway.ops.admin.subject import Subject as Gateway
 from gateway.telemetry.audit import shortened

@@ -16,7 +16,7 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from gateway.auth.verdicts import Revocation
+from gateway.auth.remembered_verdicts import Revocation
 from gateway.ops.admin.controls import set_level
 from gateway.ops.admin.endpoint import adapter_of
 from gateway.ops.admin.subject import Subject

@@ -16,7 +16,7 @@ from typing import Final
 from aiohttp import web
 from pydantic import with_config
 
-from gateway.auth.verdicts import Subject as Revocable
+from gateway.auth.remembered_verdicts import Subject as Revocable
 from gateway.ops.admin.app import admin_endpoints
 from gateway.ops.admin.controls import Level, level_now
 from gateway.ops.admin.directory import Directory, Name

@@ -1,7 +1,7 @@
 """A simulation of the copies that a gateway keeps besides its tapes: coded bodies and remembered answers.
 
-Both are charged to the cache's budget, and tapes are evicted for them.  The rules are those of `gateway.engine.coder`
-and `gateway.server.remembered`:
+Both are charged to the cache's budget, and tapes are evicted for them.  The rules are those of
+`gateway.engine.compression` and `gateway.server.remembered`:
 
 - Compressed bodies are kept up to a share of the budget, one for each start of a read and each coding.  The tape used
   least recently loses its bodies first.

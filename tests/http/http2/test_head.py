@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gateway.http.http2.blocks import FieldList
 from gateway.http.http2.head import Http2Request
-from gateway.http.request import LONGEST_LINE, MOST_FIELDS, Mark, RequestHead, RequestParser
+from gateway.http.request_parser import LONGEST_LINE, MOST_FIELDS, Mark, RequestHead, RequestParser
 
 GET: FieldList = [(b":method", b"GET"), (b":scheme", b"http"), (b":authority", b"edge"), (b":path", b"/s?offset=-1")]
 POST: FieldList = [(b":method", b"POST"), *GET[1:]]

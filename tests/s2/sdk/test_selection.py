@@ -1,4 +1,4 @@
-"""S2's own selection of integration tests for its open-source server, on the in-memory origin and through a gateway."""
+"""What S2's CI asks of its open-source server in Rust, asked of the in-memory origin and through a gateway."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def compression() -> Compression:
 
 
 @BOTH_WAYS
-async def test_the_selection_passes_whole(url: str, s2: S2) -> None:
+async def test_each_behaviour_of_the_rust_suite(url: str, s2: S2) -> None:
     async with aiohttp.ClientSession(auto_decompress=False, connector=aiohttp.TCPConnector(limit=32)) as http:
         client = Client(http, url)
         assert (await client.send("POST", "/v1/basins", {"basin": BASIN})).status in (200, 201)

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from multidict import CIMultiDict
 
-from gateway.engine import coder as module
+from gateway.engine import compression as module
 from gateway.engine.answer import Answer, BodyRun
-from gateway.engine.coder import CODERS, INLINE_BYTES, PATIENCE_S
+from gateway.engine.compression import CODERS, INLINE_BYTES, PATIENCE_S
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.coding import Coding
 from gateway.tape.stream import End

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.http.framing import State
-from gateway.http.request import LONGEST_HEAD, LONGEST_LINE, MOST_FIELDS, Event, Mark, RequestHead, RequestParser
+from gateway.http.request_parser import LONGEST_HEAD, LONGEST_LINE, MOST_FIELDS, Event, Mark, RequestHead, RequestParser
 
 GET = b"GET /s HTTP/1.1\r\nHost: h\r\n"
 POST = b"POST /s HTTP/1.1\r\nHost: h\r\n"

@@ -11,9 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from multidict import CIMultiDict
 
 from gateway.aio.clock import ManualClock
-from gateway.auth import forward
+from gateway.auth import forward_auth
 from gateway.auth.asked import Asked
-from gateway.auth.forward import (
+from gateway.auth.forward_auth import (
     LEAST_LIVE_S,
     BadVerdict,
     ForwardRule,
@@ -173,14 +173,14 @@ TestVerdicts = Verdicts.TestCase
 
 
 def test_kept_verdicts_are_bounded_in_number_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forward, "MOST_VERDICTS", 10)
+    monkeypatch.setattr(forward_auth, "MOST_VERDICTS", 10)
     kept, found = ForwardVerdicts(), verdict(Cache_Control="max-age=30")
     many = [inquiry(READ._replace(path=f"/{number}")) for number in range(30)]
     for one in many:
         kept.keep_verdict(one, found, 100.0)
     assert repr(kept) == "<ForwardVerdicts 10 kept>"
     assert [kept.find_verdict(one, 100.0) is not None for one in many] == [False] * 20 + [True] * 10
-    monkeypatch.setattr(forward, "MOST_VERDICT_BYTES", 20_000)
+    monkeypatch.setattr(forward_auth, "MOST_VERDICT_BYTES", 20_000)
     for number in range(5):
         large = inquiry(READ._replace(authorization=("x" * 8_000, str(number))))
         kept.keep_verdict(large, found, 100.0)

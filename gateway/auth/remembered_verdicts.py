@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, Literal, NamedTuple, Protocol
 
-from gateway.auth.forward import ForwardVerdicts, Inquiry
+from gateway.auth.forward_auth import ForwardVerdicts, Inquiry
 from gateway.auth.grounds import Grounds
 from gateway.auth.key_sets import KeySets
 from gateway.auth.questions import KeySource

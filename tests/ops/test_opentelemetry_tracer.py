@@ -23,7 +23,7 @@ from gateway.aio.clock import ManualClock
 from gateway.app import RunningGateway, start_gateway
 from gateway.config.gateway import GatewayConfig
 from gateway.config.telemetry import TracingConfig
-from gateway.ops.tracing import OpenTelemetryTracer
+from gateway.ops.opentelemetry_tracer import OpenTelemetryTracer
 from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
 from gateway.origin.faults import Faults
 from gateway.protocol.cache_status import Outcome
