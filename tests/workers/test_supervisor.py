@@ -252,8 +252,9 @@ async def test_each_worker_accepts_until_all_have_drained(start: Start) -> None:
     await wire.head()
     os.kill(gateway.pid, signal.SIGTERM)
     await eventually(lambda: is_draining(gateway), within_s=BOUND_S)
-    # The reader ends in the first part of the drain.  Until then, new connections are answered at both workers.
+    # The reader ends in the first part of the drain.  Until then, both workers listen and answer new connections.
     assert [await read(gateway.url) for _ in range(8)] == [b"hello"] * 8
+    assert len(listening(gateway.url)) == len(gateway.worker_pids()) == 2
     await wire.body()
     await wire.closed()
     assert await gateway.ended() == 0
