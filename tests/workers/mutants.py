@@ -29,7 +29,11 @@ _LONG_S: Final = 3.0
 
 @mutant("a write is recorded for the other workers before a byte of its answer leaves")
 def writes_are_not_recorded() -> Patches:
-    return [(WriteLog, "_record", nothing)]
+    def _record(self: WriteLog, place: int, index: int, *_: object) -> bytes:
+        at = self.row(index).start + 8 * place
+        return bytes(self.raw[at : at + 8])
+
+    return [(WriteLog, "_record", _record)]
 
 
 @mutant("a request that another worker has handed over goes to the origin")
@@ -80,7 +84,7 @@ async def _check_time(site: Site) -> None:
 
 
 CHECKS: Final[Mapping[str, Callable[[Site], Awaitable[None]]]] = {
-    "writes-are-not-recorded": partial(checks.check_appends, is_followed=True),
+    "writes-are-not-recorded": partial(checks.check_deletions, is_followed=False),
     "handed-requests-are-handed-on": _check_time,
     "every-worker-owns-every-stream": checks.check_live_requests,
     "purges-stay-with-one-worker": checks.check_purges,
