@@ -227,7 +227,12 @@ class _Asking:
         self._hop.is_over(self)
         self._hop.answered(self.shared)
         if self._owner is not None:
-            said = HopSaid.of(reply.headers)
+            try:
+                reply.said = said = HopSaid.of(reply.headers)
+            except ValueError:
+                reply.close()
+                self._requester.failed(UpstreamBroken("Another worker's answer is malformed"))
+                return
             told = getattr(self._requester, "told", None)
             if said is not None and told is not None:
                 told(said)

@@ -142,6 +142,9 @@ class RequestParser:
         "_framing",
         "_head_bytes",
         "_keeps_alive",
+        "_most_fields",
+        "_most_head",
+        "_most_line",
         "_parser",
         "_parts",
         "_pending_bytes",
@@ -151,7 +154,11 @@ class RequestParser:
         "state",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, times: int = 1) -> None:
+        """`times` multiplies the bounds of heads."""
+        self._most_head, self._most_line, self._most_fields = (
+            times * bound for bound in (LONGEST_HEAD, LONGEST_LINE, MOST_FIELDS)
+        )
         self.state = State.IDLE
         self._reset_parser()
         self._events: list[Event] = []
@@ -206,7 +213,7 @@ class RequestParser:
             self._end_parts()
         if events or self.state is not began:
             self._pending_bytes = 0
-        elif self._pending_bytes > LONGEST_HEAD and began is not State.CLOSED:
+        elif self._pending_bytes > self._most_head and began is not State.CLOSED:
             # Refuse the message, because llhttp buffers incomplete fields, chunk extensions and trailers without a
             # bound.
             if self.state is State.HEAD:
@@ -245,7 +252,7 @@ class RequestParser:
         if self.state is _HEAD_DONE:
             return
         self._target += part
-        if len(self._target) > LONGEST_LINE:
+        if len(self._target) > self._most_line:
             self._refusal = Mark.TARGET_TOO_LONG
             raise _Rejected
 
@@ -253,9 +260,9 @@ class RequestParser:
         fields, size = self._fields, len(name) + len(value)
         self._head_bytes += size
         if (
-            size > LONGEST_LINE
-            or len(fields) + self._trailers >= MOST_FIELDS
-            or self._head_bytes + len(self._target) > LONGEST_HEAD
+            size > self._most_line
+            or len(fields) + self._trailers >= self._most_fields
+            or self._head_bytes + len(self._target) > self._most_head
         ):
             if self.state is _BEGUN:
                 self._refusal = Mark.HEAD_TOO_LARGE

@@ -35,7 +35,6 @@ from gateway.live.topic import Topic
 from gateway.live.walk_pace import WalkPace
 from gateway.protocol.cursor import next_cursor
 from gateway.protocol.etag import stream_identity
-from gateway.protocol.hop import HOP_RECORD, HopSaid
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import (
     EVENT_CONTROL,
@@ -260,7 +259,7 @@ class Follower:
             body = b"".join(chunks)
             if self._stream.tape.is_json:
                 body = unwrapped(body)
-        if HOP_RECORD not in reply.headers and not self._stream.learn_identity(stream_identity(reply.headers, at, end)):
+        if not self._is_by_hop and not self._stream.learn_identity(stream_identity(reply.headers, at, end)):
             raise TailMovedBack
         is_closed = is_true(reply.headers.get(STREAM_CLOSED))
         up_to_date = is_closed or reply.status == 204 or is_true(reply.headers.get(STREAM_UP_TO_DATE))
@@ -385,7 +384,7 @@ class Follower:
         )
         reply = await self._upstream.send(call, self._sent)
         self._is_by_hop = False
-        if (said := HopSaid.of(reply.headers)) is not None:
+        if (said := reply.said) is not None:
             if said.alone is not None:
                 reply.close()
                 if not said.alone.is_lasting:

@@ -33,13 +33,12 @@ class HopAsk(NamedTuple):
 
     def rendered(self) -> str:
         """Return the value of `HOP`."""
-        words = (self.route, self.readers, self.query, self.client)
-        return " ".join(quote(word, safe="") or _ABSENT for word in words)
+        return " ".join(map(_word, self))
 
     @classmethod
     def parse(cls, text: str) -> HopAsk:
         """Read the value of `HOP`.  Raises ValueError."""
-        route, readers, query, client = ("" if word == _ABSENT else unquote(word) for word in text.split())
+        route, readers, query, client = (_text(word) or "" for word in text.split(" "))
         return cls(route, readers, query, client)
 
 
@@ -80,35 +79,46 @@ class HopSaid(NamedTuple):
         words = [
             self.owner,
             f"{self.as_of:.6f}",
-            self.life or _ABSENT,
-            self.name or _ABSENT,
-            quote(self.identity, safe="") if self.identity else _ABSENT,
+            _word(self.life),
+            _word(self.name),
+            _word(self.identity),
             "stale" if self.is_stale else _ABSENT,
             _ABSENT if life is None else f"{_number(life.ttl_s)},{_number(life.expires_at)}",
-            _ABSENT if alone is None else f"{alone.is_lasting:d}{alone.is_personal:d}{quote(alone.reason, safe='')}",
-            self.failure or _ABSENT,
+            _ABSENT if alone is None else f"{alone.is_lasting:d}{alone.is_personal:d}{_word(alone.reason)}",
+            _word(self.failure),
         ]
         return " ".join(words)
 
     @classmethod
     def of(cls, headers: Mapping[str, str]) -> HopSaid | None:
-        """Read the field from an owner's answer; None if the answer is not from an owner."""
+        """Read the field from another worker's answer; None if the answer has none.  Raises ValueError.
+
+        Only an answer that came from a worker's socket may be read: an origin may send a field of this name, too.
+        """
         text = headers.get(HOP_RECORD)
         if text is None:
             return None
-        owner, as_of, *words = text.split(" ")
-        life, name, identity, stale, lifetime, alone, failure = (None if word == _ABSENT else word for word in words)
+        owner, as_of, life, name, identity, stale, lifetime, alone, failure = text.split(" ")
         return cls(
             owner,
             float(as_of),
-            life or "",
-            name or "",
-            unquote(identity) if identity is not None else None,
-            stale is not None,
-            _lifetime(lifetime) if lifetime is not None else None,
-            Alone(unquote(alone[2:]), alone[0] == "1", alone[1] == "1") if alone is not None else None,
-            failure or "",
+            _text(life) or "",
+            _text(name) or "",
+            _text(identity),
+            stale != _ABSENT,
+            _lifetime(lifetime) if lifetime != _ABSENT else None,
+            Alone(_text(alone[2:]) or "", alone[:1] == "1", alone[1:2] == "1") if alone != _ABSENT else None,
+            _text(failure) or "",
         )
+
+
+def _word(text: str | None) -> str:
+    """Return a word without spaces for a text; `_text` reads it.  No text, and an empty one, have the word `-`."""
+    return quote(text, safe="", errors="surrogateescape").replace(_ABSENT, "%2D") if text else _ABSENT
+
+
+def _text(word: str) -> str | None:
+    return None if word == _ABSENT else unquote(word, errors="surrogateescape")
 
 
 def _number(value: float | None) -> str:

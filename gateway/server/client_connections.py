@@ -248,6 +248,7 @@ class Clients:
         """Spreads the failures of bodies that have not arrived in time."""
         self.header_cache = HeaderCache()
         self._parsers: list[RequestParser] = []
+        self.new_parser: Callable[[], RequestParser] = RequestParser
         """Parsers for reuse, each between two messages."""
         self._unflushed: list[Flushing] = []
         """Connections with output to write at the end of the loop's turn."""
@@ -397,7 +398,7 @@ class Clients:
         """Take a parser that has read nothing.  The caller gives the parser back with `spare` when the parser is
         between two messages.
         """
-        return self._parsers.pop() if self._parsers else RequestParser()
+        return self._parsers.pop() if self._parsers else self.new_parser()
 
     def spare(self, parser: RequestParser) -> None:
         """Take a parser back for reuse.  Most connections wait for a request and need no parser."""

@@ -29,6 +29,7 @@ from gateway.engine.route import Route
 from gateway.engine.sse import Subscription
 from gateway.errors import BadRequest, GatewayError, NoRoute
 from gateway.http.outgoing import RenderedHeaders
+from gateway.http.request_parser import RequestParser
 from gateway.limits.accounts import Accounts, client_nets
 from gateway.limits.rate_limits import RateLimits
 from gateway.live.frames import LiveReader
@@ -70,6 +71,9 @@ _OWN: Final = ("Age", "Cache-Control", "Cache-Status", "Via")
 """Headers by which this worker speaks for itself."""
 _MANY: Final = 1 << 20
 _BACKLOG: Final = 1_024
+HEAD_TIMES: Final = 4
+"""The bounds of heads are so many times those of clients' heads: `HOP` has the query again, and quoting makes each of
+its bytes three."""
 
 # Enum members are slow to reach in Python 3.11.
 _CATCHUP, _HEAD = Mode.CATCHUP, Mode.HEAD
@@ -367,6 +371,7 @@ class HopServer:
         admission = Admission(unlimited, accounts, rates, metrics, engine.surroundings.rng, clock.now)
         handler = HopHandler(node, engine, routes, admission, authoriser, owner)
         self.clients = Clients(handler.handle, unlimited, None, clock, metrics, accounts=accounts)
+        self.clients.new_parser = partial(RequestParser, HEAD_TIMES)
         self._server: asyncio.Server | None = None
 
     def __repr__(self) -> str:

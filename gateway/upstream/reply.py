@@ -27,6 +27,7 @@ from multidict import CIMultiDictProxy
 from gateway.errors import GatewayError, UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
 from gateway.http.reply import ReplyBroken
 from gateway.http.reply_lines import Head
+from gateway.protocol.hop import HopSaid
 from gateway.telemetry.tracing import ExchangeSpan
 from gateway.upstream.call import Bounds
 from gateway.upstream.failures import ConnectionLost, UploadFailed
@@ -143,6 +144,7 @@ class Reply:
         "is_stalled",
         "lane",
         "on_reclaim",
+        "said",
         "span",
         "status",
     )
@@ -167,6 +169,8 @@ class Reply:
         """Called if requests wait for the slot while the reply is stalled.  The reader must then read on or close."""
         self.head = head
         self.status = head.status
+        self.said: HopSaid | None = None
+        """What the worker says that has answered in place of the origin; None if the origin itself has answered."""
 
     @property
     def headers(self) -> CIMultiDictProxy[str]:

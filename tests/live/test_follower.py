@@ -12,6 +12,7 @@ from gateway.aio.signal import Signal
 from gateway.engine.answer import Answer
 from gateway.engine.sse import Subscription
 from gateway.errors import CircuitOpen, UpstreamUnreachable
+from gateway.protocol.hop import HOP_RECORD, Alone, HopSaid
 from gateway.protocol.names import SSE_DATA_ENCODING
 from gateway.protocol.sse import Control, encode_control, encode_data
 from tests.engine.bench import EngineBench, part_of_stream
@@ -79,9 +80,9 @@ async def followed() -> AsyncIterator[Followed]:
     await made.close()
 
 
-def begin(asked: Asked, at: str) -> None:
+def begin(asked: Asked, at: str, **fields: str) -> None:
     """Open an SSE answer that confirms the offset `at` as the tail."""
-    asked.begin(200, {"Content-Type": "text/event-stream", SSE_DATA_ENCODING: "base64"})
+    asked.begin(200, {"Content-Type": "text/event-stream", SSE_DATA_ENCODING: "base64", **fields})
     asked.inflow.say(encode_control(Control(at, "1", True, False)))
 
 
@@ -97,6 +98,14 @@ async def test_one_live_request_serves_all_readers_and_moves_the_topic(followed:
     assert followed.bench.stream.tape.tail == "0004"
     assert repr(followed.bench.engine.live) == "1 topics, 1 followed, 5 readers"
     assert len(followed.live) == 1
+
+
+@pytest.mark.parametrize("record", ["junk", HopSaid("1.1.1", 1.0, alone=Alone("x", True, False)).rendered()])
+async def test_an_origin_does_not_speak_as_another_worker(followed: Followed, record: str) -> None:
+    followed.join()
+    begin(await followed.asked(1), "0002", **{HOP_RECORD: record})
+    await eventually(lambda: followed.position == "0002")
+    assert followed.bench.stream.elsewhere is None
 
 
 async def test_pauses_between_failed_connections_grow_up_to_a_bound(followed: Followed) -> None:

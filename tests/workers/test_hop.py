@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from multidict import CIMultiDict
 
@@ -15,11 +15,13 @@ from gateway.engine.hop import WATCH_S, HopUpstream
 from gateway.engine.others_writes import OthersWrites
 from gateway.errors import GatewayError, UpstreamBroken, UpstreamTimeout
 from gateway.http.outgoing import RenderedHeaders
+from gateway.http.request_parser import LONGEST_LINE, Mark, RequestHead, RequestParser
 from gateway.live.topics import LiveTopics
 from gateway.protocol.forwarded_headers import request_headers_for_origin, response_headers_for_client, storable_headers
 from gateway.protocol.freshness_headers import Lifetime
 from gateway.protocol.hop import HOP, HOP_RECORD, Alone, HopAsk, HopSaid
 from gateway.protocol.sharing import Group, Partition, StreamKey
+from gateway.server.hop import HEAD_TIMES
 from gateway.tape.stream import Stream
 from gateway.tape.tape import Tape
 from gateway.upstream.asking import Requester, Upstream
@@ -32,7 +34,9 @@ WORDS = st.text(max_size=12)
 KEY = StreamKey(Group("http://origin", "/s"), "", Partition("default"))
 
 
-@given(WORDS.filter(bool), WORDS, WORDS, WORDS)
+@given(WORDS, WORDS, WORDS, WORDS)
+@example("-", "-", "-", "-")
+@example("a-b", "%2D", "x=\udcff", " ")
 def test_what_is_asked_survives(route: str, readers: str, query: str, client: str) -> None:
     asked = HopAsk(route, readers, query, client)
     assert HopAsk.parse(asked.rendered()) == asked
@@ -44,7 +48,7 @@ SAID = st.builds(
     st.floats(0, 1e9).map(lambda at: round(at, 6)),
     st.sampled_from(["", "7"]),
     st.sampled_from(["", "a1b2"]),
-    st.none() | WORDS.filter(lambda word: bool(word) and word != "-"),
+    st.none() | WORDS.filter(bool),
     st.booleans(),
     st.none() | st.builds(Lifetime, st.none() | st.integers(0, 9), st.none() | st.floats(0, 1e9)),
     st.none() | st.builds(Alone, WORDS, st.booleans(), st.booleans()),
@@ -53,8 +57,21 @@ SAID = st.builds(
 
 
 @given(SAID)
+@example(HopSaid("1.2.3", 1.0, "-", "-", "-", alone=Alone("-", True, False), failure="-"))
+@example(HopSaid("1.2.3", 1.0, identity="\udcff"))
 def test_what_is_said_survives(said: HopSaid) -> None:
     assert HopSaid.of({HOP_RECORD: said.rendered()}) == said
+
+
+def test_an_owner_takes_the_longest_query_that_clients_may_send() -> None:
+    target = "/s?" + "/" * (LONGEST_LINE - 3)
+    asked = HopAsk("default", "", target[3:], "").rendered()
+    head = f"GET {target} HTTP/1.1\r\nHost: w\r\n{HOP}: {asked}\r\n\r\n".encode()
+    parser = RequestParser(HEAD_TIMES)
+    try:
+        assert [type(event) for event in parser.feed(head)] == [RequestHead, Mark]
+    finally:
+        parser.close()
 
 
 def test_clients_and_origins_never_see_the_fields() -> None:
@@ -148,6 +165,22 @@ class Reader:
         self.failures.append(error)
 
 
+class Reply:
+    """The head of an answer."""
+
+    def __init__(self, headers: dict[str, str]) -> None:
+        self.headers = headers
+        self.said: HopSaid | None = None
+        self.is_closed = False
+
+    @classmethod
+    def of(cls, record: str) -> Reply:
+        return cls({HOP_RECORD: record})
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
 class Looks:
     """Stands in for the writes of other workers."""
 
@@ -203,10 +236,9 @@ def test_the_owner_is_asked_and_counts_as_no_request_to_the_origin() -> None:
     asked.requester.sent()
     assert (hops.reader.sent_times, len(hops.looks.groups)) == (0, 1)
 
-    class Reply:
-        headers = {HOP_RECORD: SAME.rendered()}  # noqa: RUF012
-
-    asked.requester.head_arrived(cast(Any, Reply()))
+    reply = Reply.of(SAME.rendered())
+    asked.requester.head_arrived(cast(Any, reply))
+    assert reply.said == SAME
     # Before a reply is recorded, other workers' writes are applied.
     assert (hops.reader.said, len(hops.reader.replies), len(hops.looks.groups)) == ([SAME], 1, 2)
 
@@ -215,13 +247,29 @@ def test_a_failure_of_the_owner_is_a_failure_and_no_answer_of_the_origin() -> No
     hops = Hops()
     hops.ask()
 
-    class Reply:
-        headers = {HOP_RECORD: SAME._replace(failure="UpstreamTimeout").rendered()}  # noqa: RUF012
-
-        def close(self) -> None: ...
-
-    hops.others.asked[0].requester.head_arrived(cast(Any, Reply()))
+    reply = Reply.of(SAME._replace(failure="UpstreamTimeout").rendered())
+    hops.others.asked[0].requester.head_arrived(cast(Any, reply))
     assert (hops.reader.replies, [type(error) for error in hops.reader.failures]) == ([], [UpstreamTimeout])
+
+
+@pytest.mark.parametrize(
+    "field", ["", "x", "0.1.9 never - - - - - - -", "0.1.9 1 - - - - x,y - -", SAME.rendered() + " more"]
+)
+def test_a_malformed_field_makes_a_broken_answer(field: str) -> None:
+    hops = Hops()
+    hops.ask()
+    reply = Reply.of(field)
+    hops.others.asked[0].requester.head_arrived(cast(Any, reply))
+    assert (hops.reader.said, hops.reader.replies, reply.is_closed) == ([], [], True)
+    assert [type(error) for error in hops.reader.failures] == [UpstreamBroken]
+
+
+def test_an_origins_field_says_nothing() -> None:
+    hops = Hops()
+    hops.ask(is_handed=True)
+    reply = Reply.of(SAME.rendered())
+    hops.origin.asked[0].requester.head_arrived(cast(Any, reply))
+    assert (hops.reader.said, hops.reader.replies, reply.said) == ([], [reply], None)
 
 
 def test_a_request_that_came_from_a_worker_is_not_handed_on_while_views_may_differ() -> None:
