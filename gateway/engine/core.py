@@ -162,6 +162,7 @@ class Engine:
         self.writes.others = self.others
         if self.others is not None:
             self.others.applying = self.writes
+            self.s2_writes.tell = self.others.appended
         self.fetches = FetchTable(
             shared,
             self.store,

@@ -11,7 +11,7 @@ path, and the bytes in memory are dropped.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import lru_cache
 from typing import Final, Protocol
 
@@ -29,9 +29,9 @@ from gateway.upstream.reply import Reply
 from gateway.workers.owners import Owners, cell_index
 from gateway.workers.write_log import Record, WriteLog
 
-_BEGUN, _ANSWERED, _UNANSWERED, _WITHOUT_EFFECT, _CONTROL = b"B", b"A", b"U", b"N", b"C"
+_BEGUN, _ANSWERED, _UNANSWERED, _WITHOUT_EFFECT, _CONTROL, _APPENDED = b"B", b"A", b"U", b"N", b"C", b"S"
 """The kinds of records: a write was sent, was answered, got no answer, or has certainly changed nothing; a request of
-S2's control plane may have changed any stream of its origin."""
+S2's control plane may have changed any stream of its origin; an append to an S2 stream was given a number."""
 _MOST_KNOWN: Final = 1 << 16
 _WORDS: Final = ((STREAM_NEXT_OFFSET, "Stream-Next-Offset"), (STREAM_CLOSED, "Stream-Closed"))
 
@@ -60,6 +60,8 @@ class Applying(Protocol):
     def apply_anything(self, group: Group) -> None: ...
 
     def apply_control(self, origin: str) -> None: ...
+
+    def apply_appended(self, group: Group, queries: Collection[str] | None, start: int) -> None: ...
 
 
 class ToldReply:
@@ -150,6 +152,15 @@ class OthersWrites:
         """Record that a write has got no answer.  `may_be_done`: the origin may have executed it."""
         self._end(write, _text(_UNANSWERED if may_be_done else _WITHOUT_EFFECT, self._own[write]))
 
+    def appended(self, group: Group, queries: Collection[str] | None, start: int) -> None:
+        """Record the number that the origin has given to the first record of an append to an S2 stream.
+
+        `queries` stand for its basin in stream keys; None stands for any basin.
+        """
+        self._count += 1
+        name = b"%d.%d" % (self._generation, self._count)
+        self._log.note(self.index_of(group), _text(_APPENDED, name, *group, str(start), *(queries or ())))
+
     def _end(self, write: SentRequest, text: bytes) -> None:
         request = write.request
         name = self._own.pop(write)
@@ -191,6 +202,10 @@ class OthersWrites:
         key = (record.place, name)
         if kind == _CONTROL:
             self.applying.apply_control(words[0].decode())
+            return True
+        if kind == _APPENDED:
+            origin, path, start, *queries = (word.decode("utf-8", "surrogateescape") for word in words)
+            self.applying.apply_appended(Group(origin, path), queries or None, int(start))
             return True
         if kind == _BEGUN:
             write = self._written(record, words)

@@ -15,7 +15,7 @@ then dropped.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final
 
 from multidict import CIMultiDict, istr
@@ -178,6 +178,18 @@ class Writes:
         for stream in tuple(self._store):
             if isinstance(stream, RecordStream) and stream.key.group.origin == origin:
                 self._store.doubt_records(stream)
+
+    def apply_appended(self, group: Group, queries: Collection[str] | None, start: int) -> None:
+        """Doubt the streams of an S2 path that hold records from `start` on, which another worker's append was given.
+
+        These may be the appended records: when that worker sent the append, this one may have held fewer.
+        """
+        awake = tuple(self._store.awake(group))
+        for stream in awake:
+            is_beyond = isinstance(stream, RecordStream) and start < stream.records.end_seq_num
+            if is_beyond and (queries is None or stream.key.query in queries):
+                self._store.doubt_records(stream)
+        self._store.doubt_replaced(group, queries, start, frozenset(awake))
 
     def missing(self, sent: SentRequest, reply: ReplyHead) -> None:
         """Record that the origin has answered 404 or 410 to this client; other clients may still see the stream."""

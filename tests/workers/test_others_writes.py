@@ -23,9 +23,12 @@ from gateway.live.topics import LiveTopics
 from gateway.protocol.freshness_headers import Lifetime
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import START
+from gateway.protocol.sharing import Group, Partition, StreamKey
 from gateway.protocol.target import parse_target
+from gateway.s2.records import Record
 from gateway.tape.eviction import POLICIES
 from gateway.tape.origin_statements import Sighting
+from gateway.tape.record_stream import RecordStream
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
 from gateway.telemetry.metrics import NoMetrics
@@ -196,6 +199,23 @@ def test_a_404_is_not_repeated_after_another_worker_has_begun_a_write() -> None:
     two.look("/s")
     two.absent.remember(key, None, OriginError.of_ended(404), headers, two.route, two.clock.now())
     assert two.absent.find(key, None, headers) is not None
+
+
+@pytest.mark.parametrize(
+    ("start", "queries", "is_doubted"),
+    [(0, None, True), (0, {"", "s2-basin=b"}, True), (0, {"", "s2-basin=c"}, False), (1, None, False)],
+)
+def test_the_records_that_another_workers_append_shows_to_be_of_an_earlier_stream_are_doubted(
+    start: int, queries: set[str] | None, is_doubted: bool
+) -> None:
+    _, _, (one, two) = crew()
+    key = StreamKey(Group("http://origin.test", "/v1/streams/s"), "s2-basin=b", Partition("default"))
+    two.others.look_at_s2(key.group)
+    stream = two.store.open_as(RecordStream, key, two.clock.now())
+    two.store.store_records(stream, 0, (Record(0, 1, (), b"old"),), two.clock.now())
+    one.others.appended(key.group, queries, start)
+    two.others.look_at_s2(key.group)
+    assert stream.is_doubted is is_doubted
 
 
 @pytest.mark.parametrize("is_dead", [False, True])

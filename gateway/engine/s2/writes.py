@@ -53,6 +53,10 @@ _MOST_BYTES: Final = 4_096
 """The most bytes read of an acknowledgement.  Acknowledgements hold three positions and are always shorter."""
 
 
+TellAppended = Callable[[Group, Collection[str] | None, int], object]
+"""Tells other workers which number the first record of an append to a path was given."""
+
+
 class S2HeldBefore(NamedTuple):
     """A stream that had records in memory when an append was sent."""
 
@@ -78,16 +82,24 @@ class S2Acknowledgements:
         "_length",
         "_queries",
         "_store",
+        "_tell",
     )
 
     def __init__(
-        self, store: TapeStore, before: Sequence[S2HeldBefore], group: Group, queries: Collection[str] | None
+        self,
+        store: TapeStore,
+        before: Sequence[S2HeldBefore],
+        group: Group,
+        queries: Collection[str] | None,
+        tell: TellAppended | None = None,
     ) -> None:
         """`before` are the streams of `group` that were awake when the append was sent.
 
         `queries` are the queries that stand for their basins in stream keys; None stands for any basin.
+        `tell` tells other workers.
         """
         self._store = store
+        self._tell = tell
         self._before = before
         self._group = group
         self._queries = queries
@@ -152,6 +164,8 @@ class S2Acknowledgements:
         if ack.end.seq_num <= ack.start.seq_num:
             # Not an acknowledgement: an empty body, for instance, decodes to zeros.
             return
+        if self._tell is not None:
+            self._tell(self._group, self._queries, ack.start.seq_num)
         for stream, end, is_own in before:
             if ack.start.seq_num < end:
                 if is_own:
@@ -206,6 +220,8 @@ class S2Writes:
 
     def __init__(self, store: TapeStore) -> None:
         self._store = store
+        self.tell: TellAppended | None = None
+        """Set if there are other workers."""
 
     def __repr__(self) -> str:
         return f"<S2Writes to {self._store!r}>"
@@ -213,7 +229,7 @@ class S2Writes:
     def appends(self, request: RelayedRequest) -> S2Acknowledgements | None:
         """Return the observer for the answer to this request, which is about to be sent.
 
-        Returns None unless the request appends to a stream with records in memory.
+        Returns None unless the request appends to a stream with records in memory, of this worker or of another one.
         """
         if request.mode is not Mode.APPEND:
             return None
@@ -224,14 +240,14 @@ class S2Writes:
         # The lookup wakes the writer's own streams.
         own = self._own(request, group, queries)
         streams = dict.fromkeys([*own, *self._store.awake(group)])
-        if not streams and not self._store.group(group):
+        if not streams and not self._store.group(group) and self.tell is None:
             return None
         before = [
             S2HeldBefore(stream, stream.records.end_seq_num, stream.key.partition == request.partition)
             for stream in streams
             if isinstance(stream, RecordStream) and (queries is None or stream.key.query in queries)
         ]
-        return S2Acknowledgements(self._store, before, group, queries)
+        return S2Acknowledgements(self._store, before, group, queries, self.tell)
 
     def written(self, request: RelayedRequest, status: int | None, body: Body = None) -> None:
         """Record the effects of a request, given the status of the origin's answer.

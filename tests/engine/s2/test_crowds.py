@@ -13,7 +13,7 @@ import pytest
 from multidict import CIMultiDict
 
 from gateway.engine.relayed_request import RelayedRequest
-from gateway.engine.s2.writes import S2Writes
+from gateway.engine.s2.writes import S2Writes, TellAppended
 from gateway.protocol.mode import Mode
 from gateway.protocol.sharing import Group, Partition, StreamKey
 from gateway.s2.records import Record
@@ -69,14 +69,26 @@ def is_doubted(store: TapeStore, token: str, basin: str = "b") -> bool | None:
     return stream.is_doubted if isinstance(stream, RecordStream) else None
 
 
-def acknowledge(store: TapeStore, token: str, start: int) -> None:
+def acknowledge(store: TapeStore, token: str, start: int, tell: TellAppended | None = None) -> None:
     """An append by this token gets this number."""
-    acks = S2Writes(store).appends(request(Mode.APPEND, token))
+    writes = S2Writes(store)
+    writes.tell = tell
+    acks = writes.appends(request(Mode.APPEND, token))
     assert acks is not None
     positions = {name: {"seq_num": start + (name != "start"), "timestamp": 1} for name in ("start", "end", "tail")}
     acks.read_head(200, {"Content-Type": "application/json"})
     acks.see(orjson.dumps(positions))
     acks.finish()
+
+
+@pytest.mark.parametrize("is_held", [False, True])
+def test_other_workers_are_told_which_number_an_append_was_given(is_held: bool) -> None:
+    store = TapeStore(1 << 20, POLICIES["s3-fifo"](), map(str, count()).__next__, NoMetrics())
+    if is_held:
+        store.open_as(RecordStream, key(OWN), 0.0)
+    told: list[object] = []
+    acknowledge(store, OWN, 7, lambda *what: told.append(what))
+    assert told == [(Group(ORIGIN, PATH), {"", "s2-basin=b"}, 7)]
 
 
 @pytest.fixture
