@@ -105,8 +105,12 @@ class HopDress:
     def dress_answer(self, read: Read, answer: Answer) -> None:
         """Turn the headers of an answer for a client into those of an answer for another worker."""
         headers = answer.headers
+        stated = headers.get("Cache-Control") if answer.status >= 400 else None
         for name in _OWN:
             headers.popall(name, None)
+        if stated is not None and stated != "no-store":
+            # The origin's own.  An error without any gets `no-store` from each worker.
+            headers["Cache-Control"] = stated
         stream = answer.run.stream if answer.run is not None else self._engine.store.find(read.key)
         if stream is not None and answer.status == 200:
             self._describe(stream, headers)

@@ -13,22 +13,26 @@ from multidict import CIMultiDict
 from gateway.aio.clock import ManualClock
 from gateway.engine.hop import WATCH_S, HopUpstream
 from gateway.engine.others_writes import OthersWrites
+from gateway.engine.response_heads import origin_error_answer
 from gateway.errors import GatewayError, UpstreamBroken, UpstreamTimeout
 from gateway.http.outgoing import RenderedHeaders
 from gateway.http.request_parser import LONGEST_LINE, Mark, RequestHead, RequestParser
 from gateway.live.topics import LiveTopics
+from gateway.protocol.cache_status import Outcome
 from gateway.protocol.forwarded_headers import request_headers_for_origin, response_headers_for_client, storable_headers
 from gateway.protocol.freshness_headers import Lifetime
 from gateway.protocol.hop import HOP, HOP_RECORD, Alone, HopAsk, HopSaid
 from gateway.protocol.sharing import Group, Partition, StreamKey
-from gateway.server.hop import HEAD_TIMES
+from gateway.server.hop import HEAD_TIMES, HopDress
 from gateway.tape.stream import Stream
 from gateway.tape.tape import Tape
 from gateway.upstream.asking import Requester, Upstream
 from gateway.upstream.call import Bounds, OriginCall, Shared
+from gateway.upstream.flight import OriginError
 from gateway.upstream.hop_client import HopClient
 from gateway.workers.owners import Owners
 from gateway.workers.shared_memory import SharedMemory, SlotState
+from tests.engine.bench import EngineBench, part_of_stream
 
 WORDS = st.text(max_size=12)
 KEY = StreamKey(Group("http://origin", "/s"), "", Partition("default"))
@@ -82,6 +86,19 @@ def test_clients_and_origins_never_see_the_fields() -> None:
     for passed in (to_origin, response_headers_for_client(fields, node="edge", http_version="1.1")):
         assert (HOP in passed, HOP_RECORD in passed, passed["X-Other"]) == (False, False, "z")
     assert list(storable_headers(fields)) == ["X-Other"]
+
+
+@pytest.mark.parametrize(("stated", "passed"), [("max-age=5", "max-age=5"), (None, None)])
+async def test_an_error_keeps_the_origins_cache_control(stated: str | None, passed: str | None) -> None:
+    bench = EngineBench(part_of_stream(b"ab", "2"))
+    try:
+        read = bench.read("/s?offset=-1")
+        fields = CIMultiDict({"Cache-Control": stated} if stated is not None else {})
+        answer = origin_error_answer(read.route, OriginError(404, fields, b""), Outcome.MISS)
+        HopDress(bench.engine, "1.1.1").dress_answer(read, answer)
+        assert answer.headers.get("Cache-Control") == passed
+    finally:
+        await bench.close()
 
 
 SAME = HopSaid("0.1.9", 1.0, "life", "name")
