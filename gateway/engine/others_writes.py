@@ -103,6 +103,7 @@ class OthersWrites:
         self.applying: Applying
         self.index_of: Final = lru_cache(_MOST_KNOWN)(lambda group: cell_index(owners.hash_of(*group)))
         """Returns the number of a path's row."""
+        store.number_paths(self.index_of)
 
     def __repr__(self) -> str:
         return f"<OthersWrites {len(self._own)} own, {len(self._others)} of others, {len(self._seen)} rows seen>"
@@ -241,8 +242,9 @@ class OthersWrites:
 
     def _lose(self, index: int, places: set[int]) -> None:
         """Assume that anything has happened to the paths of this row, because records of these places were lost."""
-        groups = {stream.key.group for stream in self._store} | set(self._negative_cache.groups)
-        groups = {group for group in groups if self.index_of(group) == index}
+        # Not a search of the store: any client can cause a lost record, by a long path.
+        groups = self._store.in_row(index)
+        groups.update(group for group in self._negative_cache.groups if self.index_of(group) == index)
         for key, write in list(self._others.items()):
             if key[0] in places and self.index_of(write.request.group) == index:
                 del self._others[key]

@@ -16,7 +16,7 @@ repetition) stay valid until the next event of the path.  The server finds these
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Final, Protocol
 
 from gateway.limits.memory import evict_oldest
@@ -161,6 +161,9 @@ class Paths:
         """The number of groups of each origin."""
         self._crowds: dict[Group, Crowd] = {}
         """The paths that have, or have had, more than `MOST_AWAKE` streams."""
+        self._row_of: Callable[[Group], int] | None = None
+        self._rows: dict[int, set[Group]] = {}
+        """The paths with each number; only if `number_paths` was called."""
         self.tags: dict[str, dict[Stream, None]] = {}
         """The streams with each surrogate key."""
 
@@ -187,6 +190,14 @@ class Paths:
         streams = self._groups.get(key.group)
         return streams.get(key) if streams is not None else None
 
+    def number_paths(self, row_of: Callable[[Group], int]) -> None:
+        """Give each path a number, so that `in_row` finds the paths with a number.  There must be no path yet."""
+        self._row_of = row_of
+
+    def in_row(self, number: int) -> set[Group]:
+        """Return a copy of the paths with this number."""
+        return set(self._rows.get(number, ()))
+
     def add_stream(self, stream: Stream) -> Iterable[Stream]:
         """Add an awake stream.  Other streams may be put to sleep in its place.  Return the streams whose remembered
         answers must be dropped (`Crowd.put_to_sleep`)."""
@@ -195,6 +206,8 @@ class Paths:
         if streams is None:
             streams = self._groups[group] = {}
             self._origins[group.origin] = self._origins.get(group.origin, 0) + 1
+            if self._row_of is not None:
+                self._rows.setdefault(self._row_of(group), set()).add(group)
         streams[stream.key] = stream
         if len(streams) <= MOST_AWAKE and group not in self._crowds:
             return ()
@@ -219,6 +232,11 @@ class Paths:
             self._origins[group.origin] -= 1
             if not self._origins[group.origin]:
                 del self._origins[group.origin]
+            if self._row_of is not None:
+                paths = self._rows[number := self._row_of(group)]
+                paths.remove(group)
+                if not paths:
+                    del self._rows[number]
 
     def tagged(self, surrogate_key: str) -> list[Stream]:
         """Return all streams with this surrogate key."""

@@ -71,6 +71,8 @@ class TapeStore:
         self.tagged: Final = self._paths.tagged
         self.origins: Final = self._paths.origins
         self.groups: Final = self._paths.groups
+        self.number_paths: Final = self._paths.number_paths
+        self.in_row: Final = self._paths.in_row
         self._count = 0
         self._order = EvictionOrder(eviction, self._paths.find)
         self.pinned = self._order.pinned

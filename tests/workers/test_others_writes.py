@@ -36,7 +36,7 @@ from gateway.upstream.flight import OriginError
 from gateway.upstream.reply import Reply
 from gateway.workers.owners import Owners
 from gateway.workers.shared_memory import RECORDS, SharedMemory
-from gateway.workers.write_log import WriteLog
+from gateway.workers.write_log import MOST_TEXT, WriteLog
 
 PARTIES = "writer", "other"
 PATHS = "/s", "/t"
@@ -233,6 +233,22 @@ def test_a_lost_record_says_that_anything_may_have_happened(is_dead: bool) -> No
     for stream in (own, other):
         assert (stream.ended, stream.block_count, stream.version.may_have_ended) == (None, 0, True)
     assert [stream.block_count for stream in rest] == [1, 1]
+
+
+def test_a_lost_record_is_no_reason_to_search_all_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, _, (one, two) = crew()
+    # Streams that have left memory are found no more, and those of other paths are not looked at.
+    two.store.drop_stream(two.streams[1], End.EVICTED)
+    group = two.streams[0].key.group
+    assert two.store.in_row(two.others.index_of(group)) == {group}
+    monkeypatch.setattr(TapeStore, "__iter__", None)
+    sent = one.send(Mode.APPEND)
+    one.others._log.note(one.others.index_of(group), b"x" * (MOST_TEXT + 1))
+    one.answer(sent, 400, {})
+    two.look("/s")
+    assert [stream.block_count for stream in two.streams] == [0, 0, 1, 1]
+    two.store.drop_stream(two.streams[0], End.EVICTED)
+    assert two.store.in_row(two.others.index_of(group)) == set()
 
 
 def test_a_worker_that_has_just_started_knows_which_writes_are_under_way() -> None:
