@@ -157,7 +157,7 @@ class Authoriser:
         # Limit the use of a verdict that depends on the scheme or on the client's address, because the request's bytes
         # show neither.
         if allowed.renewal is not None:
-            allowed.scheme = request.channel.scheme
+            allowed.scheme = request.scheme
         if alias is not None and not _depends_on_client(allowed) and self.verdicts.holds(allowed):
             self._remember(alias, context.stream, allowed)
         return True

@@ -151,8 +151,10 @@ class LiveRequests:
             allowed, verdicts = section.allowed.get(key), self._verdicts
             if allowed is None or allowed.edition != verdicts.edition:
                 return False
-            if allowed.scheme is not None and allowed.scheme != channel.scheme:
-                return False
+            if (scheme := allowed.scheme) is not None:
+                own, behind = channel.scheme, channel.proxies
+                if scheme != (own if behind is None else section.client_scheme(behind, channel.client, own)):
+                    return False
             # The verdict must outlast the longest possible read, unless it is renewed during the read.
             if allowed.until - verdicts.wall() <= (join.most_s + MOST_EARLY_S if allowed.renewal is None else 0):
                 return False

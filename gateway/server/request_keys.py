@@ -169,7 +169,7 @@ class Meaning:
 class Section:
     """One header section, with its meanings and its client."""
 
-    __slots__ = ("_client", "_origin", "_peer", "allowed", "cost", "keys", "kinds", "text", "verdicts_cost")
+    __slots__ = ("_client", "_origin", "_peer", "_scheme", "allowed", "cost", "keys", "kinds", "text", "verdicts_cost")
 
     def __init__(self, text: bytes, kinds: tuple[_Kind, ...] = (), keys: tuple[Key, ...] = ()) -> None:
         self.text = text
@@ -187,6 +187,8 @@ class Section:
         self._origin: bytes | None = b""
         self._peer: str | None = ""
         self._client: str | None = None
+        self._scheme = ""
+        """`_client` and `_scheme` are the client's address and scheme for requests from `_peer`."""
 
     def drop(self) -> None:
         """Called when `Sections` no longer keeps the section, so that nothing is charged for it."""
@@ -206,8 +208,20 @@ class Section:
     def client_address(self, proxies: Proxies, peer: str | None) -> str | None:
         """Return the client's address without a port for a request from `peer`.  None if the address is unknown."""
         if peer != self._peer:
-            self._client, self._peer = proxies.client_of(peer, self.text), peer
+            self._read_forwarding(proxies, peer)
         return self._client
+
+    def client_scheme(self, proxies: Proxies, peer: str | None, own: str) -> str:
+        """Return the scheme of the URL that the client used for a request from `peer`.  `own` is the scheme of this
+        connection.
+        """
+        if peer != self._peer:
+            self._read_forwarding(proxies, peer)
+        return self._scheme or own
+
+    def _read_forwarding(self, proxies: Proxies, peer: str | None) -> None:
+        self._client, self._scheme = proxies.client_and_scheme_of(peer, self.text)
+        self._peer = peer
 
 
 NO_SECTION: Final = Section(b"")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import nullcontext, suppress
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -554,3 +555,36 @@ async def test_a_verdict_that_was_given_for_https_is_not_remembered_for_plain_ht
                 await wire.ask(target, ADA)
                 assert (await bounded(wire.head())).status == status, (url, target)
                 await wire.closed()
+
+
+async def wire_from(edge: Edge, source: str) -> Wire:
+    """Connect from this address of the loopback network."""
+    parts = urlsplit(edge.url)
+    return Wire(*await asyncio.open_connection(parts.hostname, parts.port, local_addr=(source, 0)))
+
+
+@pytest.mark.http_1
+async def test_a_verdict_for_a_scheme_that_a_proxy_states_is_not_remembered_for_a_forged_statement(
+    start: Start, origin: RunningOrigin, service: AuthService
+) -> None:
+    edge = await started(start, origin, service, trusted_proxies=["127.0.0.2"])
+    tail = await made(edge)
+    # The stream has a live reader, so that its bytes are answered from memory.
+    assert (await bounded((await edge.begin("/s?offset=-1&live=sse", BOB)).head())).status == 200
+
+    def only_secure(asked: Asked) -> tuple[str, dict[str, str]]:
+        is_secure = asked.headers["X-Forwarded-Proto"] == "https"
+        return "200 OK" if is_secure else "403 Forbidden", {"Cache-Control": "max-age=100"}
+
+    service.decide = only_secure
+    sent = {**ADA, "X-Forwarded-For": "192.0.2.1", "X-Forwarded-Proto": "https"}
+    for target in ("/s", f"/s?offset={tail}&live=sse"):
+        asked = len(service.asked)
+        for source, status in (("127.0.0.2", 200), ("127.0.0.1", 403), ("127.0.0.2", 200)):
+            for _ in range(3):
+                wire = await wire_from(edge, source)
+                await wire.ask(target, sent)
+                assert (await bounded(wire.head())).status == status, (target, source)
+                await wire.closed()
+        # The verdict for the proxy's scheme is remembered, and the refusal is kept by the service's rule.
+        assert len(service.asked) <= asked + 2
