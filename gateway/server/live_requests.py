@@ -158,6 +158,9 @@ class LiveRequests:
             # The verdict must outlast the longest possible read, unless it is renewed during the read.
             if allowed.until - verdicts.wall() <= (join.most_s + MOST_EARLY_S if allowed.renewal is None else 0):
                 return False
+            if (renewing := allowed.renewing) is not None and renewing.verdict is not None:
+                # The service may have named another principal since the verdict was remembered.
+                allowed = renewing.verdict
             parties = allowed.parties
         account, address, proxies = channel.use, channel.client, channel.proxies
         if proxies is not None:
@@ -173,10 +176,9 @@ class LiveRequests:
         if allowed is not None:
             channel.live_began = began
             if allowed.renewal is not None:
-                renewing = allowed.renewing
-                if renewing is None:
-                    renewing = self._reads.make_renewal(allowed, account.net if account is not None else UNKNOWN)
-                channel.verdict = renewing.begin_read(channel, allowed)
+                renewing = allowed.renewing or self._reads.make_renewal(allowed)
+                net = account.net if account is not None else UNKNOWN
+                channel.verdict = renewing.begin_read(channel, allowed, net, True)
             else:
                 channel.verdict = allowed
             if join.facts is not None:

@@ -557,6 +557,21 @@ async def test_a_verdict_that_was_given_for_https_is_not_remembered_for_plain_ht
                 await wire.closed()
 
 
+@pytest.mark.parametrize("kind", ["client", "uncached", "trace"])
+async def test_a_live_read_whose_verdict_is_not_remembered_leaves_no_timer(
+    start: Start, origin: RunningOrigin, service: AuthService, kind: str
+) -> None:
+    edge = await started(start, origin, service, rule={"sends_client": kind == "client"}, cache=kind != "uncached")
+    tail = await made(edge)
+    for number in range(3):
+        trace = {"traceparent": f"00-{number + 1:032x}-00f067aa0ba902b7-00"} if kind == "trace" else {}
+        wire = await edge.begin(f"/s?live=sse&offset={tail}", {**ADA, **trace})
+        assert (await bounded(wire.head())).status == 200
+        await wire.closed()
+    await eventually(lambda: not edge.gateway.routes.verdicts.live_reads())
+    assert len(edge.gateway.auth_services.wheel) == 0
+
+
 async def wire_from(edge: Edge, source: str) -> Wire:
     """Connect from this address of the loopback network."""
     parts = urlsplit(edge.url)
