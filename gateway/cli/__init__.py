@@ -2,8 +2,8 @@
 
 import sys
 
+from gateway.cli.early_process import prepare
 from gateway.cli.messages import PROGRAM
-from gateway.cli.startup import prepare
 
 __all__ = ["PROGRAM", "main"]
 

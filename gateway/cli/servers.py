@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import uvloop
 
 from gateway.aio.clock import SystemClock
+from gateway.cli.early_process import was_hung_up
 from gateway.cli.errors import FailedToRunError
 from gateway.cli.messages import print_message, print_ready
 from gateway.cli.sd_notify import Supervisor
-from gateway.cli.startup import was_hung_up
 from gateway.commands.dev_lines import print_lines_to_paste
 from gateway.commands.run import allow_many_connections, collect_rarely
 from gateway.config.addresses import Address
