@@ -603,3 +603,27 @@ async def test_a_verdict_for_a_scheme_that_a_proxy_states_is_not_remembered_for_
                 await wire.closed()
         # The verdict for the proxy's scheme is remembered, and the refusal is kept by the service's rule.
         assert len(service.asked) <= asked + 2
+
+
+@pytest.mark.http_1
+async def test_later_reads_are_limited_as_the_principal_that_a_renewed_verdict_names(
+    start: Start, origin: RunningOrigin, service: AuthService
+) -> None:
+    limits = [{"name": "fair", "per": "principal", "live_reads": 3}]
+    edge = await started(
+        start, origin, service, rule={"principal_from": "x-user"}, rate_limits=limits, sse_lifetime_s=600
+    )
+    tail = await made(edge)
+    # The second read is recognised, so that later reads share its renewal.
+    for _ in range(2):
+        assert (await bounded((await edge.begin(f"/s?live=sse&offset={tail}", ADA)).head())).status == 200
+    asked = len(service.asked)
+    service.decide = lambda asked: ("200 OK", {"X-User": "eve", "Cache-Control": "max-age=100"})
+    edge.clock.advance(17)
+    await service.count(asked + 1)
+    await eventually(lambda: "0 questions, 0 waiting" in repr(edge.gateway.auth_services))
+    seen = [read.allowed.principal.name for read in edge.gateway.routes.verdicts.live_reads()]
+    assert seen == ["eve", "eve"]
+    # The first verdict has not expired.
+    found = [await bounded((await edge.begin(f"/s?live=sse&offset={tail}", ADA)).head()) for _ in range(4)]
+    assert [one.status for one in found] == [200, 200, 200, 429]
