@@ -40,8 +40,16 @@ class Renewal(NamedTuple):
 class LiveRenewal(Protocol):
     """Renews a service's verdict for all live reads that have it."""
 
-    def begin_read(self, read: object, allowed: Allowed) -> Allowed:
-        """Renew the verdict `allowed` for a further read.  Returns the present verdict, which may be newer."""
+    @property
+    def verdict(self) -> Allowed | None:
+        """The present verdict; None while no verdict is being renewed."""
+
+    def begin_read(self, read: object, allowed: Allowed, net: str, is_remembered: bool = False) -> Allowed:
+        """Renew the verdict `allowed` for a further read, which is of this client network.  Returns the present
+        verdict, which may be newer.
+
+        `is_remembered` is whether the verdict was found by a later request, so that further reads may find it.
+        """
 
     def end_read(self, read: object) -> None:
         """Called when a read ends."""

@@ -10,8 +10,8 @@ its own.  If the reply names the tail, the first answer to this reader may say t
 
 Bytes that arrive in one iteration of the event loop are delivered together, in one round.  `DeliveryTimes` measures a
 round from the first arrival until all live readers have been sent the bytes.  A round with many readers, or with large
-answers, takes several turns of the loop, so that it does not delay other clients.  News that arrives meanwhile begins
-the round again, with the readers first that have waited the longest.
+answers, takes several turns of the loop, so that it does not delay other clients.  Each reader is sent the state of its
+turn.  If news arrives during a round, another round follows for the readers that had their turn before the news.
 
 `Cursors` assigns cursors to live readers (Durable Streams section 8.1).  Readers that wait together get the same
 cursor, so that their next requests have the same URL.  The shared cursor is greater than any that a client has sent.
@@ -24,6 +24,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+from collections import deque
 from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
 
@@ -105,24 +106,31 @@ class Cursors:
 class DeliveryTimes:
     """Measures the delivery rounds of one topic.  `now` returns monotonic seconds."""
 
-    __slots__ = ("_arrived_at", "_metrics", "_route", "now")
+    __slots__ = ("_arrived_at", "_began_at", "_metrics", "_route", "now")
 
     def __init__(self, metrics: MetricsRecorder, now: Callable[[], float], route: str) -> None:
         self._metrics = metrics
         self.now = now
         self._route = route
         self._arrived_at: float | None = None
+        """The first arrival since the latest round began."""
+        self._began_at: float | None = None
+        """The first arrival that the latest round delivers."""
 
     def arrived(self) -> None:
-        """Begin a round, unless one has begun."""
+        """Record that bytes have arrived, which the next round delivers."""
         if self._arrived_at is None:
             self._arrived_at = self.now()
 
+    def begin(self) -> None:
+        """Begin a round."""
+        self._began_at, self._arrived_at = self._arrived_at, None
+
     def delivered(self, readers: int) -> None:
-        """End the round: `readers` live readers have been sent all bytes."""
-        arrived_at, self._arrived_at = self._arrived_at, None
-        if arrived_at is not None and readers:
-            self._metrics.delivered(readers, self.now() - arrived_at, self._route)
+        """End the round: `readers` live readers have been sent the bytes that had arrived before it began."""
+        began_at, self._began_at = self._began_at, None
+        if began_at is not None and readers:
+            self._metrics.delivered(readers, self.now() - began_at, self._route)
 
 
 BEATS: Final = 16
@@ -205,13 +213,16 @@ class Topic:
         """The readers that are other workers, each with a function that cuts its connection.  Some may have left."""
         self._is_flushing = False
         self._has_news = False
-        """Whether the topic has changed since the round began, so that the round must begin again."""
-        self._unpumped: list[LiveReader] = []
+        """Whether the topic has changed since the latest round began, so that another round must follow."""
+        self._unpumped: deque[LiveReader] = deque()
         """The readers whose `pump` has not been called in this round."""
         self._round_clients = 0
         """The number of clients that this round serves."""
         self.steps: dict[str, LiveStep] = {}
-        """The next bytes to send, by the offset of the readers.  They are made once in each round of deliveries."""
+        """The next bytes to send, by the offset of the readers.  They are made once in each round of deliveries, unless
+        the topic or the stream changes between the turns of the round."""
+        self._steps_version: Version | None = None
+        """The stream's version for which `steps` were made; None between rounds."""
         self.is_pumping = False
         """Whether a round is being delivered."""
         self._answers: dict[object, object] = {}
@@ -298,6 +309,7 @@ class Topic:
         self.changed.fire()
         if self.readers_now:
             self._has_news = True
+            self.steps = {}
             self._flush_soon()
 
     def _flush_soon(self) -> None:
@@ -309,43 +321,48 @@ class Topic:
     def _flush(self) -> None:
         """Begin a round or continue it, within the bounds of one turn."""
         self._is_flushing = False
-        readers = self._due_readers()
-        # Pumping is synchronous, so the stream cannot change meanwhile and readers can share steps.
-        self.steps = {}
+        unpumped, present = self._unpumped, self.readers_now
+        if not unpumped:
+            self._has_news = False
+            unpumped.extend(present)
+            self._round_clients = len(unpumped) + self.extra_clients
+            self._delivery_times.begin()
+        # Pumping is synchronous, so the stream cannot change meanwhile and readers can share steps.  Since the round's
+        # earlier turn, it may have changed.
+        if self._steps_version is not self.stream.version:
+            self.steps = {}
         self._begin_answers()
         self.is_pumping = True
-        now, done = self._delivery_times.now, 0
+        now = self._delivery_times.now
         until = now() + MOST_S
         try:
-            for reader in readers[:MOST_READERS]:
-                done += 1
-                try:
-                    reader.pump()
-                except Exception:
-                    drop_failed(reader)
-                if now() > until:
-                    break
+            for _ in range(min(len(unpumped), MOST_READERS)):
+                reader = unpumped.popleft()
+                # A reader may have left since the round began.
+                if reader in present:
+                    try:
+                        reader.pump()
+                    except Exception:
+                        drop_failed(reader)
+                    if now() > until:
+                        break
         finally:
-            self._unpumped = readers[done:]
-            self.steps = {}
             # Forget the answers, which would keep bytes in memory that the tape may drop.
             self._answers, self._answers_version = {}, None
             self.is_pumping = False
             self._account_all()
-            if self._unpumped:
-                self._flush_soon()
-            else:
-                self._delivery_times.delivered(self._round_clients)
+            self._end_turn()
 
-    def _due_readers(self) -> list[LiveReader]:
-        """Return the readers whose `pump` is to be called in this round and has not been called."""
-        present, readers = self.readers_now, [reader for reader in self._unpumped if reader in self.readers_now]
-        if self._has_news:
-            self._has_news = False
-            early = set(readers)
-            readers += [reader for reader in present if reader not in early] if early else present
-            self._round_clients = len(readers) + self.extra_clients
-        return readers
+    def _end_turn(self) -> None:
+        """End a turn of a round, and the round if all its readers have had their turn."""
+        if self._unpumped:
+            # The steps have the bytes that many readers' connections hold: a second copy would be kept as long.
+            self._steps_version = self.stream.version
+        else:
+            self.steps, self._steps_version = {}, None
+            self._delivery_times.delivered(self._round_clients)
+        if self._unpumped or self._has_news:
+            self._flush_soon()
 
     def _account_all(self) -> None:
         answered, self.to_account = self.to_account, []

@@ -46,20 +46,19 @@ class HeaderLines(Protocol):
 
 
 class _RawLines:
-    """The lines of one field in a raw request."""
+    """The header fields of a raw request, which begins with its request line or with the line break after it."""
 
-    def __init__(self, request: bytes, name: str) -> None:
-        self._name = name
-        mark = f"{name}:".lower().encode()
-        lines = request.partition(b"\r\n\r\n")[0].split(b"\r\n")[1:]
-        self._found = [
-            line[len(mark) :].strip(b" \t").decode("utf-8", "surrogateescape")
-            for line in lines
-            if line[: len(mark)].lower() == mark
-        ]
+    def __init__(self, request: bytes) -> None:
+        self._lines = request.partition(b"\r\n\r\n")[0].split(b"\r\n")[1:]
 
     def getall(self, key: str, default: Sequence[str]) -> Sequence[str]:
-        return (self._found if key == self._name else None) or default
+        mark = f"{key}:".lower().encode()
+        found = [
+            line[len(mark) :].strip(b" \t").decode("utf-8", "surrogateescape")
+            for line in self._lines
+            if line[: len(mark)].lower() == mark
+        ]
+        return found or default
 
 
 class Hop(NamedTuple):
@@ -100,12 +99,11 @@ class Proxies:
         unknown."""
         return self._client_and_scheme(peer, headers)[0] if self.trusts(peer) else peer
 
-    def client_of(self, peer: str | None, request: bytes) -> str | None:
-        """Like `client_address`, for a raw request that is not parsed again."""
-        if not self.trusts(peer):
-            return peer
-        wanted = "Forwarded" if self._reads_forwarded else "X-Forwarded-For"
-        return self._client_and_scheme(peer, _RawLines(request, wanted))[0]
+    def client_and_scheme_of(self, peer: str | None, request: bytes) -> tuple[str | None, str]:
+        """Return the client's address and the scheme that it used, for a raw request that is not parsed again.  The
+        scheme is empty if no trusted proxy states one.
+        """
+        return self._client_and_scheme(peer, _RawLines(request)) if self.trusts(peer) else (peer, "")
 
     def scheme(self, peer: str | None, headers: HeaderLines, own: str) -> str:
         """Return the scheme that the client used; `own` is the scheme of this connection."""

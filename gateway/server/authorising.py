@@ -157,7 +157,7 @@ class Authoriser:
         # Limit the use of a verdict that depends on the scheme or on the client's address, because the request's bytes
         # show neither.
         if allowed.renewal is not None:
-            allowed.scheme = request.channel.scheme
+            allowed.scheme = request.scheme
         if alias is not None and not _depends_on_client(allowed) and self.verdicts.holds(allowed):
             self._remember(alias, context.stream, allowed)
         return True
@@ -183,8 +183,6 @@ class Authoriser:
         verdict for the same request line.
         """
         line = alias[: alias.find(b"\r\n")]
-        if stream is not None and stream.credentials and (lines := self._sections.credential_lines) is not None:
-            lines.know_beginning(line)
         if self._remembered is not None and (exact := self._remembered.exact.get(alias)) is not None:
             # A remembered answer for the same bytes refers to a section object.  If `Sections` has evicted this object
             # since, `split` returns another object for the same section.  Store the verdict in both.

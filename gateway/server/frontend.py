@@ -285,8 +285,10 @@ class Frontend:
             allowed = section.allowed.get(key) if key is not None else None
             if allowed is None or allowed.edition != verdicts.edition or verdicts.wall() >= allowed.until:
                 return False
-            if allowed.scheme is not None and allowed.scheme != peer.scheme:
-                return False
+            if (scheme := allowed.scheme) is not None:
+                own, behind = peer.scheme, peer.proxies
+                if scheme != (own if behind is None else section.client_scheme(behind, peer.client, own)):
+                    return False
             parties, usage = allowed.parties, allowed.usage
         if self._rates.limits:
             if (account := peer.use) is None:

@@ -21,7 +21,7 @@ from gateway.aio.timers import NEVER, Wheel
 from gateway.auth.remembered_verdicts import Allowed, LiveRenewal
 from gateway.server.client_connections import ClientConnection
 from gateway.server.request import Channel, LiveUse
-from gateway.server.verdict_renewal import VerdictRenewal
+from gateway.server.verdict_renewal import IdleRenewals, VerdictRenewal
 from gateway.upstream.auth_services import AuthServices
 
 _MOST_EARLY: Final = 0.1
@@ -49,6 +49,7 @@ class GuardedReads:
         self._services = services
         self._rng = rng
         self._connections = connections
+        self._idle_renewals = IdleRenewals()
         self._clocks_apart_s = self._apart_s()
         """The wall clock less the monotonic clock, at the latest step of the wall clock."""
 
@@ -75,15 +76,16 @@ class GuardedReads:
         channel.live_bytes = 0
         channel.live_began = began
         if allowed.renewal is not None:
-            renewing = allowed.renewing or self.make_renewal(allowed, net)
-            allowed = renewing.begin_read(channel, allowed)
+            renewing = allowed.renewing or self.make_renewal(allowed)
+            allowed = renewing.begin_read(channel, allowed, net)
         channel.verdict = allowed
 
-    def make_renewal(self, allowed: Allowed, net: str) -> LiveRenewal:
-        """Make the renewal of a service's verdict.  Called for the first live read that the verdict allows; `net` is
-        that read's client network."""
+    def make_renewal(self, allowed: Allowed) -> LiveRenewal:
+        """Make the renewal of a service's verdict.  Called for the first live read that the verdict allows."""
         assert allowed.renewal is not None
-        allowed.renewing = made = VerdictRenewal(allowed.renewal, net, self._services, self._rng, self._end_now)
+        allowed.renewing = made = VerdictRenewal(
+            allowed.renewal, self._services, self._idle_renewals, self._rng, self._end_now
+        )
         return made
 
     def _end_now(self, channel: Channel) -> None:

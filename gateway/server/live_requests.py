@@ -154,11 +154,16 @@ class LiveRequests:
             allowed, verdicts = section.allowed.get(key), self._verdicts
             if allowed is None or allowed.edition != verdicts.edition:
                 return False
-            if allowed.scheme is not None and allowed.scheme != channel.scheme:
-                return False
+            if (scheme := allowed.scheme) is not None:
+                own, behind = channel.scheme, channel.proxies
+                if scheme != (own if behind is None else section.client_scheme(behind, channel.client, own)):
+                    return False
             # The verdict must outlast the longest possible read, unless it is renewed during the read.
             if allowed.until - verdicts.wall() <= (join.most_s + MOST_EARLY_S if allowed.renewal is None else 0):
                 return False
+            if (renewing := allowed.renewing) is not None and renewing.verdict is not None:
+                # The service may have named another principal since the verdict was remembered.
+                allowed = renewing.verdict
             parties = allowed.parties
         account, address, proxies = channel.use, channel.client, channel.proxies
         if proxies is not None:
@@ -174,10 +179,9 @@ class LiveRequests:
         if allowed is not None:
             channel.live_began = began
             if allowed.renewal is not None:
-                renewing = allowed.renewing
-                if renewing is None:
-                    renewing = self._reads.make_renewal(allowed, account.net if account is not None else UNKNOWN)
-                channel.verdict = renewing.begin_read(channel, allowed)
+                renewing = allowed.renewing or self._reads.make_renewal(allowed)
+                net = account.net if account is not None else UNKNOWN
+                channel.verdict = renewing.begin_read(channel, allowed, net, True)
             else:
                 channel.verdict = allowed
             if join.facts is not None:

@@ -188,7 +188,7 @@ class PollGroup:
         while len(self._channels) > 1:
             channel, client = self._channels.popitem()
             alone = PollGroup(self._rendering, self._route, self._origin, self._topic, self.facts, keeps=self._keeps)
-            alone.line = self._lines.get(channel, self.line)
+            alone.line = self._lines.pop(channel, self.line)
             alone._channels[channel] = client
             if channel is self._noted:
                 alone._note, alone._noted, self._note, self._noted = self._note, channel, None, None
@@ -314,7 +314,7 @@ class PollGroup:
                 channel.release()
 
     def _end(self, outcome: Outcome, reason: CloseReason, rendered: Rendered | None) -> None:
-        self._waiter = None
+        self._waiter, self._lines = None, NO_LINES
         clients = len(self._channels)
         if not clients:
             return

@@ -26,9 +26,8 @@ If a request line has credentials in its query, its join is found by the line wi
 
 from __future__ import annotations
 
-import re
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -36,6 +35,7 @@ from gateway.auth.remembered_verdicts import Allowed
 from gateway.engine.route import HeaderRules
 from gateway.http.request_parser import MOST_FIELDS
 from gateway.protocol.client_address import Proxies
+from gateway.server.header_lines import lines_named, web_origin
 from gateway.server.verdict_keys import CredentialLines, StreamNames, VerdictKey
 from gateway.tuples import make
 
@@ -104,46 +104,9 @@ class Presented(NamedTuple):
     credentials: bytes
 
 
-def lines_named(names: Sequence[str]) -> re.Pattern[bytes]:
-    """Compile a pattern for a header line with one of these names.  The pattern includes the line break before the
-    line.
-
-    The pattern accepts each name in two spellings, Any-Name and any-name, and in mixtures of both.  A pattern that
-    ignores case would be three times as slow.
-    """
-    if not names:
-        return re.compile(rb"(?!)")
-    # Group the names by their first letters, so that most other lines fail after one comparison a letter.
-    by_letter: dict[str, list[str]] = {}
-    for name in names:
-        first, *others = name[1:].split("-")
-        rest = "-".join([re.escape(first), *(_either_case(part[:1]) + re.escape(part[1:]) for part in others)])
-        by_letter.setdefault(name[0], []).append(rest)
-    spelled = [f"{_either_case(letter)}(?:{'|'.join(rests)})" for letter, rests in by_letter.items()]
-    return re.compile(rb"\r\n(?:" + "|".join(spelled).encode() + rb"):[\t\x20-\x7e]*+(?=\r\n)")
-
-
-def _either_case(character: str) -> str:
-    """Make a pattern for a character in both cases.  A character that is not a letter is escaped: some, such as `^`,
-    have a meaning in patterns.
-    """
-    return f"[{character.upper()}{character}]" if character.isalpha() else re.escape(character)
-
-
-_ORIGIN: Final = lines_named(("origin",))
 _ALLOWED: Final = b"allowed origin"
 """Stands at the beginning of a text in which the Origin line of an allowed web origin has been left out.  Every other
 text begins with a line break."""
-
-
-def _web_origin(text: bytes) -> tuple[bytes, bytes] | None:
-    """Return the line and the value of the section's Origin header.  None unless the section has exactly one Origin
-    header, in a usual spelling.
-    """
-    found = _ORIGIN.search(text)
-    if found is None or text.lower().count(b"\r\norigin") != 1:
-        return None
-    return found[0], found[0].partition(b":")[2].strip(b" \t")
 
 
 def _is_section(text: bytes) -> bool:
@@ -206,7 +169,7 @@ class Meaning:
 class Section:
     """One header section, with its meanings and its client."""
 
-    __slots__ = ("_client", "_origin", "_peer", "allowed", "cost", "keys", "kinds", "text")
+    __slots__ = ("_client", "_origin", "_peer", "_scheme", "allowed", "cost", "keys", "kinds", "text", "verdicts_cost")
 
     def __init__(self, text: bytes, kinds: tuple[_Kind, ...] = (), keys: tuple[Key, ...] = ()) -> None:
         self.text = text
@@ -219,9 +182,18 @@ class Section:
         """Bytes charged for the section while `Sections` keeps it."""
         self.allowed: Mapping[VerdictKey, Allowed] = NONE_ALLOWED
         """Verdicts of authorisation on GETs with this section."""
+        self.verdicts_cost = 0
+        """The part of `cost` that is charged for these verdicts."""
         self._origin: bytes | None = b""
         self._peer: str | None = ""
         self._client: str | None = None
+        self._scheme = ""
+        """`_client` and `_scheme` are the client's address and scheme for requests from `_peer`."""
+
+    def drop(self) -> None:
+        """Called when `Sections` no longer keeps the section, so that nothing is charged for it."""
+        self.cost = self.verdicts_cost = 0
+        self.allowed = NONE_ALLOWED
 
     @property
     def origin(self) -> bytes | None:
@@ -229,15 +201,27 @@ class Section:
         spelling.
         """
         if self._origin == b"":
-            found = _web_origin(self.text)
+            found = web_origin(self.text)
             self._origin = found[1] if found is not None else None
         return self._origin
 
     def client_address(self, proxies: Proxies, peer: str | None) -> str | None:
         """Return the client's address without a port for a request from `peer`.  None if the address is unknown."""
         if peer != self._peer:
-            self._client, self._peer = proxies.client_of(peer, self.text), peer
+            self._read_forwarding(proxies, peer)
         return self._client
+
+    def client_scheme(self, proxies: Proxies, peer: str | None, own: str) -> str:
+        """Return the scheme of the URL that the client used for a request from `peer`.  `own` is the scheme of this
+        connection.
+        """
+        if peer != self._peer:
+            self._read_forwarding(proxies, peer)
+        return self._scheme or own
+
+    def _read_forwarding(self, proxies: Proxies, peer: str | None) -> None:
+        self._client, self._scheme = proxies.client_and_scheme_of(peer, self.text)
+        self._peer = peer
 
 
 NO_SECTION: Final = Section(b"")
@@ -263,7 +247,7 @@ class _Kind:
         single key if both are equal.
         """
         text = self._without_meaning(b"", text)
-        if self._web_origins is None or (found := _web_origin(text)) is None:
+        if self._web_origins is None or (found := web_origin(text)) is None:
             return ((self.meanings, text),)
         line, value = found
         without = text.replace(line, b"", 1)
@@ -278,6 +262,13 @@ class _Kind:
 
 Key = tuple[dict[bytes, Meaning], bytes]
 """The meanings of one kind of route, and the text that selects a meaning."""
+
+
+def _verdict_cost(key: VerdictKey, allowed: Allowed) -> int:
+    """Return the bytes charged for a verdict."""
+    length = len(key) if isinstance(key, bytes) else len(key.path) + len(key.query) + len(key.credentials)
+    asked = allowed.renewal.inquiry.size if allowed.renewal is not None else 0
+    return _VERDICT_COST + length + sum(map(len, allowed.parties)) + asked
 
 
 def _keys_cost(keys: tuple[Key, ...]) -> int:
@@ -308,7 +299,7 @@ class Sections:
     def reset(self, rules: Iterable[HeaderRules], credentials: Collection[str] = ()) -> None:
         """Forget all sections, and begin with the kinds of routes that have these rules and these credentials."""
         for section in self._sections.values():
-            section.cost, section.allowed = 0, NONE_ALLOWED
+            section.drop()
         self._sections.clear()
         self.stream_names = StreamNames()
         self.credential_lines = CredentialLines(credentials) if credentials else None
@@ -320,15 +311,21 @@ class Sections:
     def allow(self, section: Section, key: VerdictKey, allowed: Allowed) -> None:
         """Remember a verdict on GETs with this section."""
         kept = section.allowed
-        if not isinstance(kept, dict) or len(kept) >= (MOST_ALLOWED if section.cost else _MOST_UNCHARGED):
+        most = MOST_ALLOWED if section.cost else _MOST_UNCHARGED
+        if not isinstance(kept, dict) or (len(kept) >= most and key not in kept):
             section.allowed = kept = {}
-        if section.cost and key not in kept:
-            length = len(key) if isinstance(key, bytes) else len(key.path) + len(key.query) + len(key.credentials)
-            cost = length + _VERDICT_COST + sum(map(len, allowed.parties))
-            cost += allowed.renewal.inquiry.size if allowed.renewal is not None else 0
-            section.cost += cost
-            self._charge(cost)
+            self._charge_verdict(section, -section.verdicts_cost)
+        if section.cost:
+            replaced = kept.get(key)
+            cost = _verdict_cost(key, allowed) - (_verdict_cost(key, replaced) if replaced is not None else 0)
+            self._charge_verdict(section, cost)
         kept[key] = allowed
+
+    def _charge_verdict(self, section: Section, cost: int) -> None:
+        """Add to the bytes charged for the verdicts of a section."""
+        section.verdicts_cost += cost
+        section.cost += cost
+        self._charge(cost)
 
     def for_hits(self, section: Section, rules: HeaderRules) -> Meaning:
         """Return the section's meaning for whole answers on routes with these rules.  Raises KeyError for unknown
@@ -446,4 +443,4 @@ class Sections:
         while self._size > _MOST_BYTES and self._sections:
             section = self._sections.popitem(last=False)[1]
             self._size -= section.cost
-            section.cost, section.allowed = 0, NONE_ALLOWED
+            section.drop()

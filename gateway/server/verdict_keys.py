@@ -26,8 +26,10 @@ _MOST_STREAMS: Final = 1 << 10
 """The most names of streams that `StreamNames` keeps."""
 _LONGEST_NAME: Final = 256
 """The most characters of such a name.  Clients choose the length of queries."""
-MOST_BEGINNINGS: Final = 1 << 12
-"""The most remembered beginnings of request lines.  They take some 3 MB."""
+MOST_BEGINNING_BYTES: Final = 1 << 21
+"""The most bytes charged for remembered beginnings of request lines."""
+_BEGINNING_COST: Final = 300
+"""Bytes charged for a beginning in addition to its text, which is kept twice: whole, and divided."""
 _OFFSET: Final = f"&{QUERY_OFFSET}=".encode()
 
 
@@ -90,9 +92,11 @@ class CredentialLines:
     def __init__(self, names: Collection[str]) -> None:
         self._names = frozenset(f"{name}=".encode() for name in names)
         self._beginnings: dict[bytes, Divided] = {}
+        self._size = 0
+        """Bytes charged for the beginnings."""
 
     def __repr__(self) -> str:
-        return f"<CredentialLines {len(self._beginnings)} known>"
+        return f"<CredentialLines {len(self._beginnings)} known, {self._size} bytes>"
 
     def divide(self, line: bytes) -> Divided | None:
         """Divide the line of a GET.  Returns None if its query has no credentials in the usual spelling."""
@@ -120,15 +124,18 @@ class CredentialLines:
         return known[0] + line[end:], known[1]
 
     def know_beginning(self, line: bytes) -> None:
-        """Remember how to divide lines that begin like this line, whose request was allowed.  Does nothing if the line
-        has credentials after its offset.
+        """Remember how to divide lines that begin like this line, whose live read is remembered.  Does nothing if the
+        line has credentials after its offset.
         """
         beginning = line.partition(_OFFSET)[0]
         whole, divided = self.divide(line), self.divide(beginning + b" ")
         if whole is None or divided is None or divided.credentials != whole.credentials:
             return
-        if len(self._beginnings) >= MOST_BEGINNINGS:
-            self._beginnings.clear()
+        if beginning not in self._beginnings:
+            self._size += (cost := _BEGINNING_COST + 2 * len(beginning))
+            if self._size > MOST_BEGINNING_BYTES:
+                self._beginnings.clear()
+                self._size = cost
         self._beginnings[beginning] = make(Divided, (divided.rest[:-1], divided.credentials))
 
     def credentials_of(self, line: bytes, names: Collection[str]) -> bytes | None:

@@ -5,11 +5,16 @@ All live reads that one remembered verdict allows share one renewal.  A long-pol
 message, so a renewal for each read would cost more than the read.  Verdicts on equal credentials share the service's
 new answer, in the same way as they shared the first.  The reads end if the service refuses them, or if the verdict
 expires and no new verdict has come.
+
+A renewal without reads is idle or rests.  An idle renewal keeps its timer, because the next read of a long-poll client
+may come at once.  Only renewals of verdicts that later requests find are idle, and `IdleRenewals` bounds them.  All
+other renewals rest: they have no timer, and nothing but their verdict refers to them.
 """
 
 from __future__ import annotations
 
 import random
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final, cast
 
@@ -25,73 +30,119 @@ _AGAIN_S: Final = 1.0
 """Seconds to wait after an answer that is no verdict."""
 
 
+MOST_IDLE_BYTES: Final = 1 << 23
+"""The most bytes of all idle renewals, as much as the header sections that the verdicts are remembered with."""
+_COST: Final = 1_500
+"""Bytes of an idle renewal in addition to its inquiry."""
+
+
+class IdleRenewals:
+    """The renewals that are scheduled, but have no reads now.  Beyond the bound, the oldest rest."""
+
+    __slots__ = ("cost", "renewals")
+
+    def __init__(self) -> None:
+        self.renewals: OrderedDict[VerdictRenewal, None] = OrderedDict()
+        self.cost = 0
+        """Bytes of these renewals.  `VerdictRenewal` adds itself without a call, because every long-poll passes
+        there."""
+
+    def __repr__(self) -> str:
+        return f"<IdleRenewals {len(self.renewals)} renewals, {self.cost} bytes>"
+
+    def evict(self) -> None:
+        """Have the oldest renewals rest, until the others are within the bound."""
+        while self.cost > MOST_IDLE_BYTES:
+            next(iter(self.renewals)).rest()
+
+
 class VerdictRenewal:
     """Renews one verdict while live reads have it.  Implements `gateway.auth.remembered_verdicts.LiveRenewal`.
 
-    The renewal rests while there are no reads.  If all reads end while the renewal is scheduled, it begins to rest when
-    it is due.
+    It is in `IdleRenewals` exactly while it has a verdict and no reads.
     """
 
     __slots__ = (
+        "_cost",
         "_end_read",
         "_ends_at",
+        "_idle",
         "_inquiry",
-        "_net",
         "_path",
         "_reads",
         "_rng",
         "_services",
         "_tick",
-        "_verdict",
         "_waiting",
+        "verdict",
     )
 
     def __init__(
         self,
         renewal: Renewal,
-        net: str,
         services: AuthServices,
+        idle: IdleRenewals,
         rng: random.Random,
         end_read: Callable[[Channel], None],
     ) -> None:
-        """`net` is the client network for which the service is asked.  `end_read` ends a live read."""
+        """`end_read` ends a live read."""
         self._inquiry, self._path = renewal
-        self._net = net
         self._services = services
+        self._idle = idle
         self._rng = rng
         self._end_read = end_read
-        self._reads: dict[object, None] = {}
-        """The channels of the reads."""
-        self._verdict: Allowed | None = None
+        self._reads: dict[object, str] = {}
+        """The channels of the reads, with the networks of their clients."""
+        self.verdict: Allowed | None = None
         """The present verdict; None while the renewal rests."""
+        self._cost = 0
+        """Bytes of the renewal while it is idle; 0 if the verdict is not remembered, so that it must not be idle."""
         self._ends_at = 0.0
         """When the reads end unless the verdict is renewed (Unix seconds)."""
         self._waiting: WaitingRequest | None = None
         self._tick = NEVER
 
     def __repr__(self) -> str:
-        state = "resting" if self._verdict is None else "asking" if self._waiting is not None else "scheduled"
+        state = "resting" if self.verdict is None else "asking" if self._waiting is not None else "scheduled"
         return f"<VerdictRenewal {len(self._reads)} reads, {state}>"
 
-    def begin_read(self, channel: object, allowed: Allowed) -> Allowed:
-        """Renew the verdict for a further read.  Returns the present verdict, which may be newer than `allowed`."""
-        self._reads[channel] = None
-        if (verdict := self._verdict) is not None:
+    def begin_read(self, channel: object, allowed: Allowed, net: str, is_remembered: bool = False) -> Allowed:
+        """Renew the verdict for a further read, which is of the client network `net`.  Returns the present verdict,
+        which may be newer than `allowed`.
+        """
+        if is_remembered and not self._cost:
+            self._cost = _COST + self._inquiry.size
+        reads = self._reads
+        if (verdict := self.verdict) is not None:
+            if not reads:
+                del self._idle.renewals[self]
+                self._idle.cost -= self._cost
+            reads[channel] = net
             return verdict
-        self._verdict = allowed
+        reads[channel] = net
+        self.verdict = allowed
         self._ends_at = max(allowed.until, self._services.clock.wall() + LEAST_LIVE_S)
         self._await_renewal()
         return allowed
 
     def end_read(self, channel: object) -> None:
-        self._reads.pop(channel, None)
-        if self._waiting is not None and not self._reads:
-            self._rest()
+        if self._reads.pop(channel, None) is None or self._reads or self.verdict is None:
+            return
+        idle = self._idle
+        idle.renewals[self] = None
+        idle.cost += self._cost
+        if self._waiting is not None or not self._cost:
+            self.rest()
+        elif idle.cost > MOST_IDLE_BYTES:
+            idle.evict()
 
-    def _rest(self) -> None:
-        """Stop renewing."""
+    def rest(self) -> None:
+        """Stop renewing, until another read begins."""
+        if self.verdict is not None and not self._reads:
+            del self._idle.renewals[self]
+            self._idle.cost -= self._cost
         self._services.wheel.unlink(self, self._tick)
-        self._tick, self._verdict = NEVER, None
+        self._tick, self.verdict = NEVER, None
         if self._waiting is not None:
             self._waiting.leave_queue()
             self._waiting = None
@@ -100,7 +151,7 @@ class VerdictRenewal:
         """Ask the service, or end the reads because no answer has come in time."""
         self._tick = NEVER
         if not self._reads:
-            self._rest()
+            self.rest()
         elif self._waiting is not None or self._left_s <= 0:
             self._end_reads()
         else:
@@ -136,8 +187,11 @@ class VerdictRenewal:
         if known is not None and known.live_until > self._ends_at:
             self._decide(known)
             return
+        # Ask for the network with the fewest waiting requests, so that no network whose requests wait can end the reads
+        # of others.
+        net = min(dict.fromkeys(self._reads.values()), key=self._services.waiting_of)
         try:
-            self._waiting = self._services.await_answer(self._inquiry, self._net, self._heard)
+            self._waiting = self._services.await_answer(self._inquiry, net, self._heard)
         except Undecided:
             self._try_again()
         else:
@@ -156,12 +210,12 @@ class VerdictRenewal:
 
     def _decide(self, verdict: ForwardVerdict) -> None:
         principal, verdicts = verdict.principal, self._services.verdicts
-        if self._verdict is None:
+        if self.verdict is None:
             return
         if principal is None or not principal.allows(Action.READ, self._path) or verdicts.is_revoked(principal):
             self._end_reads()
             return
-        self._verdict = allowed = verdicts.allow(principal, self._verdict.renewal, self._verdict.grounds)
+        self.verdict = allowed = verdicts.allow(principal, self.verdict.renewal, self.verdict.grounds)
         allowed.renewing = self
         for channel in self._channels():
             channel.verdict = allowed
@@ -172,7 +226,7 @@ class VerdictRenewal:
         """End all reads, and rest until another read begins.  The remembered verdict may still allow another read."""
         for channel in self._channels():
             self._end_read(channel)
-        self._rest()
+        self.rest()
 
     def _channels(self) -> list[Channel]:
         return cast("list[Channel]", list(self._reads))

@@ -214,6 +214,10 @@ class AuthServices:
         self._waiting_total += 1
         return WaitingRequest(self, asking, net, ready)
 
+    def waiting_of(self, net: str) -> int:
+        """Return the number of waiting requests of a client network."""
+        return self._waiting[net]
+
     def release(self, net: str) -> None:
         """Subtract a waiting request of this client network from the counts."""
         self._waiting_total -= 1

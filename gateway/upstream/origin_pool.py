@@ -293,7 +293,7 @@ class Origins:
         if gone := {url: pool for url, pool in self._by_url.items() if url not in by_url}:
             self._removed.update(gone)
             # The table drops old entries only when it changes, and a pool has the route's credentials.
-            self.clock.call_later(_REMOVED_S, self._removed.expire)
+            self.clock.call_later(_REMOVED_S + 1.0, self._removed.expire)
         self._by_url = by_url
         for old in before.values():
             old.restart_moved()

@@ -197,10 +197,10 @@ class Slow:
 class Round:
     """A topic with readers that count their calls by name."""
 
-    def __init__(self) -> None:
+    def __init__(self, metrics: NoMetrics | None = None) -> None:
         self.clock = ManualClock()
-        times = DeliveryTimes(NoMetrics(), self.clock.now, "default")
-        self.topic = Topic(held(new_stream()), ACCESS, TIMES, self.clock.wall, times, KeptFrames())
+        self.times = DeliveryTimes(metrics or NoMetrics(), self.clock.now, "default")
+        self.topic = Topic(held(new_stream()), ACCESS, TIMES, self.clock.wall, self.times, KeptFrames())
         self.served: list[str] = []
 
     def add(self, name: str) -> Slow:
@@ -225,16 +225,49 @@ async def test_a_round_of_slow_readers_takes_several_turns() -> None:
     assert set.union(*turns) == set("abcde")
 
 
-async def test_news_begins_the_round_again_with_the_readers_that_wait() -> None:
+async def test_another_round_follows_a_round_during_which_news_arrives() -> None:
     on = Round()
     for name in "abcd":
         on.add(name)
     on.topic.wake()
     first = await on.turn()
     on.topic.wake()
-    second, third = await on.turn(), await on.turn()
-    assert (second, third) == (set("abcd") - first, first)
+    second, third, fourth = [await on.turn() for _ in range(3)]
+    assert second == set("abcd") - first
+    assert third | fourth == set("abcd")
     assert await on.turn() == set()
+
+
+async def test_each_round_is_measured_though_news_arrives_during_every_round() -> None:
+    measured: list[tuple[int, float]] = []
+
+    class Measured(NoMetrics):
+        def delivered(self, readers: int, delay_s: float, route: str = "") -> None:
+            measured.append((readers, round(delay_s / MOST_S, 3)))
+
+    on = Round(Measured())
+    for name in "abcd":
+        on.add(name)
+    for _ in range(6):
+        on.times.arrived()
+        on.topic.wake()
+        await on.turn()
+    # A round takes two turns of 1.2 ms.  The news that begins a round arrived one turn before it.
+    assert measured == [(4, 2.4), (4, 3.6), (4, 3.6)]
+
+
+async def test_the_turns_of_a_round_share_a_step_until_the_stream_changes() -> None:
+    on = Round()
+    for name in "abcdef":
+        on.add(name)
+    on.topic.wake()
+    await on.turn()
+    step = on.topic.steps["1"] = cast(Any, object())
+    await on.turn()
+    assert on.topic.steps == {"1": step}
+    on.topic.stream.withdrawn()
+    await on.turn()
+    assert on.topic.steps == {}
 
 
 async def test_a_reader_that_has_left_during_a_round_is_not_served() -> None:

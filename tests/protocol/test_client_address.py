@@ -91,8 +91,8 @@ def test_the_client_is_the_right_most_that_is_no_trusted_proxy(lines: str | list
     assert CUSTOMARY.client_address("203.0.113.99", headers) == "203.0.113.99"
     assert CUSTOMARY.client_address(None, headers) == (client if client != PROXY else None)
     if "\udcff" not in lines:
-        assert CUSTOMARY.client_of(PROXY, as_bytes(headers)) == client
-        assert CUSTOMARY.client_of("203.0.113.99", as_bytes(headers)) == "203.0.113.99"
+        assert CUSTOMARY.client_and_scheme_of(PROXY, as_bytes(headers))[0] == client
+        assert CUSTOMARY.client_and_scheme_of("203.0.113.99", as_bytes(headers)) == ("203.0.113.99", "")
 
 
 STANDARD_CASES: list[tuple[str | list[str], str, str]] = [
@@ -126,7 +126,8 @@ def test_the_standard_header_is_read_in_the_same_way(lines: str | list[str], cli
     headers = fields(Forwarded=lines)
     assert STANDARD.client_address(PROXY, headers) == client
     assert STANDARD.scheme(PROXY, headers, "http") == scheme
-    assert STANDARD.client_of(PROXY, as_bytes(headers)) == client
+    found, stated = STANDARD.client_and_scheme_of(PROXY, as_bytes(headers))
+    assert (found, stated or "http") == (client, scheme)
     assert STANDARD.client_address("203.0.113.99", headers) == "203.0.113.99"
     assert STANDARD.scheme("203.0.113.99", headers, "http") == "http"
 
@@ -140,6 +141,8 @@ def test_the_scheme_of_x_forwarded_proto_is_the_nearest_proxys(lines: str | list
     headers = fields(X_Forwarded_For="203.0.113.7", X_Forwarded_Proto=lines)
     assert CUSTOMARY.scheme(PROXY, headers, "https") == scheme
     assert CUSTOMARY.scheme("203.0.113.99", headers, "https") == "https"
+    assert (CUSTOMARY.client_and_scheme_of(PROXY, as_bytes(headers))[1] or "https") == scheme
+    assert CUSTOMARY.client_and_scheme_of("203.0.113.99", as_bytes(headers))[1] == ""
 
 
 def test_the_other_header_is_ignored() -> None:

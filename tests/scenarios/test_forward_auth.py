@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import nullcontext, suppress
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -554,3 +555,75 @@ async def test_a_verdict_that_was_given_for_https_is_not_remembered_for_plain_ht
                 await wire.ask(target, ADA)
                 assert (await bounded(wire.head())).status == status, (url, target)
                 await wire.closed()
+
+
+@pytest.mark.parametrize("kind", ["client", "uncached", "trace"])
+async def test_a_live_read_whose_verdict_is_not_remembered_leaves_no_timer(
+    start: Start, origin: RunningOrigin, service: AuthService, kind: str
+) -> None:
+    edge = await started(start, origin, service, rule={"sends_client": kind == "client"}, cache=kind != "uncached")
+    tail = await made(edge)
+    for number in range(3):
+        trace = {"traceparent": f"00-{number + 1:032x}-00f067aa0ba902b7-00"} if kind == "trace" else {}
+        wire = await edge.begin(f"/s?live=sse&offset={tail}", {**ADA, **trace})
+        assert (await bounded(wire.head())).status == 200
+        await wire.closed()
+    await eventually(lambda: not edge.gateway.routes.verdicts.live_reads())
+    assert len(edge.gateway.auth_services.wheel) == 0
+
+
+async def wire_from(edge: Edge, source: str) -> Wire:
+    """Connect from this address of the loopback network."""
+    parts = urlsplit(edge.url)
+    return Wire(*await asyncio.open_connection(parts.hostname, parts.port, local_addr=(source, 0)))
+
+
+@pytest.mark.http_1
+async def test_a_verdict_for_a_scheme_that_a_proxy_states_is_not_remembered_for_a_forged_statement(
+    start: Start, origin: RunningOrigin, service: AuthService
+) -> None:
+    edge = await started(start, origin, service, trusted_proxies=["127.0.0.2"])
+    tail = await made(edge)
+    # The stream has a live reader, so that its bytes are answered from memory.
+    assert (await bounded((await edge.begin("/s?offset=-1&live=sse", BOB)).head())).status == 200
+
+    def only_secure(asked: Asked) -> tuple[str, dict[str, str]]:
+        is_secure = asked.headers["X-Forwarded-Proto"] == "https"
+        return "200 OK" if is_secure else "403 Forbidden", {"Cache-Control": "max-age=100"}
+
+    service.decide = only_secure
+    sent = {**ADA, "X-Forwarded-For": "192.0.2.1", "X-Forwarded-Proto": "https"}
+    for target in ("/s", f"/s?offset={tail}&live=sse"):
+        asked = len(service.asked)
+        for source, status in (("127.0.0.2", 200), ("127.0.0.1", 403), ("127.0.0.2", 200)):
+            for _ in range(3):
+                wire = await wire_from(edge, source)
+                await wire.ask(target, sent)
+                assert (await bounded(wire.head())).status == status, (target, source)
+                await wire.closed()
+        # The verdict for the proxy's scheme is remembered, and the refusal is kept by the service's rule.
+        assert len(service.asked) <= asked + 2
+
+
+@pytest.mark.http_1
+async def test_later_reads_are_limited_as_the_principal_that_a_renewed_verdict_names(
+    start: Start, origin: RunningOrigin, service: AuthService
+) -> None:
+    limits = [{"name": "fair", "per": "principal", "live_reads": 3}]
+    edge = await started(
+        start, origin, service, rule={"principal_from": "x-user"}, rate_limits=limits, sse_lifetime_s=600
+    )
+    tail = await made(edge)
+    # The second read is recognised, so that later reads share its renewal.
+    for _ in range(2):
+        assert (await bounded((await edge.begin(f"/s?live=sse&offset={tail}", ADA)).head())).status == 200
+    asked = len(service.asked)
+    service.decide = lambda asked: ("200 OK", {"X-User": "eve", "Cache-Control": "max-age=100"})
+    edge.clock.advance(17)
+    await service.count(asked + 1)
+    await eventually(lambda: "0 questions, 0 waiting" in repr(edge.gateway.auth_services))
+    seen = [read.allowed.principal.name for read in edge.gateway.routes.verdicts.live_reads()]
+    assert seen == ["eve", "eve"]
+    # The first verdict has not expired.
+    found = [await bounded((await edge.begin(f"/s?live=sse&offset={tail}", ADA)).head()) for _ in range(4)]
+    assert [one.status for one in found] == [200, 200, 200, 429]

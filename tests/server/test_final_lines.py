@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -72,6 +74,12 @@ class MemoryChannel:
         pass
 
     def response_written(self, request: Request) -> None:
+        self.freed += 1
+
+    def abort(self) -> None:
+        pass
+
+    def release(self) -> None:
         self.freed += 1
 
 
@@ -153,13 +161,18 @@ class Waiter:
         pass
 
 
-def test_a_long_poll_that_leaves_its_group_has_a_line_of_its_own_client() -> None:
-    clock, log = ManualClock(), Log()
+def make_group(log: Log) -> PollGroup:
+    clock = ManualClock()
     drain = SimpleNamespace(is_set=False)
     rendering = Rendering("edge", lambda *_: None, clock, cast(Any, drain), NoMetrics(), cast(Any, log))
     route = Route(GatewayConfig.for_origin("http://origin.test").routes[0], "edge", clock)
     topic = SimpleNamespace(readers_now=set(), extra_clients=0)
-    group = PollGroup(rendering, route, None, cast(Any, topic), Record(mode=Mode.LONGPOLL), keeps=True)
+    return PollGroup(rendering, route, None, cast(Any, topic), Record(mode=Mode.LONGPOLL), keeps=True)
+
+
+def test_a_long_poll_that_leaves_its_group_has_a_line_of_its_own_client() -> None:
+    log = Log()
+    group = make_group(log)
     channels = [MemoryChannel() for _ in range(3)]
     first, *others = [(cast(Any, one), (0.0, f"192.0.2.{at}", Section(b""))) for at, one in enumerate(channels)]
     group.add_first(cast(Any, Waiter()), *first, None)
@@ -172,3 +185,23 @@ def test_a_long_poll_that_leaves_its_group_has_a_line_of_its_own_client() -> Non
         ("192.0.2.1", Outcome.ABORTED, LEFT),
         ("192.0.2.2", Outcome.ABORTED, CloseReason.SLOW),
     ]
+
+
+def test_a_group_keeps_no_clients_that_it_no_longer_answers() -> None:
+    group, channels = make_group(Log()), [MemoryChannel() for _ in range(3)]
+    for at, channel in enumerate(channels):
+        client, line = (0.0, "192.0.2.1", Section(b"")), b"GET /s?signature=%d HTTP/1.1" % at
+        if at == 0:
+            group.add_first(cast(Any, Waiter()), cast(Any, channel), client, None, line)
+        else:
+            assert group.join(cast(Any, channel), client, line)
+    seen = [weakref.ref(channel) for channel in channels]
+    del channels, channel
+    for alone in group.split():
+        alone.has_gone()
+    del alone
+    gc.collect()
+    assert [one() is not None for one in seen] == [True, False, False]
+    group.has_gone()
+    gc.collect()
+    assert seen[0]() is None

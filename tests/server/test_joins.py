@@ -71,8 +71,14 @@ def test_a_section_keeps_the_verdicts_of_many_signed_urls_and_loses_them_with_it
     for line in lines:
         sections.allow(section, line, allowed)
     assert set(section.allowed) == set(lines)
+    cost = section.cost
+    sections.allow(section, lines[0], allowed)
+    assert section.cost == cost
     sections.allow(section, b"GET /another HTTP/1.1", allowed)
     assert len(section.allowed) == 1
+    # Only this verdict and the section itself are charged now.
+    assert section.cost < 2_000
+    assert repr(sections) == f"<Sections 1 sections, {section.cost} bytes>"
     others = [b"\r\nHost: %d\r\nUser-Agent: %b\r\n\r\n" % (number, b"x" * 3_000) for number in range(4_000)]
     for other in (*others, *others):
         sections.section_of(other)

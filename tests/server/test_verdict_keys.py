@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from gateway.server.live_requests import LiveRequests
-from gateway.server.verdict_keys import MOST_BEGINNINGS, CredentialLines
+from gateway.server.verdict_keys import MOST_BEGINNING_BYTES, CredentialLines
 from tests.scenarios.credentials import WALL, signed, signed_rule
 from tests.server.conftest import BOUND_S, Pair, close, connect, get, start_pair, stop_pair, write
 
@@ -62,14 +63,25 @@ def test_credentials_are_those_of_the_parser_or_none(query: str, names: set[str]
     assert found == (query.encode() if is_same else None)
 
 
-def test_a_bounded_number_of_beginnings_is_known() -> None:
+@pytest.mark.parametrize("size", [10, 3_000])
+def test_beginnings_take_a_bounded_number_of_bytes(size: int) -> None:
     lines = CredentialLines(NAMES)
-    every = [b"GET /s?signature=%d&offset=4 HTTP/1.1" % number for number in range(MOST_BEGINNINGS + 2)]
-    for line in every:
+    link = b"GET /s?signature=%d" + b"0" * size
+    most = MOST_BEGINNING_BYTES // (300 + 2 * len(link % 1_000))
+    every = [link % number + b"&offset=4 HTTP/1.1" for number in range(1_000, 1_002 + most)]
+    tracemalloc.start()
+    for line in every[:most]:
         lines.know_beginning(line)
+        lines.know_beginning(line)
+    taken, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert f"<CredentialLines {most} known" in repr(lines)
+    assert taken < 1.2 * MOST_BEGINNING_BYTES
     # All are forgotten at the bound.
-    assert repr(lines) == "<CredentialLines 2 known>"
-    assert [lines.divide_known(line) for line in every] == [lines.divide(line) for line in every]
+    for line in every[most:]:
+        lines.know_beginning(line)
+    assert "<CredentialLines 2 known" in repr(lines)
+    assert all(lines.divide_known(line) == lines.divide(line) for line in every)
 
 
 @pytest.fixture

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 from gateway.aio.clock import ManualClock
 from gateway.aio.timers import Entry, Wheel
@@ -13,7 +14,7 @@ from gateway.auth.forward_auth import ForwardVerdict
 from gateway.auth.permissions import Action, Exact, Permission
 from gateway.auth.remembered_verdicts import Allowed, Renewal, Verdicts
 from gateway.auth.verdict import Principal
-from gateway.server.verdict_renewal import VerdictRenewal
+from gateway.server.verdict_renewal import MOST_IDLE_BYTES, IdleRenewals, VerdictRenewal
 
 KEPT_S = 100.0
 READ = (Permission(frozenset({Action.READ}), Exact("/s")),)
@@ -59,25 +60,31 @@ class Scene:
         self.wheel = CountingWheel(self.clock)
         self.verdicts = Verdicts(self.clock.wall, self.clock.now)
         self.asked: list[Waiting] = []
+        self.asked_for: list[str] = []
+        self.waiting = Counter[str]()
+        self.idle = IdleRenewals()
         self.ended: list[object] = []
-        rule = SimpleNamespace(timeout_s=2.0)
         self.allowed = self.verdicts.allow(self.principal("ada"))
-        services: Any = SimpleNamespace(
+        self.services: Any = SimpleNamespace(
             clock=self.clock,
             wheel=self.wheel,
             verdicts=self.verdicts,
             find_verdict=lambda inquiry: None,
             await_answer=self.await_answer,
+            waiting_of=lambda net: self.waiting[net],
         )
-        self.renewal = VerdictRenewal(
-            Renewal(cast(Any, SimpleNamespace(rule=rule)), "/s"), "net", services, random.Random(0), self.ended.append
-        )
-        self.allowed.renewing = self.renewal
+        self.allowed.renewing = self.renewal = self.another()
+
+    def another(self) -> VerdictRenewal:
+        """Make the renewal of another verdict."""
+        inquiry: Any = SimpleNamespace(rule=SimpleNamespace(timeout_s=2.0), size=1_000)
+        return VerdictRenewal(Renewal(inquiry, "/s"), self.services, self.idle, random.Random(0), self.ended.append)
 
     def principal(self, name: str) -> Principal:
         return Principal(name, READ, self.clock.wall() + KEPT_S)
 
     def await_answer(self, inquiry: object, net: str, ready: Callable[[], None]) -> Waiting:
+        self.asked_for.append(net)
         self.asked.append(Waiting(ready))
         return self.asked[-1]
 
@@ -85,10 +92,10 @@ class Scene:
         until = self.clock.wall() + KEPT_S
         return ForwardVerdict(self.principal(name), until, until)
 
-    def begin(self, count: int = 1) -> list[Read]:
+    def begin(self, count: int = 1, net: str = "net") -> list[Read]:
         reads = [Read() for _ in range(count)]
         for one in reads:
-            one.verdict = self.renewal.begin_read(one, self.allowed)
+            one.verdict = self.renewal.begin_read(one, self.allowed, net, is_remembered=True)
         return reads
 
 
@@ -117,6 +124,53 @@ def test_reads_that_follow_each_other_set_no_timer() -> None:
     assert scene.wheel.added == 1
     scene.clock.advance(KEPT_S)
     assert (scene.asked, len(scene.wheel), repr(scene.renewal)) == ([], 0, "<VerdictRenewal 0 reads, resting>")
+    assert repr(scene.idle) == "<IdleRenewals 0 renewals, 0 bytes>"
+
+
+def test_a_verdict_that_no_later_request_finds_has_no_timer_without_reads() -> None:
+    scene = Scene()
+    for _ in range(3):
+        renewal, reads = scene.another(), [Read(), Read()]
+        for one in reads:
+            renewal.begin_read(one, scene.allowed, "net")
+        for one in reads:
+            assert len(scene.wheel) == 1
+            renewal.end_read(one)
+        assert (len(scene.wheel), repr(renewal)) == (0, "<VerdictRenewal 0 reads, resting>")
+        # The end of the read may be stated twice.
+        renewal.end_read(reads[0])
+    assert repr(scene.idle) == "<IdleRenewals 0 renewals, 0 bytes>"
+
+
+def test_remembered_verdicts_without_reads_are_scheduled_up_to_a_bound() -> None:
+    scene, read = Scene(), Read()
+    every = [scene.another() for _ in range(MOST_IDLE_BYTES // 2_500 + 2)]
+    for renewal in every:
+        renewal.begin_read(read, scene.allowed, "net", is_remembered=True)
+        renewal.end_read(read)
+    states = [repr(renewal) for renewal in every]
+    assert states[:2] == 2 * ["<VerdictRenewal 0 reads, resting>"]
+    assert states[2:] == (len(every) - 2) * ["<VerdictRenewal 0 reads, scheduled>"]
+    assert len(scene.wheel) == len(every) - 2
+    # The next read of an idle renewal sets no timer, and the oldest idle renewal is now the fourth.
+    every[2].begin_read(read, scene.allowed, "net")
+    every[2].end_read(read)
+    every[0].begin_read(read, scene.allowed, "net")
+    every[0].end_read(read)
+    assert [repr(every[at]).split()[-1] for at in (0, 2, 3)] == ["scheduled>", "scheduled>", "resting>"]
+    scene.clock.advance(KEPT_S)
+    assert (len(scene.wheel), repr(scene.idle)) == (0, "<IdleRenewals 0 renewals, 0 bytes>")
+
+
+def test_the_service_is_asked_for_the_network_with_the_fewest_waiting_requests() -> None:
+    scene = Scene()
+    scene.begin(net="stranger")
+    scene.begin(net="other")
+    [left] = scene.begin(net="left")
+    scene.renewal.end_read(left)
+    scene.waiting.update({"stranger": 1_000, "other": 1})
+    scene.clock.advance(KEPT_S - 1.5)
+    assert scene.asked_for == ["other"]
 
 
 def test_a_renewal_without_reads_leaves_its_question_and_begins_again_with_the_next_read() -> None:
@@ -161,7 +215,7 @@ def test_a_step_of_the_wall_clock_moves_the_question() -> None:
 def test_a_verdict_that_is_not_kept_lasts_a_second() -> None:
     scene = Scene()
     allowed = Allowed(scene.principal("ada")._replace(expires_at=scene.clock.wall()), 0)
-    assert scene.renewal.begin_read(read := Read(), allowed) is allowed
+    assert scene.renewal.begin_read(read := Read(), allowed, "net") is allowed
     scene.clock.advance(0.9)
     assert (len(scene.asked), scene.ended) == (1, [])
     scene.clock.advance(0.3)

@@ -92,7 +92,7 @@ def test_a_reload_keeps_what_is_known_and_drops_what_no_route_leads_to() -> None
     bench.take({"name": "other", "origin": C})
     # Requests in progress may still need the removed route.
     assert bench.pool() is pool()
-    bench.clock.advance(300)
+    bench.clock.advance(301)
     with pytest.raises(UpstreamUnreachable):
         bench.pool("default")
     gc.collect()
