@@ -34,7 +34,8 @@ class WorkerPlace:
     arrivals_paths: tuple[str, ...]
     """The path of each slot's `arrivals_socket`."""
     folder: str
-    """A folder that only the gateway's user can enter.  The supervisor removes it at its end."""
+    """A folder that only the gateway's user can enter.  The supervisor removes it at its end, or the workers do if it
+    was killed."""
     secret: bytes
     """32 random bytes, the same at all workers of a gateway."""
     control: Control

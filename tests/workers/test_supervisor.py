@@ -112,7 +112,8 @@ async def test_workers_end_with_their_supervisor_and_leave_the_port(start: Start
     wire = await Wire.open(gateway.url)
     await wire.ask("/s?offset=now&live=sse")
     await wire.head()
-    workers = gateway.worker_pids()
+    workers, folder = gateway.worker_pids(), private_folder(gateway)
+    assert folder.exists()
     os.kill(gateway.pid, signal.SIGKILL)
     # A worker drains, but accepts nobody more.
     await eventually(lambda: not listening(gateway.url), within_s=BOUND_S)
@@ -122,6 +123,7 @@ async def test_workers_end_with_their_supervisor_and_leave_the_port(start: Start
     await wire.closed()
     for pid in workers:
         await ended(pid)
+    assert not folder.exists()
     await again.stop()
 
 

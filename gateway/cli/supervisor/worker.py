@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -71,6 +72,9 @@ async def _serve(handed: Handed, config: GatewayConfig, load: Load, *, has_file:
         # Another gateway may want the ports.
         await gateway.listeners.stop_accepting()
     await gateway.stop(inherited)
+    if orders.is_alone:
+        # Nobody else removes it.  A worker that still drains asks the origin in place of the others.
+        shutil.rmtree(handed.place.folder, ignore_errors=True)
 
 
 async def _reload(gateway: RunningGateway, control: Control) -> None:
