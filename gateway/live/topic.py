@@ -11,7 +11,7 @@ its own.  If the reply names the tail, the first answer to this reader may say t
 Bytes that arrive in one iteration of the event loop are delivered together, in one round.  `DeliveryTimes` measures a
 round from the first arrival until all live readers have been sent the bytes.  A round with many readers, or with large
 answers, takes several turns of the loop, so that it does not delay other clients.  Each reader is sent the state of its
-turn.  If news arrives during a round, another round follows for the readers that had their turn before the news.
+turn.  If news arrives during a round, another round follows.
 
 `Cursors` assigns cursors to live readers (Durable Streams section 8.1).  Readers that wait together get the same
 cursor, so that their next requests have the same URL.  The shared cursor is greater than any that a client has sent.
@@ -219,10 +219,9 @@ class Topic:
         self._round_clients = 0
         """The number of clients that this round serves."""
         self.steps: dict[str, LiveStep] = {}
-        """The next bytes to send, by the offset of the readers.  They are made once in each round of deliveries, unless
-        the topic or the stream changes between the turns of the round."""
-        self._steps_version: Version | None = None
-        """The stream's version for which `steps` were made; None between rounds."""
+        """The next bytes to send, by the offset of the readers.  Only a turn of a delivery round has steps."""
+        self._kept_steps: tuple[tuple[object, ...], dict[str, LiveStep]] | None = None
+        """Between the turns of a round, the steps of the earlier turn, with the state that they were made for."""
         self.is_pumping = False
         """Whether a round is being delivered."""
         self._answers: dict[object, object] = {}
@@ -307,9 +306,9 @@ class Topic:
 
     def _fire(self) -> None:
         self.changed.fire()
+        self._kept_steps = None
         if self.readers_now:
             self._has_news = True
-            self.steps = {}
             self._flush_soon()
 
     def _flush_soon(self) -> None:
@@ -329,8 +328,8 @@ class Topic:
             self._delivery_times.begin()
         # Pumping is synchronous, so the stream cannot change meanwhile and readers can share steps.  Since the round's
         # earlier turn, it may have changed.
-        if self._steps_version is not self.stream.version:
-            self.steps = {}
+        kept, self._kept_steps = self._kept_steps, None
+        self.steps = kept[1] if kept is not None and kept[0] == self._step_state() else {}
         self._begin_answers()
         self.is_pumping = True
         now = self._delivery_times.now
@@ -355,14 +354,29 @@ class Topic:
 
     def _end_turn(self) -> None:
         """End a turn of a round, and the round if all its readers have had their turn."""
+        steps, self.steps = self.steps, {}
         if self._unpumped:
             # The steps have the bytes that many readers' connections hold: a second copy would be kept as long.
-            self._steps_version = self.stream.version
+            self._kept_steps = self._step_state(), steps
         else:
-            self.steps, self._steps_version = {}, None
             self._delivery_times.delivered(self._round_clients)
         if self._unpumped or self._has_news:
             self._flush_soon()
+
+    def _step_state(self) -> tuple[object, ...]:
+        """Return the state on which the steps depend."""
+        stream = self.stream
+        tape = stream.tape
+        return (
+            stream.version,
+            stream.ended,
+            tape.tail,
+            tape.closed_at,
+            self.position,
+            self.is_confirmed,
+            self.not_shareable,
+            self.cursors.shared(),
+        )
 
     def _account_all(self) -> None:
         answered, self.to_account = self.to_account, []

@@ -124,9 +124,9 @@ class GuardedReads:
         if abs(step_s) < _STEP_S:
             return
         self._clocks_apart_s += step_s
-        # Invalidate all remembered verdicts.  A renewal that has no reads now stays scheduled by the earlier time, so
-        # no later read may use its verdict.
+        # Remembered verdicts, and the times of renewals without reads, are those of the clock before the step.
         self.verdicts.begin_edition()
+        self._idle_renewals.rest_all()
         wall, renewals = self.verdicts.wall(), dict[LiveRenewal, None]()
         for channel in list(self._channels()):
             if (allowed := channel.verdict) is None:

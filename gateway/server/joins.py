@@ -118,7 +118,6 @@ class Joins:
             if lines is None or (divided := lines.divide(line)) is None:
                 return None
             join.key = divided.rest
-            lines.know_beginning(line)
         meaning = self._sections.for_lives(section, rules)
         self._forget(join.key, meaning)
         self._size += _cost(meaning, join)

@@ -124,8 +124,9 @@ class CredentialLines:
         return known[0] + line[end:], known[1]
 
     def know_beginning(self, line: bytes) -> None:
-        """Remember how to divide lines that begin like this line, whose live read is remembered.  Does nothing if the
-        line has credentials after its offset.
+        """Remember how to divide lines that begin like this line, whose verdict is remembered.
+
+        Does nothing if the line has credentials after its offset.
         """
         beginning = line.partition(_OFFSET)[0]
         whole, divided = self.divide(line), self.divide(beginning + b" ")

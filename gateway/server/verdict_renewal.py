@@ -55,6 +55,11 @@ class IdleRenewals:
         while self.cost > MOST_IDLE_BYTES:
             next(iter(self.renewals)).rest()
 
+    def rest_all(self) -> None:
+        """Have all renewals rest."""
+        for renewal in list(self.renewals):
+            renewal.rest()
+
 
 class VerdictRenewal:
     """Renews one verdict while live reads have it.  Implements `gateway.auth.remembered_verdicts.LiveRenewal`.

@@ -202,6 +202,7 @@ class Round:
         self.times = DeliveryTimes(metrics or NoMetrics(), self.clock.now, "default")
         self.topic = Topic(held(new_stream()), ACCESS, TIMES, self.clock.wall, self.times, KeptFrames())
         self.served: list[str] = []
+        self.steps: list[object] = []
 
     def add(self, name: str) -> Slow:
         reader = Slow(name, self.clock, self.served)
@@ -256,18 +257,41 @@ async def test_each_round_is_measured_though_news_arrives_during_every_round() -
     assert measured == [(4, 2.4), (4, 3.6), (4, 3.6)]
 
 
-async def test_the_turns_of_a_round_share_a_step_until_the_stream_changes() -> None:
+class Stepping:
+    """A live reader that records the topic's step at `at`, and makes it if there is none."""
+
+    def __init__(self, on: Round) -> None:
+        self._on = on
+
+    def pump(self) -> None:
+        topic = self._on.topic
+        self._on.clock.advance(0.6 * MOST_S)
+        self._on.steps.append(topic.steps.setdefault("at", cast(Any, object())))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda topic: topic.stream.withdrawn(),
+        lambda topic: topic.stream.tape.reached("9"),
+        lambda topic: topic.stream.lost_tail(),
+        lambda topic: setattr(topic, "is_confirmed", not topic.is_confirmed),
+        lambda topic: setattr(topic, "not_shareable", object()),
+        lambda topic: topic.wake(),
+    ],
+)
+async def test_the_turns_of_a_round_share_a_step_until_anything_changes(change: Callable[[Topic], object]) -> None:
     on = Round()
-    for name in "abcdef":
-        on.add(name)
+    on.topic.readers_now |= cast(Any, {Stepping(on) for _ in range(6)})
     on.topic.wake()
     await on.turn()
-    step = on.topic.steps["1"] = cast(Any, object())
+    assert on.topic.steps == {}, "outside a turn, a reader makes its own step"
     await on.turn()
-    assert on.topic.steps == {"1": step}
-    on.topic.stream.withdrawn()
+    assert len(set(on.steps)) == 1
+    change(on.topic)
     await on.turn()
-    assert on.topic.steps == {}
+    assert len(on.steps) == 6
+    assert len(set(on.steps)) == 2
 
 
 async def test_a_reader_that_has_left_during_a_round_is_not_served() -> None:

@@ -220,3 +220,15 @@ def test_a_verdict_that_is_not_kept_lasts_a_second() -> None:
     assert (len(scene.asked), scene.ended) == (1, [])
     scene.clock.advance(0.3)
     assert scene.ended == [read]
+
+
+def test_idle_renewals_rest_after_a_clock_step_so_that_later_reads_have_the_right_time() -> None:
+    scene = Scene()
+    [read] = scene.begin()
+    scene.renewal.end_read(read)
+    scene.clock.step_wall(KEPT_S / 2)
+    scene.idle.rest_all()
+    assert (repr(scene.renewal), len(scene.wheel), scene.idle.cost) == ("<VerdictRenewal 0 reads, resting>", 0, 0)
+    scene.begin()
+    scene.clock.advance(KEPT_S / 2 - 1.5)
+    assert len(scene.asked) == 1
