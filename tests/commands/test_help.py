@@ -24,6 +24,7 @@ OPTIONS = {
     "sign": ["URL", "--key", "--key-id", "--for", "--allow", "--streams", "--network", "--cookie"],
     "drain": ["--within", "--undo", "--wait", "--no-wait", "--admin"],
     "reload": ["--admin"],
+    "upgrade": ["--admin"],
 }
 
 

@@ -349,7 +349,11 @@ async def test_the_variables_of_s2s_sdks_name_server_and_token(
     ("arguments", "status", "said"),
     [
         (["tail", "{s2}/nothing"], 1, "{http}/v1/streams/nothing/records: 404 stream_not_found: "),
-        (["tail", "{s2}/s", "--from", "9"], 1, "{http}/v1/streams/s: its tail, 1, is before 9: it was created again"),
+        (
+            ["tail", "{s2}/s", "--from", "9"],
+            1,
+            "{http}/v1/streams/s: its tail, 1, is before 9: the stream was created again",
+        ),
         (["tail", "{s2}/s", "--from", "x"], 2, "Invalid value for '--from': expected a sequence number, now or start"),
         (["tail", "{http}/s", "--json"], 2, "Invalid value for '--json': is for S2 streams"),
         (["tail", "s2://127.0.0.1:1/b/s"], 1, "cannot connect to 127.0.0.1:1: Connection refused"),

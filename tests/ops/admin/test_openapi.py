@@ -44,6 +44,7 @@ CONTRACT = {
     ("get", "/api/log-level"),
     ("put", "/api/log-level"),
     ("post", "/api/reload"),
+    ("post", "/api/upgrade"),
     ("get", "/openapi.json"),
     ("get", "/healthz"),
     ("get", "/readyz"),
