@@ -11,7 +11,7 @@ import asyncio
 import inspect
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Final, Protocol
 
 BOUND_S: Final = 20.0
@@ -50,9 +50,10 @@ async def eventually(
         holds = condition()
         if not isinstance(holds, bool):
             # A condition that hangs must not outlive the bound.
-            async with asyncio.timeout(max(LOOK_S, gives_up_at - time.monotonic())):
-                holds = await holds
-        if holds:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(LOOK_S, gives_up_at - time.monotonic())):
+                    holds = await holds
+        if holds is True:
             return
         if time.monotonic() > gives_up_at:
             raise AssertionError(f"not within {within_s:g} s: {_source(condition)} {_seen_by(condition)} {state()}")
