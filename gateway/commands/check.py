@@ -172,7 +172,7 @@ def _loaded(path: Path, environ: Mapping[str, str]) -> tuple[LoadedConfig, dict[
     from gateway.ops.access_log.sinks import check_log
     from gateway.ops.admin.guard import admin_token
     from gateway.ops.tracing_extra import check_tracing
-    from gateway.server.certificate_reloader import load_certificates
+    from gateway.server.certificates import load_certificates
 
     loaded = load_config(path, environ=environ)
     tls: dict[str, OriginTls] = {}
@@ -226,7 +226,7 @@ def _probed(config: GatewayConfig, tls: Mapping[str, OriginTls]) -> list[Probe]:
 
 async def _probe(config: GatewayConfig, tls: Mapping[str, OriginTls], found: list[Probe]) -> None:
     from gateway.config.origin_tls import load_auth_tls
-    from gateway.upstream.exchanges import Exchanges
+    from gateway.upstream.client import Exchanges
     from gateway.upstream.origin_pool import authority_of
     from gateway.upstream.slots import SlotLimits
 

@@ -15,11 +15,10 @@ from gateway.config.limits import LimitsConfig
 from gateway.config.origin_tls import OriginTls
 from gateway.engine.answer import Answer
 from gateway.engine.catchup import CatchUp
-from gateway.engine.cold_read_limit import ColdReadLimit
 from gateway.engine.compression import Coder
 from gateway.engine.confirming import Confirming
 from gateway.engine.fetch_table import FetchTable
-from gateway.engine.first_read import FirstRead
+from gateway.engine.first_read import ColdReadLimit, FirstRead
 from gateway.engine.hit_for_miss import HEAD
 from gateway.engine.hop import HopUpstream
 from gateway.engine.live_start import LiveReads
@@ -41,7 +40,7 @@ from gateway.engine.writes import Writes
 from gateway.errors import GatewayError, TailMovedBack
 from gateway.limits.accounts import Account
 from gateway.limits.shared_accounts import open_accounts
-from gateway.live.drain import Drain
+from gateway.live.subscriber import Drain
 from gateway.live.table import LiveTable
 from gateway.live.topics import LiveTopics
 from gateway.protocol.cache_status import Outcome

@@ -36,7 +36,6 @@ from gateway.errors import (
     bare,
 )
 from gateway.http.reply import Interim
-from gateway.limits.inflow import Inflow
 from gateway.live.walk_pace import WalkPace
 from gateway.protocol.hop import HopSaid
 from gateway.protocol.mode import Mode
@@ -55,6 +54,7 @@ from gateway.upstream.flight import (
     Flight,
 )
 from gateway.upstream.incoming import MOST_READ_BYTES
+from gateway.upstream.intake import Inflow
 from gateway.upstream.reply import Reply
 
 _log = logging.getLogger("gateway.engine.fetch")

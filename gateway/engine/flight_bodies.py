@@ -33,7 +33,6 @@ from gateway.aio.tasks import in_task
 from gateway.engine.reply_recorder import Effect, SentFetch, is_overtaken
 from gateway.engine.route import Route
 from gateway.errors import UpstreamBroken, UpstreamCongested
-from gateway.limits.inflow import Inflow
 from gateway.protocol.freshness_headers import age_from_headers
 from gateway.protocol.json_body import ArrayUnwrapper, NotAnArray
 from gateway.protocol.mode import Mode
@@ -45,6 +44,7 @@ from gateway.tape.stream import Stream
 from gateway.tape.tape import Tape
 from gateway.telemetry.metrics import MetricsRecorder
 from gateway.upstream.flight import Flight, StreamHead
+from gateway.upstream.intake import Inflow
 from gateway.upstream.reply import Reply
 
 # Enum members are slow to reach in Python 3.11, so every fetch uses this constant.

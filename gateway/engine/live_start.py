@@ -22,7 +22,7 @@ from gateway.engine.read import Read, StreamEnded, Uncacheable
 from gateway.engine.reply_recorder import is_outdated
 from gateway.engine.route import Route
 from gateway.errors import GatewayError, TailMovedBack, UpstreamBroken
-from gateway.live.drain import Drain
+from gateway.live.subscriber import Drain
 from gateway.live.topic import LiveTimes, Topic
 from gateway.live.topics import LiveTopics
 from gateway.protocol.cursor import next_cursor

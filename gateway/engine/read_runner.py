@@ -7,8 +7,7 @@ from typing import Protocol, TypeVar
 
 from gateway.aio.clock import Clock
 from gateway.engine.answer import Answer
-from gateway.engine.cold_read_limit import ColdReadLimit
-from gateway.engine.first_read import FirstRead
+from gateway.engine.first_read import ColdReadLimit, FirstRead
 from gateway.engine.negative_cache import NegativeCache
 from gateway.engine.read import MOST_CHANGES, Read, Uncacheable
 from gateway.engine.response_heads import origin_error_answer

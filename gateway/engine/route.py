@@ -32,7 +32,7 @@ from gateway.upstream.call import Bounds, Source
 from gateway.upstream.flight import NotShareable
 from gateway.upstream.origin_pool import authorities_of, route_url
 from gateway.upstream.reply import Reply
-from gateway.upstream.retry_budget import RetryBudget, RouteRetries
+from gateway.upstream.retries import RetryBudget, RouteRetries
 
 _log = logging.getLogger("gateway.sharing")
 

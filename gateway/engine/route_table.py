@@ -15,7 +15,7 @@ from gateway.config.routes import RouteConfig
 from gateway.engine.route import Route
 from gateway.protocol.sharing import Partition
 from gateway.upstream.origin_pool import origin_names
-from gateway.upstream.retry_budget import RetryBudget
+from gateway.upstream.retries import RetryBudget
 
 
 def _sharing(config: RouteConfig, origin: str) -> tuple[object, ...]:

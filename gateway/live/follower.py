@@ -29,7 +29,7 @@ from gateway.errors import (
     UpstreamUnavailable,
     bare,
 )
-from gateway.live.replies import decoded, end_of, unwrapped
+from gateway.live.frames import decoded, end_of, unwrapped
 from gateway.live.table import pause_before_reconnect
 from gateway.live.topic import Topic
 from gateway.live.walk_pace import WalkPace

@@ -18,11 +18,11 @@ from typing import Final, Protocol
 
 from gateway.aio.clock import Clock, pause
 from gateway.config.gateway import GatewayConfig
-from gateway.limits.inflow import Inflow
 from gateway.limits.memory import MemoryGuard, Pressure
 from gateway.ops.memory_figures import MemoryState
 from gateway.ops.process_memory import container_limit_bytes
 from gateway.tape.store import TapeStore
+from gateway.upstream.intake import Inflow
 from gateway.workers.portions import share
 
 INTERVAL_S: Final = 1.0

@@ -28,7 +28,7 @@ from typing import Final
 
 from gateway.aio.clock import SystemClock
 from gateway.config.certificate_files import Certificate, Pem, load_authorities, load_pair, read_certificate
-from gateway.config.errors import ConfigError
+from gateway.config.errors import ConfigError, Mistakes
 from gateway.config.listener import CertificateConfig, ListenerConfig, ListenerTlsConfig
 from gateway.limits.memory import evict_oldest
 
@@ -281,3 +281,37 @@ def _bare_context(config: ListenerTlsConfig, alpn: Sequence[str]) -> ssl.SSLCont
         is_required = config.client_certificates == "required"
         context.verify_mode = ssl.CERT_REQUIRED if is_required else ssl.CERT_OPTIONAL
     return context
+
+
+Certificates = Mapping[int, LoadedCertificates]
+"""Certificates by the index of their listener in the configuration."""
+
+
+def certificate_files(listeners: Sequence[ListenerConfig]) -> tuple[str, ...]:
+    """Return the files of the listeners' certificates, keys and client CAs."""
+    tables = [listener.tls for listener in listeners if listener.tls is not None]
+    named = [
+        file
+        for tls in tables
+        for file in (tls.client_ca, *(file for one in tls.certificates for file in (one.certificate, one.key)))
+    ]
+    return tuple(filter(None, named))
+
+
+def load_certificates(
+    listeners: Sequence[ListenerConfig], alpn: Sequence[str], old: Certificates | None = None
+) -> dict[int, LoadedCertificates]:
+    """Read the certificates of all listeners.  Blocks.
+
+    `old` has the certificates in use.  Raises ConfigError if a file cannot be used and `old` has no earlier version of
+    it.
+    """
+    found: dict[int, LoadedCertificates] = {}
+    mistakes = Mistakes()
+    for index, listener in enumerate(listeners):
+        with mistakes.collected():
+            loaded = load(listener, f"listener[{index}]", alpn, (old or {}).get(index))
+            if loaded is not None:
+                found[index] = loaded
+    mistakes.raise_any()
+    return found

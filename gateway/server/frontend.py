@@ -30,6 +30,7 @@ from gateway.protocol.client_address import Proxies
 from gateway.protocol.mode import Mode
 from gateway.protocol.target import BadHost, host_of, without_authority
 from gateway.server.authorising import Authoriser
+from gateway.server.certificates import Certificates
 from gateway.server.client_connections import ClientConnection, Clients, ConnectionRefusal, Handler, Peer
 from gateway.server.connection import Connection, SecureConnection
 from gateway.server.guarded_reads import SPREAD_S, GuardedReads
@@ -38,7 +39,7 @@ from gateway.server.handshake import HTTP_1, HTTP_2, Connect
 from gateway.server.hop import HopServer
 from gateway.server.http2.connection import Http2Connection
 from gateway.server.joins import Joins
-from gateway.server.listeners import Certificates, ListenerRecorder, Listeners
+from gateway.server.listeners import ListenerRecorder, Listeners
 from gateway.server.remembered import RememberedAnswer, RememberedAnswers
 from gateway.server.request import Answered, Request
 from gateway.server.request_admission import Admission

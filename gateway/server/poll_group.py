@@ -22,7 +22,7 @@ from gateway.engine.route import Route
 from gateway.errors import GatewayError
 from gateway.http.outgoing import JOINED_BYTES, response_head
 from gateway.limits.memory import NOTHING, Holding, SharedBytes
-from gateway.live.drain import Drain
+from gateway.live.subscriber import Drain
 from gateway.live.topic import Topic
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.coding import applied

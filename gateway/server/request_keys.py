@@ -33,9 +33,9 @@ from typing import Final, NamedTuple
 
 from gateway.auth.remembered_verdicts import Allowed
 from gateway.engine.route import HeaderRules
+from gateway.http.known import lines_named, web_origin
 from gateway.http.request_parser import MOST_FIELDS
 from gateway.protocol.client_address import Proxies
-from gateway.server.header_lines import lines_named, web_origin
 from gateway.server.verdict_keys import CredentialLines, StreamNames, VerdictKey
 from gateway.tuples import make
 

@@ -32,10 +32,9 @@ from gateway.http.framing import State
 from gateway.http.reply import ReplyBroken, ReplyParser
 from gateway.upstream.call import Endpoint
 from gateway.upstream.failures import ConnectionLost, UploadFailed
-from gateway.upstream.incoming import IncomingReply
+from gateway.upstream.incoming import IncomingReply, send_body
 from gateway.upstream.intake import Intake
 from gateway.upstream.keep_alive import KeepAlive
-from gateway.upstream.upload import send_body
 
 _KEEP_ALIVE: Final = istr("Keep-Alive")
 _CLOSED: Final = State.CLOSED

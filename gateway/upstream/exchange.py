@@ -10,7 +10,7 @@ Bodies are passed on as they are.  Nothing is decompressed, no redirect is follo
 refused.  Reading a truncated body raises an exception, so a body that was read without an exception is complete.  This
 module translates exceptions of other libraries into the exceptions of `errors.py`.
 
-A request may be sent once more if a kept connection proves to be dead.  `gateway.upstream.repeatable` has the rule.
+A request may be sent once more if a kept connection proves to be dead.  `gateway.upstream.retries` has the rule.
 
 If the host is an origin of a route, the outcome is reported to the origin's state (`OriginRequest`).
 """
@@ -49,12 +49,11 @@ from gateway.upstream.failures import (
     UploadFailed,
     reason_of,
 )
-from gateway.upstream.incoming import Carrier, IncomingReply, ignore, no_op
+from gateway.upstream.incoming import Carrier, IncomingReply, Upload, ignore, no_op
 from gateway.upstream.origin_state import OriginRequest
-from gateway.upstream.repeatable import is_repeatable
 from gateway.upstream.reply import Reply
+from gateway.upstream.retries import is_repeatable
 from gateway.upstream.slots import Lane, Purpose
-from gateway.upstream.upload import Upload
 
 _log = logging.getLogger("gateway.upstream")
 
@@ -68,7 +67,7 @@ T = TypeVar("T")
 
 
 class Hosts(Protocol):
-    """The part of `gateway.upstream.exchanges.Exchanges` that an exchange uses."""
+    """The part of `gateway.upstream.client.Exchanges` that an exchange uses."""
 
     tasks: Tasks
     time: Callable[[], float]

@@ -23,12 +23,12 @@ from multidict import CIMultiDict
 
 from gateway.aio.signal import Signal
 from gateway.errors import GatewayError, UpstreamBroken
-from gateway.limits.inflow import Inflow
 from gateway.limits.memory import Holding, SharedBytes
 from gateway.protocol.sharing import Ground
 from gateway.protocol.stream_version import FIRST
 from gateway.telemetry.tracing import NO_FLIGHT, FlightSpan
 from gateway.upstream.collapse import FetchEnd, SharedFetch
+from gateway.upstream.intake import Inflow
 
 WINDOW_BYTES: Final = 1 << 20
 _UNBOUNDED: Final = Inflow()

@@ -12,6 +12,12 @@ breaker.
 
 Checks and probes use the connections for live requests.  Otherwise a queue of ordinary requests would delay them, and
 the origin would seem to be down.
+
+With several workers, the worker whose breaker opens tells the others (`OriginNews`), at each failed probe and when its
+breaker closes.  The others open and close their breakers with it, and send no probes while they receive such news.
+Otherwise a failing origin would have to fail at each worker, and each worker would probe it.  A client's request may
+probe the origin at each worker.  Workers that receive no news for a while send probes too, because the telling worker
+may have died.  One worker sends all active checks, and tells the others which origins are ejected.
 """
 
 from __future__ import annotations
@@ -31,9 +37,8 @@ from gateway.config.routes import RouteConfig
 from gateway.errors import GatewayError
 from gateway.upstream.breaker import BreakerState
 from gateway.upstream.call import Bounds, OriginCall
-from gateway.upstream.exchanges import Exchanges
+from gateway.upstream.client import Exchanges
 from gateway.upstream.failures import reason_of, reason_of_status
-from gateway.upstream.origin_news import TOLD, OriginNews, learn
 from gateway.upstream.origin_pool import Origins, authority_of
 from gateway.upstream.origin_state import FAILING, Origin
 from gateway.upstream.reply import Reply
@@ -43,6 +48,14 @@ _WATCH_JITTER: Final = (0.5, 1.0)
 """The bounds of the random pause before a probe that is already due, as shares of the breaker's first open time."""
 _PROBE_S: Final = 3.0
 """The timeout of a probe in seconds."""
+
+
+SILENCE_S: Final = 6.0
+"""Seconds without news, on top of the longest open time, after which a worker probes the origin itself: a probe may
+take half of this."""
+
+TOLD: Final = "told"
+"""The health check of another worker, among those that have ejected an origin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,3 +224,47 @@ def _headers() -> CIMultiDict[str]:
 
 def _bounds(timeout_s: float) -> Bounds:
     return Bounds(timeout_s, timeout_s, timeout_s, timeout_s)
+
+
+# -- what workers tell each other
+
+
+@dataclass(frozen=True, slots=True)
+class OriginNews:
+    """The state of an origin at the worker that tells it."""
+
+    slot: int
+    """The worker that tells it."""
+    origin: str
+    """Scheme, host and port."""
+    is_open: bool
+    """Whether the breaker passes no requests."""
+    is_ejected: bool
+    reason: str
+
+
+def news_of(origin: Origin, slot: int) -> OriginNews:
+    """Return what the other workers need to know from the worker of this slot."""
+    is_open = origin.breaker.state is not BreakerState.CLOSED
+    return OriginNews(slot, origin.authority, is_open, origin.is_ejected, origin.reason or "")
+
+
+def learn(origin: Origin, news: OriginNews, slot: int, now: float, longest_open_s: float) -> bool:
+    """Apply the news at the worker of this slot.  Returns whether the breaker has opened, so that it has to be
+    watched."""
+    has_opened = False
+    if news.is_open:
+        has_opened = origin.breaker.open_as_told(now)
+        if has_opened:
+            origin.end_live_requests()
+        # Of several workers whose breakers have opened by themselves, the first sends the probes.
+        if has_opened or news.slot < slot or origin.probed_elsewhere_until > now:
+            origin.reason = news.reason
+            origin.probed_elsewhere_until = now + longest_open_s + SILENCE_S
+    elif origin.breaker.close_as_told(now):
+        origin.recovered.fire()
+    if news.is_ejected:
+        origin.eject(TOLD, news.reason, now, is_told=True)
+    else:
+        origin.readmit(TOLD, now, is_told=True)
+    return has_opened

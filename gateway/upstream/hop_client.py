@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from gateway.aio.tasks import Tasks
 from gateway.upstream.asking import Requester, answer_to
 from gateway.upstream.call import Endpoint, OriginCall
+from gateway.upstream.client import Exchanges
 from gateway.upstream.connection import Connection, ConnectionOwner
 from gateway.upstream.connection_pool import UNBOUNDED
 from gateway.upstream.dialer import Dialer
 from gateway.upstream.exchange import Exchange
-from gateway.upstream.exchanges import Exchanges
 from gateway.upstream.failures import ConnectTimedOut, NotConnected
 from gateway.upstream.incoming import no_op
 from gateway.upstream.reply import Reply

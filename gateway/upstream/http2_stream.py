@@ -24,8 +24,7 @@ from gateway.http.http2.streams import Stream
 from gateway.http.reply import END, Event, Interim, ReplyBroken, TooManyInterim
 from gateway.upstream.call import Endpoint
 from gateway.upstream.failures import ConnectionLost, RequestReset, Unprocessed, UploadFailed
-from gateway.upstream.incoming import IncomingReply
-from gateway.upstream.upload import send_body
+from gateway.upstream.incoming import IncomingReply, send_body
 
 
 class StreamOwner(Protocol):

@@ -147,7 +147,7 @@ class Origin:
         self.reason: str | None = None
         """The reason of the latest failure."""
         self.probed_elsewhere_until = -inf
-        """Until when another worker is known to probe the origin (`gateway.upstream.origin_news`)."""
+        """Until when another worker is known to probe the origin (`gateway.upstream.health`)."""
         self.recovered = Signal()
         """Wakes all waiters when the breaker closes.  Wakes one waiter when a client's request may probe the origin."""
 

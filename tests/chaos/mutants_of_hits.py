@@ -14,8 +14,9 @@ from typing import Any, Final
 from unittest.mock import patch
 
 from gateway.engine.route import HeaderRules
+from gateway.http import known
 from gateway.http.http2.head import Http2Request
-from gateway.server import header_lines, request_keys
+from gateway.server import request_keys
 from gateway.server.connection import Connection
 from gateway.server.http2.connection import Http2Connection
 from gateway.server.joins import Joins
@@ -59,7 +60,7 @@ def hit_takes_every_route_for_the_loosest() -> Patches:
 
     def read_loosely(self: request_keys._Kind, text: bytes) -> tuple[request_keys.Key, ...]:
         names = [*request_keys.MEANINGLESS, *request_keys.FORWARDING, "authorization"]
-        self._without_meaning = header_lines.lines_named(names).sub
+        self._without_meaning = known.lines_named(names).sub
         return read(self, text)
 
     return [(request_keys._Kind, "read", read_loosely)]
@@ -82,7 +83,7 @@ def hit_ignores_if_none_match() -> Patches:
 
 @mutant("a line is taken out only if the strict parser would accept it")
 def line_with_control_characters_is_taken_out() -> Patches:
-    lines = header_lines.lines_named
+    lines = known.lines_named
 
     def any_value(names: Any) -> re.Pattern[bytes]:
         return re.compile(lines(names).pattern.replace(rb"[\t\x20-\x7e]*+", rb"[^\r\n]*+"))

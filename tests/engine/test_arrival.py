@@ -12,9 +12,9 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.engine.flight_bodies import receive
 from gateway.errors import UpstreamCongested
 from gateway.http.reply_lines import Head
-from gateway.limits.inflow import Inflow
 from gateway.tape.arriving import Arriving
 from gateway.upstream.flight import WINDOW_BYTES, Flight, StreamHead
+from gateway.upstream.intake import Inflow
 from gateway.upstream.reply import Reply
 from tests.tape.store_machine import key, new_store
 

@@ -10,13 +10,13 @@ from random import Random
 import pytest
 
 from gateway.aio.clock import ManualClock
-from gateway.limits.inflow import Inflow
 from gateway.limits.memory import MARKS, Pressure, victims
 from gateway.ops.memory_watch import MemoryLimits, MemoryWatch
 from gateway.ops.metrics import Metrics
 from gateway.protocol.sharing import Group, Partition, StreamKey
 from gateway.tape.eviction import S3Fifo
 from gateway.tape.store import TapeStore
+from gateway.upstream.intake import Inflow
 from tests.waiting import pass_turns
 
 LIMIT = 1_000_000

@@ -20,7 +20,7 @@ from gateway.http.reply import Interim
 from gateway.upstream import connection as connection_module
 from gateway.upstream.breaker import BreakerState
 from gateway.upstream.call import Bounds, OriginCall
-from gateway.upstream.exchanges import Exchanges
+from gateway.upstream.client import Exchanges
 from gateway.upstream.failures import reason_of
 from gateway.upstream.incoming import no_op
 from gateway.upstream.keep_alive import KeepAlive

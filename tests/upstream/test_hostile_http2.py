@@ -15,7 +15,7 @@ from gateway.http.http2 import frames
 from gateway.http.http2.frames import ErrorCode, Setting
 from gateway.upstream import http2_connection
 from gateway.upstream.call import Bounds, OriginCall
-from gateway.upstream.exchanges import Exchanges
+from gateway.upstream.client import Exchanges
 from gateway.upstream.slots import SlotLimits
 from tests.http.http2.peer import (
     NO_SETTINGS,

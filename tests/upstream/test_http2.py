@@ -19,7 +19,7 @@ from gateway.http.http2.frames import ErrorCode, Setting
 from gateway.upstream import http2_connection
 from gateway.upstream.breaker import BreakerState
 from gateway.upstream.call import Bounds, OriginCall
-from gateway.upstream.exchanges import Exchanges
+from gateway.upstream.client import Exchanges
 from gateway.upstream.failures import reason_of
 from gateway.upstream.keep_alive import KeepAlive
 from gateway.upstream.origin_state import Origin as Books

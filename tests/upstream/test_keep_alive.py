@@ -10,7 +10,7 @@ import pytest
 
 from gateway.errors import UpstreamUnreachable
 from gateway.upstream import resolver
-from gateway.upstream.exchanges import Exchanges
+from gateway.upstream.client import Exchanges
 from gateway.upstream.keep_alive import KeepAlive
 from gateway.upstream.slots import SlotLimits
 from tests.upstream.http2_peer import good, http2_origin

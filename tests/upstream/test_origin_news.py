@@ -8,7 +8,7 @@ from gateway.aio.clock import ManualClock
 from gateway.config.origins import OriginsConfig
 from gateway.config.routes import RouteConfig
 from gateway.upstream.breaker import BreakerState
-from gateway.upstream.origin_news import SILENCE_S, OriginNews, learn, news_of
+from gateway.upstream.health import SILENCE_S, OriginNews, learn, news_of
 from gateway.upstream.origin_pool import Origins
 from gateway.upstream.origin_state import Origin
 

@@ -17,7 +17,7 @@ from gateway.config.gateway import GatewayConfig
 from gateway.config.origin_tls import load_tls
 from gateway.errors import GatewayError, UpstreamUnreachable
 from gateway.upstream.call import Bounds, OriginCall
-from gateway.upstream.exchanges import Exchanges
+from gateway.upstream.client import Exchanges
 from gateway.upstream.failures import reason_of
 from gateway.upstream.slots import SlotLimits
 from tests.tls_origin import behind_tls, made, server_context

@@ -36,10 +36,9 @@ from gateway.commands.run import collect_rarely
 from gateway.config.change import change as config_change
 from gateway.config.errors import ConfigError
 from gateway.config.gateway import GatewayConfig
-from gateway.server.certificate_reloader import load_certificates
-from gateway.server.handed import Handed
+from gateway.server.certificates import Certificates, load_certificates
 from gateway.server.handshake import ALPN
-from gateway.server.listeners import Certificates
+from gateway.server.listeners import Handed
 from gateway.workers.control import Control, Message
 from gateway.workers.place import WorkerPlace
 

@@ -16,7 +16,7 @@ from gateway.cli.reloading import reloaded
 from gateway.cli.starting import bind_addresses, started
 from gateway.config.errors import ConfigError
 from gateway.config.gateway import GatewayConfig
-from gateway.server.handed import Handed
+from gateway.server.listeners import Handed
 from gateway.workers.control import Control, Message
 
 _FOR_SUPERVISOR: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)

@@ -10,7 +10,7 @@ from typing import Final
 
 from gateway.aio.batches import Batch
 from gateway.aio.timers import Wheel
-from gateway.engine.cold_read_limit import ColdReadLimit
+from gateway.engine.first_read import ColdReadLimit
 from gateway.engine.negative_cache import NegativeCache
 from gateway.engine.s2.fetch import S2Fetched, S2Origin
 from gateway.engine.s2.reader import DRAINING, S2Session, S2SessionReader

@@ -35,7 +35,7 @@ from gateway.ops.admin.subject import Subject
 from gateway.ops.gathering.ended_counts import EndedCounts
 from gateway.ops.history import Sample
 from gateway.ops.partition_ids import PartitionIds
-from gateway.upstream.origin_news import OriginNews
+from gateway.upstream.health import OriginNews
 
 SAMPLES: Final = "/worker/samples"
 OVERVIEW: Final = "/worker/overview"

@@ -17,7 +17,7 @@ from gateway.ops.gathering.endpoints import Gathered
 from gateway.ops.gathering.peers import Peers
 from gateway.ops.gathering.private import ORIGIN, private_application
 from gateway.ops.partition_ids import PartitionIds
-from gateway.upstream.origin_news import news_of
+from gateway.upstream.health import news_of
 from gateway.upstream.origin_state import Origin
 from gateway.workers.place import WorkerPlace
 from gateway.workers.shared_memory import SlotState

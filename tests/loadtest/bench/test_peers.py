@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gateway.config.file import load_config
-from gateway.server.certificate_reloader import load_certificates
+from gateway.server.certificates import load_certificates
 from loadtest.bench.certificates import Certificate, gateway_tls, make_certificate, nginx_tls
 from loadtest.bench.fetch import header, status
 from loadtest.bench.nginx import nchan_config, nginx_config
