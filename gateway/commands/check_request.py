@@ -55,7 +55,7 @@ def explain_request(config: GatewayConfig, request: Request, *, asks: bool = Fal
     `asks`, the rules' URLs are asked for keys and verdicts, as a gateway would ask them."""
     from gateway.auth.check_explanation import explain
     from gateway.auth.rules import load_rules
-    from gateway.engine.core import route_for
+    from gateway.engine.route import route_for
     from gateway.engine.route_table import RouteTable
     from gateway.protocol.target import BadTarget, host_of, parse_target
     from gateway.server.authorising import is_of_the_origin

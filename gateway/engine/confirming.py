@@ -28,12 +28,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from gateway.aio.clock import Clock, Timer
 from gateway.aio.tasks import in_task
 from gateway.engine.fetch_table import FetchTable
-from gateway.engine.read import Read
+from gateway.engine.read import Closeable, Read
 from gateway.errors import TailMovedBack
 from gateway.protocol.names import START, is_before
 from gateway.tape.stream import Stream
@@ -94,12 +94,6 @@ PATIENCE_S: Final = 1.0
 """How long a read waits for an origin that answers no request, if its bytes are in memory."""
 MOST_WAIT_S: Final = 5.0
 """How long a read waits for an origin that answers other requests, if its bytes are in memory."""
-
-
-class Closeable(Protocol):
-    """An answer, or a subscription to a stream."""
-
-    def close(self) -> None: ...
 
 
 T = TypeVar("T")

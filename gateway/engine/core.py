@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
 
 from gateway.aio.timers import Wheel
 from gateway.bridge.bridge import Bridge
@@ -32,7 +32,6 @@ from gateway.engine.read_runner import ReadRunner, is_kept, is_known_kept
 from gateway.engine.relay import Relay
 from gateway.engine.relayed_request import PendingWrites
 from gateway.engine.response_heads import head_answer, origin_error_answer
-from gateway.engine.route import Route
 from gateway.engine.s2.reads import S2Reads
 from gateway.engine.s2.writes import S2Writes
 from gateway.engine.sse import Sse, Subscription
@@ -61,26 +60,10 @@ from gateway.upstream.keep_alive import KeepAlive
 from gateway.upstream.origin_pool import Credentials, Origins, origin_names
 from gateway.upstream.slots import SlotLimits
 from gateway.workers.owners import Owners
-from gateway.workers.shared_memory import SharedMemory
+from gateway.workers.place import WorkerPlace
 from gateway.workers.write_log import WriteLog
 
 _log = logging.getLogger("gateway.origins")
-
-
-class Crew(Protocol):
-    """The workers of a gateway, as seen from one of them: `gateway.workers.place.WorkerPlace`."""
-
-    @property
-    def slot(self) -> int: ...
-
-    @property
-    def generation(self) -> int: ...
-
-    @property
-    def shared(self) -> SharedMemory: ...
-
-    @property
-    def hop_paths(self) -> Sequence[str]: ...
 
 
 class Engine:
@@ -97,7 +80,7 @@ class Engine:
         credentials: Credentials | None = None,
         upstream: Upstream | None = None,
         tls: Mapping[str, OriginTls] | None = None,
-        crew: Crew | None = None,
+        crew: WorkerPlace | None = None,
     ) -> None:
         """`crew` are the other workers of the gateway; None if this process is the only one."""
         limits = config.limits
@@ -465,12 +448,3 @@ def _without_codings(read: Read) -> Read:
     if read.if_none_match is None:
         return read
     return read._replace(if_none_match=without_codings(read.if_none_match, read.accepted))
-
-
-def route_for(routes: Sequence[Route], host: str, path: str) -> Route | None:
-    """Return the route that serves `host` and `path`; None if no route does.  `routes` are in order of precedence,
-    highest first."""
-    for route in routes:
-        if route.serves(host, path):
-            return route
-    return None

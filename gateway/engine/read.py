@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from gateway.engine.hit_for_miss import Shape
 from gateway.engine.route import Route
@@ -51,6 +51,12 @@ class Read(NamedTuple):
         """Return whether a shared reply with these headers is valid for the request's Origin header."""
         origin = self.web_origin
         return origin is None or allows(headers, origin) or self.route.denied_origins.has(self.key.group, origin)
+
+
+class Closeable(Protocol):
+    """The result of a read: an answer, or a subscription to a stream.  It keeps resources until it is closed."""
+
+    def close(self) -> None: ...
 
 
 class Uncacheable(Exception):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from gateway.aio.clock import Clock
 from gateway.engine.answer import Answer
 from gateway.engine.first_read import ColdReadLimit, FirstRead
 from gateway.engine.negative_cache import NegativeCache
-from gateway.engine.read import MOST_CHANGES, Read, Uncacheable
+from gateway.engine.read import MOST_CHANGES, Closeable, Read, Uncacheable
 from gateway.engine.response_heads import origin_error_answer
 from gateway.errors import TailMovedBack
 from gateway.live.topics import LiveTopics
@@ -22,13 +22,7 @@ from gateway.upstream.flight import CHANGES_TOO_FAST, METADATA, VARIES_BY_ORIGIN
 _HIT = Outcome.HIT
 
 
-class Closing(Protocol):
-    """A result that keeps resources until it is closed."""
-
-    def close(self) -> None: ...
-
-
-T = TypeVar("T", bound=Closing)
+T = TypeVar("T", bound=Closeable)
 
 
 def is_known_kept(read: Read, stream: Stream) -> bool:

@@ -373,3 +373,12 @@ class Route:
 def _is_personal(name: str) -> bool:
     """Return whether the gateway uses a header of this name only as a credential."""
     return name in ("authorization", "cookie") or (name.startswith("x-") and not name.startswith("x-forwarded-"))
+
+
+def route_for(routes: Sequence[Route], host: str, path: str) -> Route | None:
+    """Return the route that serves `host` and `path`; None if no route does.  `routes` are in order of precedence,
+    highest first."""
+    for route in routes:
+        if route.serves(host, path):
+            return route
+    return None

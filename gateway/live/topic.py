@@ -12,18 +12,12 @@ Bytes that arrive in one iteration of the event loop are delivered together, in 
 round from the first arrival until all live readers have been sent the bytes.  A round with many readers, or with large
 answers, takes several turns of the loop, so that it does not delay other clients.  Each reader is sent the state of its
 turn.  If news arrives during a round, another round follows.
-
-`Cursors` assigns cursors to live readers (Durable Streams section 8.1).  Readers that wait together get the same
-cursor, so that their next requests have the same URL.  The shared cursor is greater than any that a client has sent.
-Clients whose cursors are far ahead of the time share a separate cursor, which does not raise the ordinary shared
-cursor.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-import random
 from collections import deque
 from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
@@ -32,7 +26,7 @@ from gateway.aio.clock import DETACHED
 from gateway.aio.signal import Signal
 from gateway.errors import GatewayError
 from gateway.live.frames import EVENT_BYTES, Frames, KeptFrames, LargeEvent, LiveReader, LiveStep, chunk, drop_failed
-from gateway.protocol.cursor import interval, next_cursor, parse_cursor, shared_cursor
+from gateway.protocol.cursor import Cursors
 from gateway.protocol.forwarded_headers import Headers
 from gateway.protocol.names import is_before
 from gateway.protocol.stream_version import Version
@@ -46,61 +40,6 @@ MOST_S: Final = 0.001
 """After these seconds of a delivery round, a turn of the loop serves no further reader."""
 MOST_READERS: Final = 256
 """The most readers that a turn serves.  What uvloop writes for them at the end of the turn is not in `MOST_S`."""
-_REACH: Final = 1_000
-"""A client's cursor that is more than this many intervals after the present one does not raise the shared cursor."""
-_HIGH_REACH: Final = 1 << 40
-"""A cursor that is more than this many intervals after the present one does not even raise the common cursor of
-far-ahead clients.  Only a client that invents its cursor gets there.  The bound leaves this common cursor room to grow
-up to the largest valid cursor."""
-
-
-class Cursors:
-    """The cursors of one stream.  `wall` gives Unix seconds."""
-
-    __slots__ = ("_floor", "_high_floor", "_wall")
-
-    def __init__(self, wall: Callable[[], float]) -> None:
-        self._wall = wall
-        self._floor = 0
-        self._high_floor = 0
-        """The greatest cursor of the far-ahead clients."""
-
-    def __repr__(self) -> str:
-        return f"<Cursors {self.shared()}>"
-
-    def note(self, cursor: str | None, wall: float) -> None:
-        """Record a client's cursor, so that shared frames (SSE events for several clients) have a greater cursor."""
-        value = parse_cursor(cursor)
-        if value is None:
-            return
-        ahead = value - interval(wall)
-        if ahead <= _REACH:
-            self._floor = max(self._floor, value)
-        elif ahead <= _HIGH_REACH:
-            self._high_floor = max(self._high_floor, value)
-
-    def is_far(self, cursor: int) -> bool:
-        """Return whether a client with this cursor shares the cursor of the far-ahead clients."""
-        return interval(self._wall()) + _REACH < cursor <= self._high_floor
-
-    def shared(self) -> int:
-        """Return the cursor of shared frames now."""
-        return self._shared_at(self._wall())
-
-    def next_for(self, client: str | None, wall: float, rng: random.Random) -> str:
-        """Return the next cursor for a client that has sent the cursor `client`.
-
-        This is the shared cursor, if it is greater than `client`.  Otherwise it is a later cursor: a cursor for this
-        client alone, or the common cursor of all clients that are far ahead.
-        """
-        shared = self._shared_at(wall)
-        own = parse_cursor(client)
-        if own is None or own < shared:
-            return str(shared)
-        return str(self._high_floor + 1) if self.is_far(own) else next_cursor(wall, client, rng)
-
-    def _shared_at(self, wall: float) -> int:
-        return shared_cursor(wall, self._floor) if self._floor else interval(wall)
 
 
 class DeliveryTimes:

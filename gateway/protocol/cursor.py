@@ -3,13 +3,17 @@
 
 A cursor is the number of 20-second intervals since 2024-10-09T00:00:00Z, as a decimal string.  It only varies cache
 keys, and never changes the answer to a read.  The cursor returned to a client must be greater than the cursor that the
-client sent.  A client's cursor that is not a plain decimal number up to 2^53 counts as absent.  Live readers of a
-stream that wait together share a cursor (`gateway.live.topic`).
+client sent.  A client's cursor that is not a plain decimal number up to 2^53 counts as absent.
+
+`Cursors` assigns cursors to the live readers of a stream.  Readers that wait together get the same cursor, so that
+their next requests have the same URL.  The shared cursor is greater than any that a client has sent.  Clients whose
+cursors are far ahead of the time share a separate cursor, which does not raise the ordinary shared cursor.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Final
 
 EPOCH_S: Final = 1_728_432_000
@@ -21,6 +25,12 @@ MAX_JITTER_INTERVALS: Final = 3600 // INTERVAL_S
 
 _MAX_CURSOR: Final = 2**53
 _MAX_CHARS: Final = len(str(_MAX_CURSOR))
+_REACH: Final = 1_000
+"""A client's cursor that is more than this many intervals after the present one does not raise the shared cursor."""
+_HIGH_REACH: Final = 1 << 40
+"""A cursor that is more than this many intervals after the present one does not even raise the common cursor of
+far-ahead clients.  Only a client that invents its cursor gets there.  The bound leaves this common cursor room to grow
+up to the largest valid cursor."""
 
 
 def interval(wall_s: float) -> int:
@@ -54,3 +64,52 @@ def shared_cursor(wall_s: float, floor: int) -> int:
     `floor` is the highest cursor that one of the clients has sent.
     """
     return max(interval(wall_s), floor + 1)
+
+
+class Cursors:
+    """The cursors of one stream.  `wall` gives Unix seconds."""
+
+    __slots__ = ("_floor", "_high_floor", "_wall")
+
+    def __init__(self, wall: Callable[[], float]) -> None:
+        self._wall = wall
+        self._floor = 0
+        self._high_floor = 0
+        """The greatest cursor of the far-ahead clients."""
+
+    def __repr__(self) -> str:
+        return f"<Cursors {self.shared()}>"
+
+    def note(self, cursor: str | None, wall: float) -> None:
+        """Record a client's cursor, so that shared frames (SSE events for several clients) have a greater cursor."""
+        value = parse_cursor(cursor)
+        if value is None:
+            return
+        ahead = value - interval(wall)
+        if ahead <= _REACH:
+            self._floor = max(self._floor, value)
+        elif ahead <= _HIGH_REACH:
+            self._high_floor = max(self._high_floor, value)
+
+    def is_far(self, cursor: int) -> bool:
+        """Return whether a client with this cursor shares the cursor of the far-ahead clients."""
+        return interval(self._wall()) + _REACH < cursor <= self._high_floor
+
+    def shared(self) -> int:
+        """Return the cursor of shared frames now."""
+        return self._shared_at(self._wall())
+
+    def next_for(self, client: str | None, wall: float, rng: random.Random) -> str:
+        """Return the next cursor for a client that has sent the cursor `client`.
+
+        This is the shared cursor, if it is greater than `client`.  Otherwise it is a later cursor: a cursor for this
+        client alone, or the common cursor of all clients that are far ahead.
+        """
+        shared = self._shared_at(wall)
+        own = parse_cursor(client)
+        if own is None or own < shared:
+            return str(shared)
+        return str(self._high_floor + 1) if self.is_far(own) else next_cursor(wall, client, rng)
+
+    def _shared_at(self, wall: float) -> int:
+        return shared_cursor(wall, self._floor) if self._floor else interval(wall)

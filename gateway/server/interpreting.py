@@ -14,10 +14,9 @@ from urllib.parse import unquote_plus
 from multidict import CIMultiDict
 
 from gateway.auth.guard import Guard
-from gateway.engine.core import route_for
 from gateway.engine.read import Read
 from gateway.engine.relayed_request import RelayedRequest
-from gateway.engine.route import Route, SharingFacts
+from gateway.engine.route import Route, SharingFacts, route_for
 from gateway.engine.s2.request import (
     S2Request,
     is_session,

@@ -16,8 +16,7 @@ from multidict import CIMultiDict
 from gateway.auth.guard import Guard
 from gateway.auth.permissions import DETAIL_TYPE
 from gateway.auth.rules import JwtRule
-from gateway.engine.core import route_for
-from gateway.engine.route import Route
+from gateway.engine.route import Route, route_for
 from gateway.protocol.target import BadHost, BadTarget, host_of, parse_target
 from gateway.server.request import Request
 

@@ -26,6 +26,13 @@ STREAM_COST: Final = 800
 """Bytes charged per stream in addition to its tape and its texts: the object, its key, dictionary slots."""
 EMPTY_COST: Final = TAPE_COST + STREAM_COST
 """Bytes charged for a stream without bytes, in addition to the characters of its name."""
+RECORD_COST: Final = 260
+"""Bytes charged per record of an S2 stream in addition to its metered bytes (S2's measure of a record's size): the
+object, its numbers, its body's header, two slots."""
+RECORD_HEADER_COST: Final = 170
+"""Bytes charged per header of a record in addition to its bytes."""
+RECORD_BLOCK_COST: Final = 400
+"""Bytes charged per block of records in addition to its records."""
 BODY_SHARE: Final = 2
 """Only a body of at most 1 / `BODY_SHARE` of the budget is stored."""
 BODY_USUAL_BYTES: Final = 64 << 20

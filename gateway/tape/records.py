@@ -36,16 +36,7 @@ from gateway.s2.records import (
     is_command,
     metered_bytes,
 )
-
-RECORD_COST: Final = 260
-"""Bytes charged per record in addition to its metered bytes (S2's measure of a record's size): the object, its numbers,
-its body's header, two slots."""
-
-HEADER_COST: Final = 170
-"""Bytes charged per header of a record in addition to its bytes."""
-
-BLOCK_COST: Final = 400
-"""Bytes charged per block in addition to its records."""
+from gateway.tape.costs import RECORD_BLOCK_COST, RECORD_COST, RECORD_HEADER_COST
 
 BLOCK_BYTES: Final = 256 * 1024
 """A block with this many metered bytes takes no more records.  Blocks are evicted whole."""
@@ -382,18 +373,18 @@ class RecordTape:
         position = 0
         while start < end:
             if block is None or block.end != start or block.is_full:
-                block = _Block(start, start, [], 0, BLOCK_COST)
+                block = _Block(start, start, [], 0, RECORD_BLOCK_COST)
                 self._starts.insert(index, start)
                 self._blocks[start] = block
                 index += 1
-                self.cost += BLOCK_COST
+                self.cost += RECORD_BLOCK_COST
             before = block.cost
             while position < len(records) and not block.is_full:
                 record = records[position]
                 block.records.append(record)
                 size = metered_bytes(record)
                 block.size += size
-                block.cost += size + RECORD_COST + HEADER_COST * len(record.headers)
+                block.cost += size + RECORD_COST + RECORD_HEADER_COST * len(record.headers)
                 position += 1
             self.cost += block.cost - before
             block.end = start = end if position == len(records) else records[position].seq_num

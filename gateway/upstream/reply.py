@@ -41,24 +41,11 @@ MOST_AT_ONCE: Final = 32
 """The most replies that are asked in one call to release their slots."""
 
 
-class Stallable(Protocol):
-    """The part of a reply that `Stalls` uses.  A reply is stalled while its reader takes no data."""
-
-    is_stalled: bool
-    lane: Lane | None
-    """The lane of the reply's slot (`gateway.upstream.slots`); None if the slot must not be reclaimed."""
-    on_reclaim: Callable[[], object]
-    """Called when the reply must release its slot."""
-
-    def rate(self, now: float) -> float:
-        """Return the bytes a second that the reader has taken since the head; infinite just after the head."""
-
-
 class Stalls:
     """The replies of one pool that have stalled at some time and are not closed."""
 
     def __init__(self) -> None:
-        self._replies: dict[Stallable, None] = {}
+        self._replies: dict[Reply, None] = {}
 
     def __repr__(self) -> str:
         return f"<Stalls {len(self._replies)} replies>"
@@ -66,11 +53,11 @@ class Stalls:
     def __len__(self) -> int:
         return len(self._replies)
 
-    def add_reply(self, reply: Stallable) -> None:
+    def add_reply(self, reply: Reply) -> None:
         """Add a stalled reply.  `discard` must be called at its end."""
         self._replies[reply] = None
 
-    def discard(self, reply: Stallable) -> None:
+    def discard(self, reply: Reply) -> None:
         """Remove a reply."""
         self._replies.pop(reply, None)
 
@@ -80,7 +67,7 @@ class Stalls:
         `blocked` has the lanes whose requests wait.  Returns the number of replies asked.
         """
         asked = 0
-        slowest: list[tuple[float, int, Stallable]] = []
+        slowest: list[tuple[float, int, Reply]] = []
         for lane in blocked:
             if not slowest:
                 found = enumerate(reply for reply in self._replies if reply.is_stalled and reply.lane is not None)

@@ -16,10 +16,10 @@ from gateway.engine.response_heads import origin_error_answer
 from gateway.engine.writes import Writes
 from gateway.live.frames import Frames
 from gateway.live.subscriber import Subscriber
-from gateway.live.topic import Cursors, Topic
+from gateway.live.topic import Topic
 from gateway.protocol import etag
 from gateway.protocol.cache_status import Outcome
-from gateway.protocol.cursor import interval
+from gateway.protocol.cursor import Cursors, interval
 from gateway.protocol.etag import mint
 from gateway.server.remembered import RememberedAnswer
 from gateway.tape import decide

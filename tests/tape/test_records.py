@@ -7,7 +7,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from gateway.s2.records import Header, Record, StreamPosition, Trim, command_record, metered_bytes
 from gateway.tape import records as records_module
-from gateway.tape.records import BLOCK_COST, HEADER_COST, RECORD_COST, Limits, RecordsReplaced, RecordTape, cut
+from gateway.tape.costs import RECORD_BLOCK_COST, RECORD_COST, RECORD_HEADER_COST
+from gateway.tape.records import Limits, RecordsReplaced, RecordTape, cut
 
 NO_LIMITS = Limits()
 
@@ -112,8 +113,8 @@ class TapeAgainstModel(RuleBasedStateMachine):
     @invariant()
     def costs_what_it_holds(self) -> None:
         held = [one for one in self.covered.values() if one is not None]
-        size = sum(metered_bytes(one) + RECORD_COST + HEADER_COST * len(one.headers) for one in held)
-        assert self.tape.cost == size + BLOCK_COST * self.tape.block_count
+        size = sum(metered_bytes(one) + RECORD_COST + RECORD_HEADER_COST * len(one.headers) for one in held)
+        assert self.tape.cost == size + RECORD_BLOCK_COST * self.tape.block_count
         assert self.tape.record_count == len(held)
 
 
@@ -230,4 +231,4 @@ def test_a_timestamp_is_found_only_between_records_that_are_both_held() -> None:
 def test_a_header_is_charged() -> None:
     tape = RecordTape()
     tape.store(0, [Record(0, 0, (Header(b"a", b"b"),), b"c")])
-    assert tape.cost == BLOCK_COST + RECORD_COST + HEADER_COST + 13
+    assert tape.cost == RECORD_BLOCK_COST + RECORD_COST + RECORD_HEADER_COST + 13

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 
-from gateway.live.topic import Cursors
-from gateway.protocol.cursor import EPOCH_S, INTERVAL_S
+from gateway.protocol.cursor import EPOCH_S, INTERVAL_S, Cursors
 
 WALL_S = EPOCH_S + 100 * INTERVAL_S
 
