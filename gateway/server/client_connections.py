@@ -242,7 +242,9 @@ class Clients:
         """The number of refused connections for each reason."""
         self.http2 = SessionCounts()
         """Counters of the HTTP/2 connections."""
-        self.turns = Turns(partial(self.loop.call_soon, context=DETACHED))
+        self.turns = Turns(
+            partial(self.loop.call_soon, context=DETACHED), partial(self.loop.call_later, context=DETACHED)
+        )
         """Spreads the starts of requests over turns of the event loop."""
         self.late_bodies = Pace(SystemClock(), LATE_BODY_S, LATE_BODIES_S)
         """Spreads the failures of bodies that have not arrived in time."""

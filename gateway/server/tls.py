@@ -41,6 +41,8 @@ _GATHERED_BYTES: Final = 1 << 12
 """Plain text of short records is joined up to this size, and passed up in one call."""
 GATHERED_RECORDS: Final = 64
 """The most short records decrypted between two checks of the turn's time: about a fifth of a millisecond of work."""
+_CRUMBS_BYTES: Final = 16 * GATHERED_RECORDS
+"""`GATHERED_RECORDS` records with less plain text than this are crumbs (`gateway.server.turns`)."""
 _MOST_SILENT_BYTES: Final = 1 << 16
 """The most bytes that may arrive without yielding plain text: four times the longest incomplete record."""
 _MOST_ANSWER_BYTES: Final = 1 << 16
@@ -163,11 +165,11 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
 
     def _pump(self) -> None:
         """Pass plain text to the protocol, until the protocol pauses reading or the input has to wait for its turn."""
-        incoming, read, has_read = self._incoming, self._ssl.read, False
+        incoming, read, has_read, has_crumbs = self._incoming, self._ssl.read, False, False
         try:
             # One read takes all of a record's plain text, so OpenSSL holds at most an incomplete record.
             while incoming.pending or (self._held is not None and self._feed()):
-                if has_read and self._must_wait():
+                if has_read and self._must_wait(has_crumbs):
                     break
                 has_read = True
                 try:
@@ -177,7 +179,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
                 has_ended = not plain
                 if plain:
                     if incoming.pending and len(plain) < _GATHERED_BYTES:
-                        plain, has_ended = self._gathered(plain)
+                        plain, has_ended, has_crumbs = self._gathered(plain)
                     self._silent_bytes = 0
                     self._protocol.data_received(plain)
                 if has_ended:
@@ -196,9 +198,9 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         if self._silent_bytes > _MOST_SILENT_BYTES or self._answer_bytes > _MOST_ANSWER_BYTES:
             self._fail()
 
-    def _gathered(self, plain: bytes) -> tuple[bytes, bool]:
+    def _gathered(self, plain: bytes) -> tuple[bytes, bool, bool]:
         """Join the plain text of a short record with the plain text of the short records after it.  Also returns
-        whether the peer has ended after these records.
+        whether the peer has ended after these records, and whether they are crumbs.
         """
         incoming, read = self._incoming, self._ssl.read
         pieces, size = [plain], len(plain)
@@ -216,13 +218,17 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         except ssl.SSLError:
             self._protocol.data_received(b"".join(pieces))
             raise
-        return b"".join(pieces), has_ended
+        return b"".join(pieces), has_ended, len(pieces) == GATHERED_RECORDS and size < _CRUMBS_BYTES
 
-    def _must_wait(self) -> bool:
+    def _must_wait(self, has_crumbs: bool) -> bool:
         """Return whether the rest of the input has to wait for its turn.  If it has to wait, pause reading from the
-        transport below.
+        transport below.  `has_crumbs` means that the latest records were crumbs.
         """
-        if self._turns is None or not self._turns.must_wait(self, is_request=False):
+        if self._turns is None:
+            return False
+        if has_crumbs:
+            self._turns.defer_crumbs(self)
+        elif not self._turns.must_wait(self, is_request=False):
             return False
         self._is_waiting = True
         self._raw.pause_reading()

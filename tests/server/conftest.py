@@ -63,7 +63,7 @@ async def start_pair(max_chunk_bytes: int = 4_096, **settings: object) -> Pair:
 def always_late(loop: asyncio.AbstractEventLoop) -> Turns:
     """Turns of a loop that is always late, so that each request waits."""
     times = itertools.count()
-    return _AlwaysLate(loop.call_soon, lambda: float(next(times)))
+    return _AlwaysLate(loop.call_soon, loop.call_later, lambda: float(next(times)))
 
 
 class _AlwaysLate(Turns):
@@ -78,14 +78,20 @@ class Held(Turns):
     """Turns that only the test gives."""
 
     def __init__(self) -> None:
-        super().__init__(lambda _: None, lambda: 0.0)
+        super().__init__(lambda _: None, lambda *_: None, lambda: 0.0)
         self.takers: list[TurnTaker] = []
         self.are_requests: list[bool] = []
+        self.are_crumbs: list[bool] = []
 
     def must_wait(self, taker: TurnTaker, *, is_request: bool = True) -> bool:
         self.takers.append(taker)
         self.are_requests.append(is_request)
+        self.are_crumbs.append(False)
         return True
+
+    def defer_crumbs(self, taker: TurnTaker) -> None:
+        self.must_wait(taker, is_request=False)
+        self.are_crumbs[-1] = True
 
 
 async def stop_pair(pair: Pair) -> None:

@@ -260,6 +260,19 @@ def test_short_records_are_opened_a_part_at_a_time(contexts: Contexts, cut: int,
     run(contexts, scenario)
 
 
+@pytest.mark.parametrize(("size", "are_crumbs"), [(1, True), (15, True), (16, False)])
+def test_short_records_that_hold_next_to_nothing_are_crumbs(contexts: Contexts, size: int, are_crumbs: bool) -> None:
+    async def scenario(contexts: Contexts) -> None:
+        turns = Held()
+        wired = Wired(contexts, turns=turns)
+        wired.transport.data_received(b"".join(wired.sealed(bytes(size)) for _ in range(70)))
+        assert turns.are_crumbs == [are_crumbs]
+        turns.takers.pop().take_turn()
+        assert wired.up.data == bytes(70 * size)
+
+    run(contexts, scenario)
+
+
 def test_what_came_behind_the_handshake_is_not_lost(contexts: Contexts) -> None:
     assert Wired(contexts, early=b"GET / HTTP/1.1\r\n\r\n").up.data == b"GET / HTTP/1.1\r\n\r\n"
 

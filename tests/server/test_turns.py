@@ -10,7 +10,7 @@ from hyperframe.frame import GoAwayFrame
 
 from gateway.app import RunningGateway
 from gateway.limits.accounts import Account
-from gateway.server.turns import FLOOD_S, PARTS_S, REQUESTS_S, Turns
+from gateway.server.turns import CRUMBS_REST, FLOOD_S, PARTS_S, REQUESTS_S, Turns, TurnTaker
 from tests.scenarios.http2_wire import Call, Http2Wire
 from tests.server.conftest import BOUND_S, Held, Pair, always_late, ask, connect, get, read_response, write
 from tests.waiting import eventually
@@ -24,8 +24,20 @@ class Loop:
     def __init__(self) -> None:
         self.now = 100.0
         self.calls: list[Callable[[], None]] = []
-        self.turns = Turns(self.calls.append, lambda: self.now)
+        self.timers: list[tuple[float, Callable[[], None]]] = []
+        self.turns = Turns(self.calls.append, self.later, lambda: self.now)
         self.begun: list[str] = []
+
+    def later(self, delay_s: float, call: Callable[[], None]) -> None:
+        self.timers.append((self.now + delay_s, call))
+
+    def fire(self) -> float:
+        """Move the clock to the only timer, and fire it; return the seconds that passed before."""
+        [(at, call)] = self.timers
+        self.timers.clear()
+        passed, self.now = at - self.now, at
+        call()
+        return passed
 
     def next(self) -> None:
         calls, self.calls[:] = self.calls[:], []
@@ -59,6 +71,17 @@ class Upload(Client):
     """A connection that reads a part of a body, or another frame, in each of its turns."""
 
     is_request = False
+
+
+class Crumbs(Client):
+    """A connection that reads a run of crumbs in each of its turns."""
+
+    def take_turn(self) -> None:
+        self.left -= 1
+        self.loop.begun.append(self.name)
+        self.loop.now += self.cost_s
+        if self.left:
+            self.loop.turns.defer_crumbs(self)
 
 
 @pytest.fixture
@@ -156,6 +179,28 @@ def test_input_that_is_no_request_takes_little_of_each_turn(loop: Loop) -> None:
         began = loop.now
         loop.next()
         assert 0 < loop.now - began <= PARTS_S * 1.5
+
+
+def test_crumbs_take_a_small_share_of_a_loop_that_is_idle(loop: Loop) -> None:
+    for name in ("a", "b"):
+        Crumbs(loop, name, Account(name), PARTS_S * 1.1).ask(50)
+    assert loop.begun == ["a", "b"], "the first part of an input is read when it arrives"
+    rests = []
+    while loop.timers:
+        loop.next()
+        rests.append(loop.fire())
+    assert min(rests[1:]) >= CRUMBS_REST * PARTS_S
+    assert len(loop.begun) == 100, "and nothing is lost"
+    assert 8 <= loop.begun[:20].count("a") <= 12, "the clients take turns"
+    assert not loop.turns
+
+
+def test_crumbs_delay_neither_requests_nor_other_parts(loop: Loop) -> None:
+    Crumbs(loop, "crumbs", Account("crumbs"), PARTS_S / 2).ask(50)
+    Upload(loop, "part", Account("upload"), PARTS_S / 10).ask(3)
+    Client(loop, "request", Account("reader"), REQUESTS_S / 10).ask(3)
+    assert loop.begun == ["crumbs", *["part"] * 3, *["request"] * 3]
+    assert len(loop.turns) == 1
 
 
 def test_input_that_is_no_request_delays_no_request(loop: Loop) -> None:
@@ -336,11 +381,39 @@ async def test_a_flood_over_http_2_is_read_a_part_at_a_time(pair: Pair) -> None:
     wire.writer.close()
 
 
+@pytest.mark.parametrize(("size", "are_crumbs"), [(1, True), (100, False)])
+async def test_a_run_of_tiny_frames_rests_after_each_part(pair: Pair, size: int, are_crumbs: bool) -> None:
+    gateway = pair.strict
+    await write(gateway, "PUT", "/s", b"", Content_Type="text/plain")
+    deferred: list[TurnTaker] = []
+
+    class Noting(Turns):
+        def defer_crumbs(self, taker: TurnTaker) -> None:
+            deferred.append(taker)
+            super().defer_crumbs(taker)
+
+    loop = asyncio.get_running_loop()
+    gateway.clients.turns = Noting(loop.call_soon, loop.call_later)
+    wire = Gathering(*await connect(gateway))
+    await wire.greet()
+    wire.gathered = b""
+    await wire.ask("/s", {"Content-Type": "text/plain"}, "POST", ends=False)
+    for _ in range(300):
+        await wire.part(b"x" * size)
+    await wire.part(b"", ends=True)
+    wire.writer.write(wire.gathered)
+    wire.gathered = None
+    async with asyncio.timeout(BOUND_S):
+        assert (await wire.answer_of(wire.call)).status == 204
+    assert bool(deferred) is are_crumbs
+    wire.writer.close()
+
+
 async def test_requests_over_http_2_that_are_taken_back_at_once_begin_a_turn(pair: Pair) -> None:
     gateway = pair.strict
     wire = Gathering(*await connect(gateway))
     await wire.greet()
-    turns = gateway.clients.turns = Turns(lambda _: None, lambda: 0.0)
+    turns = gateway.clients.turns = Turns(lambda _: None, lambda *_: None, lambda: 0.0)
     wire.gathered = b""
     for _ in range(3):
         await wire.ask("/s?offset=-1")

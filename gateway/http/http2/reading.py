@@ -58,6 +58,7 @@ class Reading(Ending, Generic[Head]):
         "flood",
         "has_goaway",
         "has_more",
+        "latest_bytes",
         "peer_streams",
     )
 
@@ -77,6 +78,8 @@ class Reading(Ending, Generic[Head]):
         """Bytes at the start of the unparsed input that have been read.  0 unless `has_more`."""
         self.has_more = False
         """Whether complete frames are left to be read."""
+        self.latest_bytes = 0
+        """The bytes that the latest call of `receive` has read, if `has_more`."""
         self._has_settings = False
         self._now = 0.0
         self._events: list[Event] = []
@@ -145,7 +148,7 @@ class Reading(Ending, Generic[Head]):
         return 0
 
     def _read(self, data: bytes, at: int, most_heads: int, most_frames: int) -> None:
-        end = len(data)
+        start, end = at, len(data)
         while end - at >= frames.HEAD_BYTES:
             high, low, kind, flags, stream_id = frames.read_head(data, at)
             size = high << 16 | low
@@ -163,6 +166,7 @@ class Reading(Ending, Generic[Head]):
             if (most_heads if kind == frames.HEADERS else most_frames) <= 0:
                 # Keep the rest without a copy, because the rest may be long and is read a few frames at a time.
                 self.has_more, self._unparsed, self._consumed = True, data, begin - frames.HEAD_BYTES
+                self.latest_bytes = self._consumed - start
                 return
             if kind == frames.HEADERS:
                 most_heads -= 1

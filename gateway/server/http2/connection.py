@@ -44,6 +44,9 @@ HEADS: Final = 4
 """The number of heads that are read between two checks of the turn's time: about a quarter of a millisecond of work."""
 FRAMES: Final = 64
 """The number of other frames that are read between two checks: about a fifth of a millisecond of work."""
+_CRUMBS_BYTES: Final = 25 * FRAMES
+"""`FRAMES` frames with fewer bytes than this, and without a request, are crumbs (`gateway.server.turns`).  A frame's
+header has 9 bytes."""
 REMEMBERED_HEADS: Final = 16
 """Replaces `HEADS` if all requests of the latest input had remembered answers.  Such requests take a tenth of the time
 of others.  The first batch of such input is read without a check of the turn's time.
@@ -198,6 +201,10 @@ class Http2Connection(TimedHttp2Connection):
         """Read the rest of the input until the turn's time is spent.  The transport may not be read meanwhile."""
         session, clients = self.session, self.clients
         while session.has_more and not self._is_waiting:
+            if not self._next_heads and 0 < session.latest_bytes < _CRUMBS_BYTES:
+                clients.turns.defer_crumbs(self)
+                self._is_waiting = True
+                break
             if clients.turns.must_wait(self, is_request=self._has_requests):
                 self._is_waiting = True
                 break
