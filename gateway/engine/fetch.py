@@ -288,6 +288,8 @@ class Fetch:
         """Record what the owner of the stream, another worker, says about its record.  `head_arrived` follows."""
         self.facts = self.facts._replace(said=said)
         self.asked_at = min(self.asked_at, said.as_of)
+        if not self._is_over:
+            self._work.taker.take_remembered(self, said)
 
     def sent(self) -> None:
         """Count a request that is being sent to an origin."""

@@ -383,6 +383,12 @@ class _Opening:
             first, head = start, await self._fresh(start)
         if stream.content_type is None:
             reads.expect_stream(head)
+        if reads.has_failed(head):
+            # The stream's owner, another worker, has told the facts in its memory.  It may have the bytes, too.
+            if start in (NOW, stream.tape.tail):
+                return
+            first, head = start, await self._fresh(start)
+            reads.expect_stream(head)
         reads.check_stored(stream, start, head if first == start else None)
         self.progress.is_there = True
         self.tail = _named_tail(head)
@@ -408,6 +414,12 @@ class _Opening:
             # The origin has trimmed beyond the bytes in memory.  Start again from the client's offset.
             raise TailMovedBack
         is_there = stream.outlasts_failure(reads.clock.now(), reads.clock.wall())
+        if is_there and stream.elsewhere is not None and reads.has_failed(reply):
+            # The stream's owner, another worker, may trust the stream, or have the bytes.
+            if stream.is_trusted(reads.clock.now(), self._read.route.trust_s):
+                return None
+            if start not in (NOW, known) and not stream.tape.knows_after(start):
+                return await self._check_offset(start)
         if not reads.has_failed(reply) or not stream.tape.knows_after(start) or not is_there:
             reads.expect_stream(reply)
         return None

@@ -18,6 +18,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
+from multidict import CIMultiDict
+
 from gateway.aio.clock import Clock
 from gateway.engine.classifier import Learned, Personal, TapeFacts
 from gateway.engine.route import Route
@@ -25,7 +27,8 @@ from gateway.engine.writes import Writes
 from gateway.errors import TailMovedBack
 from gateway.protocol.etag import stream_identity
 from gateway.protocol.freshness_headers import freshness_from_headers
-from gateway.protocol.names import DEFAULT_TYPE, NOW, START
+from gateway.protocol.hop import HopSaid, Remembered
+from gateway.protocol.names import DEFAULT_TYPE, NOW, START, is_before
 from gateway.protocol.sharing import Ground
 from gateway.tape.origin_statements import Sighting
 from gateway.tape.store import TapeStore
@@ -127,6 +130,9 @@ class ReplyRecorder:
         if up_to_date and facts.tail is not None:
             tape.check(facts.tail, offset, has_bytes=False)
         has_reopened = not is_closed and facts.closed_at is not None and (not is_fetch or facts.closed_at == offset)
+        if facts.said is not None and facts.said.is_stale:
+            # While the origin fails, an answer says nothing of the tail.
+            has_reopened = False
         if has_reopened or (content_type is not None and not stream.learn_type(content_type)):
             raise TailMovedBack
         if facts.said is not None:
@@ -157,6 +163,38 @@ class ReplyRecorder:
             stream.record_head(headers, lifetime)
         if is_beyond and not self._writes.is_under_way(stream.key.group):
             stream.beyond.record(start)
+        stream.is_weighed = False
+
+    def apply_remembered(self, fetch: SentFetch, said: HopSaid, remembered: Remembered) -> None:
+        """Apply the facts that the stream's owner has in memory while the origin fails.
+
+        They count as the origin's as of its last contact with the owner.  The tail is not vouched for.  Raises
+        TailMovedBack if they are those of another stream.
+        """
+        stream = fetch.stream
+        if is_overtaken(stream, fetch.flight) or stream.ended is not None:
+            return
+        if stream.own_record().has_dropped_bytes(said):
+            self._store.forget_bytes(stream)
+        tape, tail, is_new = stream.tape, remembered.tail, stream.content_type is None
+        if not stream.learn_type(remembered.content_type) or not stream.learn_owner(said):
+            raise TailMovedBack
+        if said.lifetime is not None and not _may_be_of_predecessor(stream, fetch.facts):
+            stream.expiry.know(said.lifetime)
+        if tail is not None and (tape.tail is None or not is_before(tail, tape.tail)):
+            tape.check(tape.tail or START, tail, has_bytes=False)
+            tape.reached(tail, is_closed=remembered.is_closed)
+        if is_new:
+            if remembered.varies_by_origin:
+                self._store.vary_by_origin(stream)
+            stream.record_headers(CIMultiDict(remembered.headers))
+            if remembered.surrogate_keys:
+                self._store.tag(stream, frozenset(remembered.surrogate_keys))
+            # The time when this record was made says nothing.
+            stream.contacted_at = remembered.contacted_at
+        stream.contacted(remembered.contacted_at)
+        if not remembered.is_doubted:
+            stream.revalidated(fetch.facts.version)
         stream.is_weighed = False
 
     def _apply_refusal(self, fetch: SentFetch, head: NotShareable | OriginError) -> Effect | None:

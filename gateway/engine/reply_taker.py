@@ -30,6 +30,7 @@ from gateway.engine.writes import Writes
 from gateway.errors import TailMovedBack
 from gateway.live.topics import LiveTopics
 from gateway.live.walk_pace import WalkPace
+from gateway.protocol.hop import HopSaid
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import NOW, START
 from gateway.protocol.sharing import Ground
@@ -69,6 +70,15 @@ class ReplyTaker:
     def take_another(self, fetch: SentFetch) -> None:
         """Handle a reply that belongs to another stream than the one in memory."""
         self._carry_out(fetch.stream, self.recorder.apply_another(fetch))
+
+    def take_remembered(self, fetch: SentFetch, said: HopSaid) -> None:
+        """Apply the facts that the stream's owner has in memory, if the origin has failed to answer it."""
+        if said.remembered is None:
+            return
+        try:
+            self.recorder.apply_remembered(fetch, said, said.remembered)
+        except TailMovedBack:
+            self.take_another(fetch)
 
     def take_reply(self, fetch: AnsweredFetch, reply: Reply) -> Coroutine[Any, Any, None] | None:
         """Process a reply as far as possible without waiting; return the remaining work, or None if there is none.

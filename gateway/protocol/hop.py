@@ -2,7 +2,8 @@
 
 A worker that does not own a stream asks the stream's owner, as if that were the origin.  `HOP` in its request names the
 tape that the answer is for.  `HOP_RECORD` in the answer tells what the origin's own headers do not tell: which record
-of the stream the owner has, and how long ago the origin was in contact about it.
+of the stream the owner has, and how long ago the origin was in contact about it.  If the origin fails, it also tells
+what the owner remembers of the stream.
 
 Clients and origins never see these fields (`gateway.protocol.forwarded_headers`), and no client can send them: they are
 read only from the workers' sockets.
@@ -15,6 +16,7 @@ of the first: then only the origin's own identifier can tell whether the stream 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from itertools import count
 from typing import Final, NamedTuple
@@ -56,6 +58,41 @@ class Alone(NamedTuple):
     is_personal: bool
 
 
+class Remembered(NamedTuple):
+    """The facts of a stream that an owner has in memory while the origin fails.
+
+    The origin does not vouch for them now: the stream may have grown or ended since `contacted_at`.
+    """
+
+    content_type: str
+    tail: str | None
+    """The furthest offset that the origin has named."""
+    is_closed: bool
+    """Whether the stream is closed at `tail`."""
+    contacted_at: float
+    """When the origin last served the stream (monotonic seconds)."""
+    is_doubted: bool
+    """Whether the owner itself would have to ask the origin before it used the facts."""
+    varies_by_origin: bool
+    surrogate_keys: tuple[str, ...]
+    headers: tuple[tuple[str, str], ...]
+    """The origin's headers that answers from memory repeat."""
+
+    def rendered(self) -> str:
+        """Return the facts as one word."""
+        return _word(json.dumps(self, separators=(",", ":")))
+
+    @classmethod
+    def parse(cls, word: str) -> Remembered:
+        """Read what `rendered` returns.  Raises ValueError."""
+        try:
+            facts = cls._make(json.loads(_text(word) or ""))
+            headers = tuple((name, value) for name, value in facts.headers)
+            return facts._replace(surrogate_keys=tuple(facts.surrogate_keys), headers=headers)
+        except TypeError as error:
+            raise ValueError(str(error)) from None
+
+
 class HopSaid(NamedTuple):
     """What an owner says about its record of a stream."""
 
@@ -78,6 +115,8 @@ class HopSaid(NamedTuple):
     """Set if the owner has no answer, because the origin's reply is for one reader alone."""
     failure: str = ""
     """The name of the owner's own error (`gateway.errors`), if it has no answer of the origin."""
+    remembered: Remembered | None = None
+    """The facts in the owner's memory, if the origin has failed to answer."""
 
     def rendered(self) -> str:
         """Return the value of `HOP_RECORD`."""
@@ -92,6 +131,7 @@ class HopSaid(NamedTuple):
             _ABSENT if life is None else f"{_number(life.ttl_s)},{_number(life.expires_at)}",
             _ABSENT if alone is None else f"{alone.is_lasting:d}{alone.is_personal:d}{_word(alone.reason)}",
             _word(self.failure),
+            self.remembered.rendered() if self.remembered is not None else _ABSENT,
         ]
         return " ".join(words)
 
@@ -104,7 +144,7 @@ class HopSaid(NamedTuple):
         text = headers.get(HOP_RECORD)
         if text is None:
             return None
-        owner, as_of, life, name, identity, stale, lifetime, alone, failure = text.split(" ")
+        owner, as_of, life, name, identity, stale, lifetime, alone, failure, remembered = text.split(" ")
         return cls(
             owner,
             float(as_of),
@@ -115,6 +155,7 @@ class HopSaid(NamedTuple):
             _lifetime(lifetime) if lifetime != _ABSENT else None,
             Alone(_text(alone[2:]) or "", alone[:1] == "1", alone[1:2] == "1") if alone != _ABSENT else None,
             _text(failure) or "",
+            Remembered.parse(remembered) if remembered != _ABSENT else None,
         )
 
 

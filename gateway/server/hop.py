@@ -27,7 +27,7 @@ from gateway.engine.long_poll_waiter import WaitingPoll
 from gateway.engine.read import Read, Uncacheable
 from gateway.engine.route import Route
 from gateway.engine.sse import Subscription
-from gateway.errors import BadRequest, GatewayError, NoRoute
+from gateway.errors import BadRequest, Fault, GatewayError, NoRoute
 from gateway.http.outgoing import RenderedHeaders
 from gateway.http.request_parser import RequestParser
 from gateway.limits.accounts import Accounts, client_nets
@@ -38,7 +38,7 @@ from gateway.protocol.cache_status import Outcome
 from gateway.protocol.coding import PLAIN
 from gateway.protocol.forwarded_headers import joined
 from gateway.protocol.freshness_headers import SURROGATE_KEY, requested_max_age
-from gateway.protocol.hop import HOP, HOP_RECORD, Alone, HopAsk, HopSaid
+from gateway.protocol.hop import HOP, HOP_RECORD, Alone, HopAsk, HopSaid, Remembered
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import START, STREAM_UP_TO_DATE
 from gateway.protocol.sharing import Group, StreamKey
@@ -89,14 +89,37 @@ class HopDress:
         self._owner = owner
         self._now = engine.clock.now
 
-    def said(self, stream: Stream | None, as_of: float | None = None, *, is_stale: bool = False) -> HopSaid:
+    def said(self, stream: Stream | None, as_of: float | None = None) -> HopSaid:
         """Return what is to be said about a record."""
         at = self._now() if as_of is None else as_of
         if stream is None:
-            return HopSaid(self._owner, at, is_stale=is_stale)
+            return HopSaid(self._owner, at)
         lifetime = None if stream.expiry.is_lost else stream.expiry.lifetime
         life, name = stream.own_record().life, stream.version.incarnation
-        return HopSaid(self._owner, at, life, name, stream.identity, is_stale, lifetime)
+        return HopSaid(self._owner, at, life, name, stream.identity, lifetime=lifetime)
+
+    def failed(self, key: StreamKey) -> HopSaid:
+        """Return what is to be said if the origin has failed to answer and there are no bytes to send."""
+        stream = self._engine.store.find(key)
+        remembered = self._remembered(stream)
+        return self.said(stream if remembered is not None else None)._replace(remembered=remembered)
+
+    def _remembered(self, stream: Stream | None) -> Remembered | None:
+        """Return the facts in memory; None if there are none, or if the stream may have ended."""
+        clock = self._engine.clock
+        if stream is None or stream.content_type is None or not stream.outlasts_failure(clock.now(), clock.wall()):
+            return None
+        tail = stream.tape.tail
+        return Remembered(
+            stream.content_type,
+            tail,
+            tail is not None and stream.tape.is_closed_at(tail),
+            clock.now() if stream.is_followed else stream.contacted_at,
+            stream.needs_revalidation,
+            stream.varies_by_origin,
+            tuple(sorted(stream.surrogate_keys)),
+            tuple(stream.headers.items()),
+        )
 
     def alone(self, alone: Alone) -> HopSaid:
         """Return what is to be said if the origin's reply is for one reader alone."""
@@ -114,8 +137,13 @@ class HopDress:
         stream = answer.run.stream if answer.run is not None else self._engine.store.find(read.key)
         if stream is not None and answer.status == 200:
             self._describe(stream, headers)
+        if answer.status >= 500 or answer.status == 429:
+            headers[HOP_RECORD] = self.failed(read.key).rendered()
+            return
         as_of = self._as_of(read, answer, stream) if stream is not None else None
-        said = self.said(stream, as_of, is_stale=answer.outcome is Outcome.STALE_IF_ERROR)
+        said = self.said(stream, as_of)
+        if answer.outcome is Outcome.STALE_IF_ERROR:
+            said = said._replace(is_stale=True, remembered=self._remembered(stream))
         headers[HOP_RECORD] = said.rendered()
 
     @staticmethod
@@ -199,8 +227,15 @@ class _HopRecorder(ResponseRecorder):
         self._dress = dress
 
     def refuse(self, context: RequestContext, error: GatewayError) -> Answered:
+        return self.refuse_read(context, None, error)
+
+    def refuse_read(self, context: RequestContext, key: StreamKey | None, error: GatewayError) -> Answered:
+        """Answer that this worker has failed to answer a read of the stream with this key; None if the key is not
+        known."""
         context.outcome = Outcome.FAILED
-        headers = CIMultiDict({HOP_RECORD: self._dress.said(None)._replace(failure=type(error).__name__).rendered()})
+        is_of_origin = key is not None and error.fault is Fault.UPSTREAM
+        said = self._dress.failed(key) if key is not None and is_of_origin else self._dress.said(None)
+        headers = CIMultiDict({HOP_RECORD: said._replace(failure=type(error).__name__).rendered()})
         return context.delivery.text(error.status, headers, b"")
 
     def finish(self, context: RequestContext, headers: CIMultiDict[str]) -> None:
@@ -280,7 +315,7 @@ class HopHandler(RequestHandler):
         self._observers = Observers(NO_ACCESS_LOG, NO_TRACER, engine.clock)
         self._dress = HopDress(engine, owner)
         self._hop_interpreter = _HopInterpreter(node, routes)
-        self._recorder = _HopRecorder(node, engine, admission, self._observers, self._dress)
+        self._recorder: _HopRecorder = _HopRecorder(node, engine, admission, self._observers, self._dress)
         live = _HopLiveAnswers(node, engine, self._dress)
         joins = Joins(Sections([]))
         self.live_requests = _HopLiveRequests(engine, live, joins, self._observers, admission, authoriser)
@@ -324,10 +359,12 @@ class HopHandler(RequestHandler):
                 answer = live
             else:
                 return None
-            return await self._deliver(context, read, answer)
         except Uncacheable as error:
             why = error.why
             return self._say_alone(context, Alone(why.reason, why.is_lasting, why.is_personal))
+        except GatewayError as error:
+            return self._recorder.refuse_read(context, read.key, error)
+        return await self._deliver(context, read, answer)
 
     def _say_alone(self, context: RequestContext, alone: Alone) -> Answered:
         headers = CIMultiDict({HOP_RECORD: self._dress.alone(alone).rendered(), "Cache-Control": "no-store"})

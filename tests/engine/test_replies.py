@@ -16,6 +16,7 @@ from gateway.engine.route import Route
 from gateway.engine.writes import Writes
 from gateway.errors import TailMovedBack
 from gateway.protocol.freshness_headers import Lifetime
+from gateway.protocol.hop import HopSaid, Remembered
 from gateway.protocol.names import START
 from gateway.protocol.sharing import Group
 from gateway.protocol.target import parse_target
@@ -214,3 +215,35 @@ def test_classifying_changes_nothing(world: World, more: dict[str, str]) -> None
     assert found[0] == found[1]
     assert isinstance(found[0], Learned | Personal)
     assert before == (repr(world.stream), world.stream.version, dict(world.stream.headers))
+
+
+SAID = HopSaid("0.1.9", 900.0, "life", "name")
+REMEMBERED = Remembered("text/plain", "9", False, 900.0, False, False, (), (("X-Kept", "1"),))
+
+
+def test_what_an_owner_remembers_is_as_old_as_the_origins_last_word(world: World) -> None:
+    stream = world.store.open(world.key._replace(query="a=b"), now := world.clock.now())
+    world.stream = stream
+    remembered = REMEMBERED._replace(contacted_at=now - 50)
+    world.recorder.apply_remembered(world.sent(METADATA), SAID, remembered)
+    assert (stream.content_type, stream.tape.tail, stream.headers["X-Kept"]) == ("text/plain", "9", "1")
+    assert (stream.sighting, stream.is_trusted(now, 60.0), stream.is_trusted(now + 11, 60.0)) == (None, True, False)
+
+
+def test_what_an_owner_remembers_moves_no_tail_back_and_settles_only_what_the_owner_knows(world: World) -> None:
+    world.stream.mark_stale()
+    doubted = REMEMBERED._replace(tail="2", is_doubted=True, content_type=PART["Content-Type"])
+    world.recorder.apply_remembered(world.sent(METADATA), SAID, doubted)
+    assert (world.stream.tape.tail, world.stream.needs_revalidation) == ("4", True)
+    world.recorder.apply_remembered(world.sent(METADATA), SAID, doubted._replace(is_doubted=False))
+    assert not world.stream.needs_revalidation
+
+
+def test_another_record_of_the_owner_is_another_stream_while_the_origin_fails(world: World) -> None:
+    remembered = REMEMBERED._replace(content_type=PART["Content-Type"])
+    world.recorder.apply_remembered(world.sent(METADATA), SAID, remembered)
+    with pytest.raises(TailMovedBack):
+        world.recorder.apply_remembered(world.sent(METADATA), SAID._replace(life="other"), remembered)
+    late = world.sent(METADATA)
+    world.store.forget_bytes(world.stream)
+    world.recorder.apply_remembered(late, SAID._replace(life="other"), remembered)

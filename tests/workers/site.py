@@ -67,14 +67,14 @@ class Site:
 
 
 @asynccontextmanager
-async def made_site(mutant: str = "", **settings: Any) -> AsyncIterator[Site]:
+async def made_site(mutant: str = "", workers: int = WORKERS, **settings: Any) -> AsyncIterator[Site]:
     """A site whose gateway has these settings, and may be a mutant."""
     async with AsyncExitStack() as stack:
         origin = await start_origin()
         stack.push_async_callback(origin.stop, grace_s=0)
         defaults = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "client_new_streams_per_s": 0}
         config = GatewayConfig.for_origin(origin.url, **{**defaults, "shutdown_timeout_s": 0.5, **settings})
-        site = Site(origin, await GatewayProcess.start(config, WORKERS, mutant=mutant))
+        site = Site(origin, await GatewayProcess.start(config, workers, mutant=mutant))
         stack.push_async_callback(site.close)
         yield site
 

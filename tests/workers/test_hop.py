@@ -21,7 +21,7 @@ from gateway.live.topics import LiveTopics
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.forwarded_headers import request_headers_for_origin, response_headers_for_client, storable_headers
 from gateway.protocol.freshness_headers import Lifetime
-from gateway.protocol.hop import HOP, HOP_RECORD, Alone, HopAsk, HopSaid
+from gateway.protocol.hop import HOP, HOP_RECORD, Alone, HopAsk, HopSaid, Remembered
 from gateway.protocol.sharing import Group, Partition, StreamKey
 from gateway.server.hop import HEAD_TIMES, HopDress
 from gateway.tape.stream import Stream
@@ -57,6 +57,18 @@ SAID = st.builds(
     st.none() | st.builds(Lifetime, st.none() | st.integers(0, 9), st.none() | st.floats(0, 1e9)),
     st.none() | st.builds(Alone, WORDS, st.booleans(), st.booleans()),
     st.sampled_from(["", "UpstreamTimeout"]),
+    st.none()
+    | st.builds(
+        Remembered,
+        WORDS,
+        st.none() | WORDS,
+        st.booleans(),
+        st.floats(0, 1e9),
+        st.booleans(),
+        st.booleans(),
+        st.lists(WORDS, max_size=2).map(tuple),
+        st.lists(st.tuples(WORDS, WORDS), max_size=2).map(tuple),
+    ),
 )
 
 
@@ -270,7 +282,15 @@ def test_a_failure_of_the_owner_is_a_failure_and_no_answer_of_the_origin() -> No
 
 
 @pytest.mark.parametrize(
-    "field", ["", "x", "0.1.9 never - - - - - - -", "0.1.9 1 - - - - x,y - -", SAME.rendered() + " more"]
+    "field",
+    [
+        "",
+        "x",
+        "0.1.9 never - - - - - - - -",
+        "0.1.9 1 - - - - x,y - - -",
+        "0.1.9 1 - - - - - - - 7",
+        SAME.rendered() + " more",
+    ],
 )
 def test_a_malformed_field_makes_a_broken_answer(field: str) -> None:
     hops = Hops()
