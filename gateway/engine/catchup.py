@@ -76,20 +76,14 @@ class CatchUp:
     """Answers catch-up reads.  Keeps no state of its own."""
 
     def __init__(self, reads: LiveReads) -> None:
-        self.fetches = reads.fetches
-        self._patience = reads.patience
-        self.confirming = reads.confirming
-        self.live = reads.live
-        self.clock = reads.clock
-        self.max_reply_bytes = reads.max_reply_bytes
-        self.follow_often_read = reads.follow_often_read
+        self._reads = reads
 
     async def answer(self, read: Read, stream: Stream) -> Answer:
         """Answer the read; the caller must call `Answer.close`.
 
         Raises Uncacheable, TailMovedBack if the origin may have re-created the stream, or another GatewayError.
         """
-        attempt = _Attempt(self, read, stream)
+        attempt = _Attempt(self._reads, read, stream)
         try:
             if not stream.tape.knows_after(read.start):
                 return await attempt.run()
@@ -97,8 +91,8 @@ class CatchUp:
                 return answer
             # Call `held` on a new attempt.  While `run` waits, the bytes that `attempt` has taken may be dropped from
             # memory and fetched again.
-            return await self._patience.answer_or_held(
-                read, stream, attempt.run, lambda: _Attempt(self, read, stream).held()
+            return await self._reads.patience.answer_or_held(
+                read, stream, attempt.run, lambda: _Attempt(self._reads, read, stream).held()
             )
         except BaseException:
             attempt.parts.close()
@@ -107,11 +101,12 @@ class CatchUp:
     def start_fetch(self, read: Read, stream: Stream) -> FirstRead:
         """Launch the fetch for the first read of a stream.  `stream` must be a record that was created for this
         read."""
-        return FirstRead(self, read, stream, self.fetches.launch(stream, read.start, read.route, read.source))
+        flight = self._reads.fetches.launch(stream, read.start, read.route, read.source)
+        return FirstRead(self, read, stream, flight)
 
     async def resume(self, first: FirstRead) -> Answer:
         """Answer a first read whose reply has not arrived as a whole.  Raises like `answer`."""
-        attempt = _Attempt(self, first.read, first.stream, version=first.version)
+        attempt = _Attempt(self._reads, first.read, first.stream, version=first.version)
         attempt.parts = Parts(first)
         try:
             return await attempt.answer_from(first.flight, is_launched=True)
@@ -121,7 +116,7 @@ class CatchUp:
 
     async def head(self, read: Read, stream: Stream) -> Answer | None:
         """Answer a HEAD if the tail is known; return None if the HEAD must be relayed.  Raises like `answer`."""
-        return await _Attempt(self, read, stream, NOW).head()
+        return await _Attempt(self._reads, read, stream, NOW).head()
 
 
 class _Attempt:
@@ -132,24 +127,24 @@ class _Attempt:
         "_clock",
         "_confirming",
         "_fetches",
-        "_follow_often_read",
         "_has_joined",
         "_limit",
         "_live",
         "_progress",
         "_read",
+        "_reads",
         "_stored_at",
         "parts",
         "stream",
     )
 
     def __init__(
-        self, owner: CatchUp, read: Read, stream: Stream, start: str | None = None, version: Version | None = None
+        self, reads: LiveReads, read: Read, stream: Stream, start: str | None = None, version: Version | None = None
     ) -> None:
         self.stream, self.parts = stream, Parts()
-        self._fetches, self._confirming, self._live = owner.fetches, owner.confirming, owner.live
-        self._clock, self._limit, self._follow_often_read = owner.clock, owner.max_reply_bytes, owner.follow_often_read
-        self._read = read
+        self._fetches, self._confirming, self._live = reads.fetches, reads.confirming, reads.live
+        self._clock, self._limit = reads.clock, reads.max_reply_bytes
+        self._reads, self._read = reads, read
         route, start = read.route, start or read.start
         self._progress = Progress(
             start, start, version or stream.version, route.trust_s, read.max_age_s, may_connect=bool(route.heard_s)
@@ -223,7 +218,7 @@ class _Attempt:
         # together.
         is_shared = any(self._fetches.pending(stream, start) for start in {step.at, NOW})
         if per_s and not is_shared and stream.count_tail_read(self._clock.now(), per_s):
-            self._follow_often_read(read, stream)
+            self._reads.follow_often_read(read, stream)
         await self._live.until_connected(stream)
         return None
 
@@ -381,10 +376,6 @@ class _Attempt:
         """Return the answer that ends with the flight's bytes."""
         while is_awaited(flight):
             await flight.changed.wait()
-        return self._answer_of(flight, is_launched)
-
-    def _answer_of(self, flight: Flight, is_launched: bool) -> Answer:
-        """Like `answer_from`, for a flight that need not be awaited."""
         head = flight.head
         assert head is not None
         if not isinstance(head, StreamHead):

@@ -33,8 +33,8 @@ class Session(Reading[Http2Request]):
 
     __slots__ = (
         "_has_preface",
-        "_has_sent_goaway",
         "_most_streams",
+        "has_sent_goaway",
         "last_answered_id",
     )
 
@@ -44,8 +44,8 @@ class Session(Reading[Http2Request]):
         self._has_preface = False
         self.last_answered_id: int | None = None
         """The last stream that is answered, as announced in the final GOAWAY; None before that frame."""
-        self._has_sent_goaway = False
-        """Whether this side has sent the first GOAWAY of an orderly end."""
+        self.has_sent_goaway = False
+        """Whether the client has been asked to begin no more requests."""
         self._write(
             frames.settings(
                 {
@@ -60,11 +60,6 @@ class Session(Reading[Http2Request]):
     @property
     def _last_peer_id(self) -> int:
         return self._last_id
-
-    @property
-    def has_sent_goaway(self) -> bool:
-        """Whether the client has been asked to begin no more requests."""
-        return self._has_sent_goaway
 
     def _read_preface(self, data: bytes) -> int:
         if self._has_preface:
@@ -128,7 +123,7 @@ class Session(Reading[Http2Request]):
         self._note_flood(Kind.RESET)
         if not self.streams:
             raise SessionError(ErrorCode.ENHANCE_YOUR_CALM)
-        self._counts.goaways[ErrorCode.ENHANCE_YOUR_CALM] += not self._has_sent_goaway
+        self._counts.goaways[ErrorCode.ENHANCE_YOUR_CALM] += not self.has_sent_goaway
         self.last_answered_id = self._last_id
         self._write(frames.goaway(self._last_id, ErrorCode.ENHANCE_YOUR_CALM))
 
@@ -156,9 +151,9 @@ class Session(Reading[Http2Request]):
         """
         if self.failed is not None or self.last_answered_id is not None:
             return
-        if not self._has_sent_goaway:
+        if not self.has_sent_goaway:
             self._counts.goaways[ErrorCode.NO_ERROR] += 1
-            self._has_sent_goaway = True
+            self.has_sent_goaway = True
         if is_final:
             self.last_answered_id = self._last_id
             self._write(frames.goaway(self._last_id, ErrorCode.NO_ERROR))
