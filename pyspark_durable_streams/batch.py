@@ -24,7 +24,7 @@ from pyspark_durable_streams.news import News, Target
 from pyspark_durable_streams.options import LATEST, ReadOptions
 from pyspark_durable_streams.plan import Share, split_evenly
 from pyspark_durable_streams.reading import Run, Task, fragments
-from pyspark_durable_streams.spool import Spool
+from pyspark_durable_streams.spool import Spool, retain
 from pyspark_durable_streams.survey import Surveyor
 from pyspark_durable_streams.walk import Gone
 
@@ -54,7 +54,7 @@ class BatchReader(DataSourceReader):
             warn=_log.warning,
         )
         spool = Spool(options.spool_bytes)
-        _retain(spool)
+        retain(spool)
         surveyor.begin(spool)
         found: dict[str, News] = {}
         try:
@@ -127,13 +127,3 @@ def tasks_of(shares: list[list[Share]], surveyor: Surveyor | None) -> list[Input
         Task([Run(share, extents.get((share.stream, share.stretch.place.count))) for share in group])
         for group in shares
     ]
-
-
-_kept: list[Spool] = []
-
-
-def _retain(spool: Spool) -> None:
-    """Keep the last few spools for their tasks, and close older ones: the planning process outlives its batch."""
-    _kept.append(spool)
-    while len(_kept) > 2:
-        _kept.pop(0).close()

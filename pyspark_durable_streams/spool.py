@@ -8,6 +8,7 @@ walks the stream.  The spool is a bounded optimisation and never required.
 
 from __future__ import annotations
 
+import atexit
 import os
 import secrets
 import stat
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 _NONCE_BYTES: Final = 16
+_MOST_RETAINED: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,3 +86,21 @@ class Spool:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+_retained: list[Spool] = []
+
+
+def retain(spool: Spool) -> None:
+    """Keep the last few spools for their tasks, and close older ones: the planning process outlives its batch."""
+    _retained.append(spool)
+    _close_all_but(_MOST_RETAINED)
+
+
+def _close_all_but(count: int) -> None:
+    while len(_retained) > count:
+        _retained.pop(0).close()
+
+
+# Python reports files that are still open when it ends.
+atexit.register(_close_all_but, 0)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 from pyspark_durable_streams.spool import Extent, Spool
 
@@ -26,3 +29,15 @@ def test_a_pipe_that_has_the_spools_number_loses_nothing_and_is_not_waited_for()
     os.close(write)
     assert os.read(read, 64) == b"s" * 20
     os.close(read)
+
+
+def test_a_process_that_ends_closes_the_spools_that_it_has_retained() -> None:
+    program = (
+        "from pyspark_durable_streams.spool import Spool, retain\n"
+        "spools = [Spool(9) for _ in range(4)]\n"
+        "for one in spools: retain(one)\n"
+        "print(*(one.add(b'1') is not None for one in spools))\n"
+    )
+    command = [sys.executable, "-W", "always", "-c", program]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("False False True True\n", "")
