@@ -1,13 +1,23 @@
-"""What holds of a gateway with workers: checks that the tests run, and that have to fail for each mutant."""
+"""What holds of a gateway with workers: checks that the tests run, and that have to fail for each mutant.
+
+Which worker owns a stream is settled by chance.  A check therefore has each worker in turn do what it is about, on one
+stream: so the owner does it, and so do others.
+
+A check that fails raises `WrongAnswer`, which names the wrong value.  Nothing else is a finding: a mutant that merely
+ran out of time would be found on any busy machine.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import permutations
 from typing import Final
 
+from gateway.origin import sse
+from gateway.origin.faults import GatedSwitch
 from gateway.origin.requests import Kind
 from tests.offload.crowd import Checker, Client
 from tests.waiting import eventually
@@ -17,15 +27,31 @@ LIVE_STREAMS: Final = 6
 READERS: Final = 8
 """Live readers of each."""
 APPENDS: Final = 5
-STREAMS: Final = 4
-"""So many that each worker most likely owns one of them, and another writes to it."""
+
+
+class WrongAnswer(AssertionError):
+    """The gateway has broken a promise."""
+
+
+def expect(where: str, found: object, wanted: object) -> None:
+    """See that the gateway has done what it promises."""
+    if found != wanted:
+        raise WrongAnswer(f"{where}: {found!r} in place of {wanted!r}")
 
 
 async def messages(client: Client, path: str) -> list[object]:
-    """Everything in a stream, by a catch-up read that has to find its tail."""
-    reply, body = await read_all(client, path)
-    assert (reply.status, reply.is_up_to_date) == (200, True), (path, reply)
-    return list(json.loads(body))
+    """Everything in a stream, by catch-up reads up to its tail."""
+    found: list[object] = []
+    at, is_at_tail = "-1", False
+    while not is_at_tail:
+        reply, body = await read_all(client, path, at)
+        expect(f"the status of {path}", reply.status, 200)
+        read, is_at_tail = json.loads(body), reply.is_up_to_date
+        if not read and not is_at_tail:
+            raise WrongAnswer(f"{path} has nothing at {at}, and its tail is not there")
+        found += read
+        at = reply.next_offset
+    return found
 
 
 def _pairs(clients: Sequence[Client]) -> list[tuple[Client, Client]]:
@@ -33,58 +59,83 @@ def _pairs(clients: Sequence[Client]) -> list[tuple[Client, Client]]:
     return list(zip(clients, [*clients[1:], clients[0]], strict=True))
 
 
-async def check_appends(site: Site, *, is_followed: bool) -> None:
+@contextmanager
+def held_deliveries(site: Site, path: str, tail: str) -> Iterator[None]:
+    """Have the origin deliver nothing to live readers of an empty JSON stream inside the block but where its tail is.
+
+    Then the workers learn of appends from each other alone.
+    """
+    first = len(sse.control_event(tail, "", up_to_date=True, is_closed=False))
+    # Of the event that follows, a part is sent at most: a cursor has fewer than 16 digits.
+    events = site.origin.origin.faults.stall(first + 16, kind=Kind.SSE, path=path, times=None)
+    polls = site.origin.origin.faults.hold(kind=Kind.LONGPOLL, path=path, when="reply")
+    try:
+        yield
+    finally:
+        events.release()
+        polls.release()
+
+
+async def check_appends(site: Site) -> None:
     """Every worker shows an append in its next answer, whichever worker has acknowledged it."""
     clients = await site.client_of_each()
-    for number in range(STREAMS):
-        path = f"/s/{number}"
-        await clients[0].send("PUT", path, JSON)
-        written: list[object] = []
-        # With live readers, the answers need nothing of the origin.
-        async with followed(await site.client_of_each() if is_followed else (), path):
-            for writer, reader in permutations(clients, 2):
-                assert await messages(reader, path) == written
-                written.append(len(written))
-                reply = await writer.send("POST", path, JSON, json.dumps(written[-1]).encode())
-                assert reply.status == 204
-                assert await messages(reader, path) == written, path
-                head = await reader.send("HEAD", path)
-                assert head.next_offset == reply.next_offset
+    await clients[0].send("PUT", "/s", JSON)
+    await _check_appends(permutations(clients, 2), "/s")
+
+
+async def check_followed_appends(site: Site) -> None:
+    """The same of a stream whose answers need nothing of the origin, which has delivered no append yet."""
+    clients = await site.client_of_each()
+    made = await clients[0].send("PUT", "/followed", JSON)
+    with held_deliveries(site, "/followed", made.next_offset):
+        async with followed(await site.client_of_each(), "/followed"):
+            # Each read waits a second for the delivery before it asks the origin.
+            await _check_appends(_pairs(clients), "/followed")
+
+
+async def _check_appends(pairs: Iterable[tuple[Client, Client]], path: str) -> None:
+    written: list[object] = []
+    for writer, reader in pairs:
+        expect(path, await messages(reader, path), written)
+        written.append(len(written))
+        reply = await writer.send("POST", path, JSON, json.dumps(written[-1]).encode())
+        assert reply.status == 204
+        expect(path, await messages(reader, path), written)
+        head = await reader.send("HEAD", path)
+        expect(f"the tail of {path}", head.next_offset, reply.next_offset)
 
 
 async def check_deletions(site: Site, *, is_followed: bool) -> None:
     """Every worker answers 404 once one of them has acknowledged a DELETE."""
     clients = await site.client_of_each()
-    for number in range(STREAMS):
-        path = f"/s/{number}"
-        for writer, reader in _pairs(clients):
-            reply, _ = await read_all(reader, path)
-            assert reply.status == 404
-            assert (await writer.send("PUT", path, JSON, b'["old"]')).status == 201
-            async with followed(await site.client_of_each() if is_followed else (), path):
-                for client in clients:
-                    assert await messages(client, path) == ["old"]
-                assert (await writer.send("DELETE", path)).status == 204
-                for client in (reader, *clients):
-                    reply, _ = await read_all(client, path)
-                    assert reply.status == 404, path
+    path = "/s"
+    for writer, reader in _pairs(clients):
+        reply, _ = await read_all(reader, path)
+        expect(path, reply.status, 404)
+        assert (await writer.send("PUT", path, JSON, b'["old"]')).status == 201
+        async with followed(await site.client_of_each() if is_followed else (), path):
+            for client in clients:
+                expect(path, await messages(client, path), ["old"])
+            assert (await writer.send("DELETE", path)).status == 204
+            for client in (reader, *clients):
+                reply, _ = await read_all(client, path)
+                expect(path, reply.status, 404)
 
 
 async def check_re_creations(site: Site, *, is_followed: bool) -> None:
     """Every worker shows the new stream alone once one of them has acknowledged its PUT."""
     clients = await site.client_of_each()
-    for number in range(STREAMS):
-        path = f"/s/{number}"
-        assert (await clients[0].send("PUT", path, JSON, b"[0]")).status == 201
-        for life, (writer, reader) in enumerate(_pairs(clients), start=1):
-            async with followed(await site.client_of_each() if is_followed else (), path):
-                for client in clients:
-                    assert await messages(client, path) == [life - 1]
-                assert (await writer.send("DELETE", path)).status == 204
-                # The same length, so that the offsets of both lives agree.
-                assert (await writer.send("PUT", path, JSON, b"[%d]" % life)).status == 201
-                for client in (reader, *clients):
-                    assert await messages(client, path) == [life], (path, life)
+    path = "/s"
+    assert (await clients[0].send("PUT", path, JSON, b"[0]")).status == 201
+    for life, (writer, reader) in enumerate(_pairs(clients), start=1):
+        async with followed(await site.client_of_each() if is_followed else (), path):
+            for client in clients:
+                expect(path, await messages(client, path), [life - 1])
+            assert (await writer.send("DELETE", path)).status == 204
+            # The same length, so that the offsets of both lives agree.
+            assert (await writer.send("PUT", path, JSON, b"[%d]" % life)).status == 201
+            for client in (reader, *clients):
+                expect(path, await messages(client, path), [life])
 
 
 async def check_closures(site: Site) -> None:
@@ -97,27 +148,26 @@ async def check_closures(site: Site) -> None:
             assert await messages(client, path) == [1]
         assert (await writer.send("POST", path, {"Stream-Closed": "true"})).status == 204
         reply, _ = await read_all(reader, path)
-        assert reply.is_closed
+        expect(f"{path} is closed", reply.is_closed, True)
 
 
 async def check_purges(site: Site) -> None:
     """No worker shows anything of before a purge once that is answered."""
     clients, author = await site.client_of_each(), await site.origin_client()
     closed = {**JSON, "Stream-Closed": "true"}
-    for number in range(STREAMS):
-        path = f"/purged/{number}"
-        # The tail of a closed stream is known for as long as the stream is trusted.
-        await author.send("PUT", path, closed, b"[1]")
-        for client in clients:
-            assert await messages(client, path) == [1]
-        # The gateway sees nothing of this.
-        await author.send("DELETE", path)
-        await author.send("PUT", path, closed, b"[2]")
-        for client in clients:
-            assert await messages(client, path) == [1]
-        await site.gateway.purge(path, is_soft=False)
-        for client in clients:
-            assert await messages(client, path) == [2], path
+    path = "/purged"
+    # The tail of a closed stream is known for as long as the stream is trusted.
+    await author.send("PUT", path, closed, b"[1]")
+    for client in clients:
+        assert await messages(client, path) == [1]
+    # The gateway sees nothing of this.
+    await author.send("DELETE", path)
+    await author.send("PUT", path, closed, b"[2]")
+    for client in clients:
+        assert await messages(client, path) == [1]
+    await site.gateway.purge(path, is_soft=False)
+    for client in clients:
+        expect(path, await messages(client, path), [2])
 
 
 async def check_live_requests(site: Site) -> None:
@@ -154,15 +204,16 @@ async def check_live_requests(site: Site) -> None:
             return (await site.gateway.figures())["durable_gateway_subscribers"] == READERS * LIVE_STREAMS
 
         await eventually(all_wait, look_s=0.02)
-        assert len({site.gateway.worker_at(client.port) for client in site.clients}) > 1
-        assert counters.live_open == LIVE_STREAMS
+        assert len({*site.gateway.worker_of_ports().values()}) > 1
+        # A reader waits before its worker has asked the owner, and the owner the origin.
+        await eventually(lambda: counters.live_open >= LIVE_STREAMS)
         for number in range(1, 1 + APPENDS):
             for path in paths:
                 await author.send("POST", path, JSON, json.dumps(number).encode())
         for path in paths:
             await author.send("POST", path, {"Stream-Closed": "true"})
-    assert counters.live_peak == LIVE_STREAMS
-    assert counters.requests[Kind.SSE] + counters.requests[Kind.LONGPOLL] == LIVE_STREAMS
+    expect("live requests at once", counters.live_peak, LIVE_STREAMS)
+    expect("live requests", counters.requests[Kind.SSE] + counters.requests[Kind.LONGPOLL], LIVE_STREAMS)
 
 
 async def check_fetches(site: Site) -> None:
@@ -183,3 +234,32 @@ async def check_fetches(site: Site) -> None:
     # Each read that comes later asks where the tail is; a HEAD brings the lifetime.
     assert counters.requests[Kind.CATCHUP] <= len(clients) * LIVE_STREAMS
     assert counters.requests[Kind.HEAD] <= LIVE_STREAMS
+
+
+async def check_hops(site: Site) -> None:
+    """A read goes through two workers at most: the one that has the client, and the owner of the stream."""
+    author, clients = await site.origin_client(), await site.client_of_each()
+    await author.send("PUT", "/read", JSON, b"[1]")
+    workers = []
+    for client in clients:
+        await site.gateway.purge("/read", is_soft=False)
+        held = site.origin.origin.faults.hold(kind=Kind.CATCHUP, path="/read")
+        reading = asyncio.create_task(messages(client, "/read"))
+        try:
+            flights = 0
+
+            async def is_at_origin(held: GatedSwitch = held) -> bool:
+                nonlocal flights
+                flights = (await site.gateway.figures())["durable_gateway_flights"]
+                return held.held == 1 or flights == len(clients)
+
+            await eventually(is_at_origin, look_s=0.01)
+            if not held.held:
+                raise WrongAnswer(f"the read of one client is under way at {flights} workers, and not at the origin")
+            workers.append((await site.gateway.figures())["durable_gateway_flights"])
+            held.release()
+            expect("/read", await reading, [1])
+        finally:
+            held.release()
+            reading.cancel()
+    expect("workers through which a read goes", sorted(workers), [1, 2, 2])

@@ -155,13 +155,30 @@ class GatewayProcess:
         except ProcessLookupError:
             pass
 
+    async def workers_of(self, *ports: int) -> dict[int, int]:
+        """The workers that serve these clients' connections, all of which have had answers."""
+        found: dict[int, int] = {}
+
+        def are_found() -> bool:
+            found.update(self.worker_of_ports())
+            return found.keys() >= {*ports}
+
+        await eventually(are_found, state=self.said)
+        return {port: found[port] for port in ports}
+
     def worker_at(self, port: int) -> int | None:
-        """The worker that has accepted the connection from this port of loopback; None if none has yet."""
+        """The worker that has the connection from this port of loopback; None if none has yet."""
         return self.worker_of_ports().get(port)
 
     def worker_of_ports(self) -> dict[int, int]:
-        """The workers that have accepted clients' connections, by the clients' ports."""
-        held = {link: pid for pid in self.worker_pids() for link in _descriptors(pid)}
+        """The workers that have clients' connections, by the clients' ports.
+
+        A connection that has had no answer yet may still be passed to another worker.  While it is passed, two workers
+        have it for a moment, and this is not said of either.
+        """
+        holders = [(link, pid) for pid in self.worker_pids() for link in _descriptors(pid)]
+        count = Counter(link for link, _ in holders)
+        held = {link: pid for link, pid in holders if count[link] == 1}
         found = {}
         for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
             fields = line.split()
@@ -327,11 +344,12 @@ def _all_pids() -> list[int]:
 
 
 def _descriptors(pid: int) -> set[str]:
-    """What the descriptors of a process are open on."""
+    """What the descriptors of a process are open on; nothing if the process is gone."""
     found = set()
-    for one in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(FileNotFoundError):
-            found.add(str(one.readlink()))
+    with suppress(FileNotFoundError, ProcessLookupError):
+        for one in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(FileNotFoundError):
+                found.add(str(one.readlink()))
     return found
 
 

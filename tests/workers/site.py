@@ -11,7 +11,6 @@ from typing import Any, Final
 from gateway.config.gateway import GatewayConfig
 from gateway.origin.app import RunningOrigin, start_origin
 from tests.offload.crowd import Client, Reply, Tally
-from tests.waiting import eventually
 from tests.workers.process import GatewayProcess
 
 WORKERS: Final = 3
@@ -45,16 +44,13 @@ class Site:
         """A connection to each worker, in the order of their pids."""
         found: dict[int, Client] = {}
         for _ in range(_MOST_TRIES):
-            opened = {client.port: client for client in [await self.client() for _ in range(_AT_ONCE)]}
-            accepted: dict[int, int] = {}
-
-            def are_accepted(opened: dict[int, Client] = opened, accepted: dict[int, int] = accepted) -> bool:
-                accepted.update(self.gateway.worker_of_ports())
-                return accepted.keys() >= opened.keys()
-
-            await eventually(are_accepted)
-            for port, client in opened.items():
-                found.setdefault(accepted[port], client)
+            opened = [await self.client() for _ in range(_AT_ONCE)]
+            for client in opened:
+                # A connection is passed to no other worker once it has had an answer.
+                await client.send("HEAD", "/")
+            workers = await self.gateway.workers_of(*(client.port for client in opened))
+            for client in opened:
+                found.setdefault(workers[client.port], client)
             if len(found) == self.gateway.workers:
                 return [found[pid] for pid in sorted(found)]
         raise AssertionError(f"{_MOST_TRIES * _AT_ONCE} connections reach {sorted(found)} alone")

@@ -68,8 +68,8 @@ def test_few_connections_are_passed_in_the_long_run() -> None:
 async def test_a_worker_with_fewer_connections_gets_the_next_ones(start: Start) -> None:
     gateway = await start()
 
-    def place(wire: Wire) -> int | None:
-        return gateway.worker_at(port(wire))
+    async def places_of(wires: list[Wire]) -> list[int]:
+        return list((await gateway.workers_of(*map(port, wires))).values())
 
     async def opened(count: int) -> list[Wire]:
         wires = []
@@ -81,20 +81,20 @@ async def test_a_worker_with_fewer_connections_gets_the_next_ones(start: Start) 
 
     async def emptied(wires: list[Wire], worker: int) -> list[Wire]:
         """Close the connections of a worker; those that are left."""
-        ports = [port(wire) for wire in wires if place(wire) == worker]
+        ports = [port(wire) for wire, place in zip(wires, await places_of(wires), strict=True) if place == worker]
         for wire in wires:
             if port(wire) in ports:
                 await wire.closed()
         await eventually(lambda: not any(map(gateway.worker_at, ports)), within_s=BOUND_S)
         return [wire for wire in wires if not wire.writer.is_closing()]
 
-    wires = await opened(12)
-    places = Counter(map(place, wires))
-    assert max(places.values()) - min(places.values()) <= 2, places
-    for worker in gateway.worker_pids():
+    wires, workers = await opened(12), gateway.worker_pids()
+    places = Counter(await places_of(wires))
+    assert abs(places[workers[0]] - places[workers[1]]) <= 2, places
+    for worker in workers:
         wires = await emptied(wires, worker)
         latest = await opened(len(wires) // 2)
-        assert {place(wire) for wire in latest} == {worker}
+        assert {*await places_of(latest)} == {worker}
         wires += latest
     for wire in wires:
         await wire.closed()

@@ -21,7 +21,8 @@ class Reader:
         self.path = path
         self.seen: list[int] = []
         self.losses = 0
-        self.worker: int | None = None
+        self.port = 0
+        """Of the connection over which it reads."""
         self._site = site
         self._at = "-1"
 
@@ -31,7 +32,7 @@ class Reader:
             try:
                 client = await self._site.client()
                 subscription = await client.subscribe(f"{self.path}?live=sse&offset={self._at}")
-                self.worker = self._site.gateway.worker_at(client.port)
+                self.port = client.port
                 async for event in subscription.events():
                     if event.name == "data":
                         self.seen += json.loads(event.data)
@@ -40,7 +41,7 @@ class Reader:
             except LOST:
                 self.losses += 1
             finally:
-                self.worker = None
+                self.port = 0
                 if client is not None:
                     client.close()
 
@@ -64,14 +65,15 @@ async def test_every_reader_gets_every_message_while_workers_are_killed_in_turn(
             await eventually(
                 lambda: all(reader.seen == list(range(count)) for reader in readers),
                 look_s=0.01,
-                state=lambda: [(one.path, one.seen[-1:], one.worker) for one in readers if len(one.seen) < count],
+                state=lambda: [(one.path, one.seen[-1:], one.port) for one in readers if len(one.seen) < count],
             )
 
-        await eventually(lambda: all(reader.worker for reader in readers), look_s=0.01)
+        await eventually(lambda: all(reader.port for reader in readers), look_s=0.01)
         await all_see_the_next()
         for pid in site.gateway.worker_pids():
-            mine = [reader for reader in readers if reader.worker == pid]
-            others = {reader: reader.losses for reader in readers if reader.worker != pid}
+            workers = await site.gateway.workers_of(*(reader.port for reader in readers))
+            mine = [reader for reader in readers if workers[reader.port] == pid]
+            others = {reader: reader.losses for reader in readers if workers[reader.port] != pid}
             site.gateway.kill(pid)
             await all_see_the_next()
             await eventually(site.gateway.is_well, look_s=0.01)

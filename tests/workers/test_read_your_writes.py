@@ -8,9 +8,9 @@ from tests.workers import checks
 from tests.workers.site import Site
 
 
-@pytest.mark.parametrize("is_followed", [False, True])
-async def test_an_acknowledged_append_is_in_the_next_answer_of_every_worker(site: Site, is_followed: bool) -> None:
-    await checks.check_appends(site, is_followed=is_followed)
+async def test_an_acknowledged_append_is_in_the_next_answer_of_every_worker(site: Site) -> None:
+    await checks.check_appends(site)
+    await checks.check_followed_appends(site)
 
 
 @pytest.mark.parametrize("is_followed", [False, True])

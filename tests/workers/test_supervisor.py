@@ -302,17 +302,18 @@ async def test_an_upgrade_refuses_no_connection_and_fails_no_request(start: Star
     is_over = asyncio.Event()
     answered = 0
 
-    async def ask() -> None:
+    async def is_answered_to_the_end() -> bool:
         nonlocal answered
-        while not is_over.is_set():
-            assert await read(gateway.url) == b"hello"
-            answered += 1
-            await asyncio.sleep(0.005)
+        assert await read(gateway.url) == b"hello"
+        answered += 1
+        return is_over.is_set()
 
     kept = await Wire.open(gateway.url)
     await kept.ask("/s?offset=-1")
     await kept.answer()
-    asking = [asyncio.create_task(ask()) for _ in range(2)]
+    asking = [
+        asyncio.create_task(eventually(is_answered_to_the_end, within_s=4 * BOUND_S, look_s=0.005)) for _ in range(2)
+    ]
     old, folder = gateway.pid, private_folder(gateway)
     wire = await Wire.open(gateway.admin_url)
     headers = {"Host": "localhost", "Content-Type": "application/json"}
