@@ -131,6 +131,26 @@ def test_a_slot_that_stops_listening_leaves_new_connections_to_the_others(opened
     assert first.getsockname() == where
 
 
+def test_a_slot_that_stops_twice_before_it_listens_again_gives_connections_that_are_open(
+    opened: list[ListeningSockets],
+) -> None:
+    opened.append(ListeningSockets.open(config("127.0.0.1:0"), 2, {}, HandedSockets({})))
+    (first,) = opened[0].of(0)[0]
+    first.listen()
+    for _ in range(3):
+        opened[0].stop_listening(0)
+    first.listen()
+    first.settimeout(10.0)
+    with socket.create_connection(first.getsockname(), 10.0) as client:
+        accepted, _ = first.accept()
+        with accepted:
+            accepted.settimeout(10.0)
+            client.sendall(b"asked")
+            assert accepted.recv(5) == b"asked"
+            accepted.sendall(b"answered")
+            assert client.recv(8) == b"answered"
+
+
 def test_sockets_are_handed_to_the_next_version_and_none_is_left_out(
     opened: list[ListeningSockets], tmp_path: Path
 ) -> None:

@@ -117,8 +117,10 @@ class ListeningSockets:
         for place in self.places.values():
             if len(place.by_slot) > 1:
                 for sock in place.of(slot):
-                    with suppress(OSError):
-                        sock.shutdown(socket.SHUT_RDWR)
+                    # A socket that does not listen would keep the shutdown, and later pass it on to each connection.
+                    if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                        with suppress(OSError):
+                            sock.shutdown(socket.SHUT_RDWR)
 
     def others(self, slot: int) -> Iterator[socket.socket]:
         """Iterate over the sockets that a slot's worker does not accept from."""
