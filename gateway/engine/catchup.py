@@ -20,13 +20,7 @@ from gateway.engine.answer import Answer, BodyRun, NamedTail, Parts
 from gateway.engine.first_read import FirstRead, miss_outcome
 from gateway.engine.live_start import LiveReads
 from gateway.engine.read import Read, Uncacheable
-from gateway.engine.response_heads import (
-    Said,
-    head_answer,
-    now_answer,
-    origin_error_answer,
-    part_answer,
-)
+from gateway.engine.response_heads import Said, head_answer, now_answer, origin_error_answer, part_answer
 from gateway.errors import GatewayError, TailMovedBack
 from gateway.live.topic import Topic
 from gateway.protocol.cache_status import Outcome

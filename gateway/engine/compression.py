@@ -85,11 +85,7 @@ def _gzip(data: bytes, level: int) -> bytes:
     return coder.compress(data) + coder.flush()
 
 
-CODERS: Final[Mapping[Coding, Callable[[bytes, int], bytes]]] = {
-    Coding.ZSTD: _zstd,
-    Coding.BR: _br,
-    Coding.GZIP: _gzip,
-}
+CODERS: Final[Mapping[Coding, Callable[[bytes, int], bytes]]] = {Coding.ZSTD: _zstd, Coding.BR: _br, Coding.GZIP: _gzip}
 
 
 def _yield_to_others() -> None:
@@ -131,13 +127,7 @@ class Coder:
     """Compresses answers.  Owns the compressed bytes, the jobs, and the thread that runs them."""
 
     def __init__(
-        self,
-        store: TapeStore,
-        clock: Clock,
-        metrics: MetricsRecorder,
-        *,
-        min_bytes: int,
-        keep_bytes: int,
+        self, store: TapeStore, clock: Clock, metrics: MetricsRecorder, *, min_bytes: int, keep_bytes: int
     ) -> None:
         self._store = store
         self._clock = clock

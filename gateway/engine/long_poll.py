@@ -39,13 +39,7 @@ class LongPoll:
     """Answers long-polls.  Keeps no state of its own.  All waiters of the process share it as their `Polls`."""
 
     def __init__(
-        self,
-        reads: LiveReads,
-        catch_up: CatchUp,
-        runner: ReadRunner,
-        tasks: Tasks,
-        wheel: Wheel,
-        coder: Coder,
+        self, reads: LiveReads, catch_up: CatchUp, runner: ReadRunner, tasks: Tasks, wheel: Wheel, coder: Coder
     ) -> None:
         self.clock = reads.clock
         self.tasks = tasks

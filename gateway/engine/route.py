@@ -152,11 +152,7 @@ class Route:
         )
         self.codings = tuple(Coding(name) for name in config.compression)
         """The codings offered to clients, most preferred first."""
-        self.levels = {
-            Coding.ZSTD: config.zstd_level,
-            Coding.BR: config.brotli_level,
-            Coding.GZIP: config.gzip_level,
-        }
+        self.levels = {Coding.ZSTD: config.zstd_level, Coding.BR: config.brotli_level, Coding.GZIP: config.gzip_level}
         self.credential_names = tuple(name.lower() for name in config.credential_headers)
         self.heeds_origin = config.cors is None and "origin" not in self.credential_names
         """Whether answers can depend on the Origin header: the origin answers for CORS, and Origin is not a

@@ -98,17 +98,7 @@ class Account:
     Only accounts of client networks have connections and bans.
     """
 
-    __slots__ = (
-        "_owner",
-        "ban_s",
-        "banned_until",
-        "connections",
-        "followed",
-        "full_at",
-        "live",
-        "live_reads",
-        "net",
-    )
+    __slots__ = ("_owner", "ban_s", "banned_until", "connections", "followed", "full_at", "live", "live_reads", "net")
 
     def __init__(self, net: str, owner: Accounts | None = None) -> None:
         self._owner = owner

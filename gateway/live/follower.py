@@ -94,12 +94,7 @@ class Follower:
     or the task is cancelled."""
 
     def __init__(
-        self,
-        topic: Topic,
-        upstream: Upstream,
-        store: TapeStore,
-        surroundings: Surroundings,
-        max_bytes: int,
+        self, topic: Topic, upstream: Upstream, store: TapeStore, surroundings: Surroundings, max_bytes: int
     ) -> None:
         self._max_bytes = max_bytes
         self._topic = topic

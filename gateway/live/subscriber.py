@@ -137,14 +137,7 @@ class Subscriber:
     )
 
     def __init__(
-        self,
-        topic: Topic,
-        at: str,
-        least_cursor: int,
-        wire: Wire,
-        context: LiveContext,
-        now: float,
-        lifetime_s: float,
+        self, topic: Topic, at: str, least_cursor: int, wire: Wire, context: LiveContext, now: float, lifetime_s: float
     ) -> None:
         """`now` is the time of the context's clock (monotonic seconds)."""
         self.topic = topic

@@ -38,12 +38,7 @@ class LiveTopics:
     """The topics by stream.  Starts and stops their followers."""
 
     def __init__(
-        self,
-        upstream: Upstream,
-        store: TapeStore,
-        surroundings: Surroundings,
-        table: LiveTable,
-        max_flight_bytes: int,
+        self, upstream: Upstream, store: TapeStore, surroundings: Surroundings, table: LiveTable, max_flight_bytes: int
     ) -> None:
         self._max_flight_bytes = max_flight_bytes
         self._upstream = upstream

@@ -118,10 +118,7 @@ def encode_read_batch(batch: ReadBatch) -> bytes:
     return s2_pb2.ReadBatch(
         records=[
             s2_pb2.SequencedRecord(
-                seq_num=record.seq_num,
-                timestamp=record.timestamp,
-                headers=_headers(record.headers),
-                body=record.body,
+                seq_num=record.seq_num, timestamp=record.timestamp, headers=_headers(record.headers), body=record.body
             )
             for record in batch.records
         ],

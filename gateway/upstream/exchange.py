@@ -26,14 +26,7 @@ from math import inf
 from typing import Final, Protocol, TypeVar
 
 from gateway.aio.tasks import Tasks
-from gateway.errors import (
-    GatewayError,
-    UpstreamBroken,
-    UpstreamCongested,
-    UpstreamTimeout,
-    UpstreamUnreachable,
-    bare,
-)
+from gateway.errors import GatewayError, UpstreamBroken, UpstreamCongested, UpstreamTimeout, UpstreamUnreachable, bare
 from gateway.http.outgoing import request_head
 from gateway.http.reply import Interim, ReplyBroken
 from gateway.telemetry.tracing import NO_TRACER, ExchangeSpan, Tracer
@@ -41,14 +34,7 @@ from gateway.upstream.asking import Requester
 from gateway.upstream.call import Endpoint, OriginCall, endpoint_of
 from gateway.upstream.connection_pool import ConnectionPool, Slot
 from gateway.upstream.dialer import Dialer, Http2Dials
-from gateway.upstream.failures import (
-    ConnectionLost,
-    ConnectTimedOut,
-    NoSlot,
-    NotConnected,
-    UploadFailed,
-    reason_of,
-)
+from gateway.upstream.failures import ConnectionLost, ConnectTimedOut, NoSlot, NotConnected, UploadFailed, reason_of
 from gateway.upstream.incoming import Carrier, IncomingReply, Upload, ignore, no_op
 from gateway.upstream.origin_state import OriginRequest
 from gateway.upstream.reply import Reply

@@ -1,4 +1,4 @@
-"""When a request to an origin is sent again.
+"""The rules by which a request to an origin is sent again: repetitions and retries.
 
 Repetition follows the loss of a kept connection.  An origin may close a kept connection while a request is on its way.
 A GET or HEAD without a body is then sent once more on a new connection, if no byte of the reply has arrived (RFC 9112

@@ -106,12 +106,7 @@ _NO_BODY: Final = frozenset({204, 304})
 class ClientSession(Reading[Http2Reply]):
     """The protocol state of one connection to an origin."""
 
-    __slots__ = (
-        "_bodiless",
-        "_interim",
-        "_late_frames",
-        "_late_resets",
-    )
+    __slots__ = ("_bodiless", "_interim", "_late_frames", "_late_resets")
 
     _most_push = 0
 

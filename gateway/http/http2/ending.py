@@ -44,13 +44,7 @@ def unpadded(payload: bytes, flags: int) -> bytes:
 class Ending(Receiving):
     """The part of a session that ends streams and the connection."""
 
-    __slots__ = (
-        "_counts",
-        "_forgotten_id",
-        "_last_id",
-        "_late_bytes",
-        "_reset_ids",
-    )
+    __slots__ = ("_counts", "_forgotten_id", "_last_id", "_late_bytes", "_reset_ids")
 
     def __init__(self, counts: SessionCounts) -> None:
         super().__init__()

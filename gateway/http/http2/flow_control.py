@@ -254,12 +254,7 @@ bytes stays closed.
 class Receiving(Sending):
     """The receiving half of a session's flow control.  It owns the streams and the counts of unread bytes."""
 
-    __slots__ = (
-        "_receive_window",
-        "_unacknowledged",
-        "_unread_bytes",
-        "streams",
-    )
+    __slots__ = ("_receive_window", "_unacknowledged", "_unread_bytes", "streams")
 
     def __init__(self) -> None:
         super().__init__()

@@ -31,12 +31,7 @@ of a flood, because the bound on open streams limits the rate of such resets.
 class Session(Reading[Http2Request]):
     """The protocol state of one client connection."""
 
-    __slots__ = (
-        "_has_preface",
-        "_most_streams",
-        "has_sent_goaway",
-        "last_answered_id",
-    )
+    __slots__ = ("_has_preface", "_most_streams", "has_sent_goaway", "last_answered_id")
 
     def __init__(self, most_streams: int, counts: SessionCounts) -> None:
         super().__init__(counts, MOST_LIST_BYTES, Http2Request)
