@@ -188,18 +188,11 @@ class RunningGateway:
             if self.handed is not None:
                 self.listeners.handed = self.handed.listening
                 self.listeners.balancer = Balancer(self.handed.place)
-                assert self.worker_admin is not None
-                await self.worker_admin.open()
+                await self._join_workers(self.handed)
                 self._admin_servers = await serve_each(self.handed.admin, self.admin_connections)
             else:
                 self._admin_servers = await listen_at(private, self.admin_connections)
             self.admin_url = http_url(private, self._admin_servers[0].sockets[0].getsockname()[1])
-            if self.handed is not None:
-                place = self.handed.place
-                self._hop_server = self._frontend.hop_server(f"{place.slot}.{place.generation}.{os.getpid()}")
-                await self._hop_server.open(place.hop_socket)
-                assert self.engine.hop is not None
-                self.engine.hop.watch(self.engine.live)
             await self.listeners.open(self._environ)
             self._tasks.start(self.memory.run(), "memory")
             self._is_open = True
@@ -219,6 +212,21 @@ class RunningGateway:
             await self.engine.tracer.close(0.0)
             raise
         return self
+
+    async def _join_workers(self, handed: Handed) -> None:
+        """Answer the other workers, and wait until this worker may accept connections."""
+        assert self.worker_admin is not None
+        await self.worker_admin.open()
+        place = handed.place
+        self._hop_server = self._frontend.hop_server(f"{place.slot}.{place.generation}.{os.getpid()}")
+        await self._hop_server.open(place.hop_socket)
+        assert self.engine.hop is not None
+        self.engine.hop.watch(self.engine.live)
+        # The sockets of the ports are open, and keep connections until they are accepted.  A probe that reaches another
+        # worker need not fail because this worker accepts a moment later.
+        self._is_open = True
+        if handed.until_accepting is not None:
+            await handed.until_accepting()
 
     def wait_for_others(self, others_are_empty: Callable[[float], Awaitable[None]]) -> None:
         """Accept connections in a drain until `others_are_empty` returns."""

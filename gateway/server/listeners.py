@@ -15,7 +15,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -67,6 +67,8 @@ class Handed:
     certificates: Mapping[int, LoadedCertificates]
     """Certificates by the index of their listener.  All workers have the same contexts, because a TLS session can be
     resumed only where the context has the session's keys."""
+    until_accepting: Callable[[], Awaitable[None]] | None = None
+    """Tells the supervisor that this worker is prepared, and waits until it may accept; None if it may at once."""
 
 
 class ListenerRecorder(Protocol):

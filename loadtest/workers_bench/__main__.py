@@ -71,6 +71,7 @@ async def site(workers: int) -> AsyncIterator[Site]:
             shutdown_timeout_s=0.3,
             max_connections=4_000,
             client_connections=4_000,
+            client_live_reads=4_000,
         )
         gateway = await GatewayProcess.start(config, workers, is_cold=True)
         try:
@@ -171,7 +172,16 @@ async def join(on: Site) -> float:
 
 async def delivery(on: Site) -> float:
     """An event for one of 200 SSE readers of a stream, one append at a time."""
-    streams, readers, rounds = 4, 200, 25
+    return await _delivery(on, streams=4, readers=200)
+
+
+async def delivery_at_each(on: Site) -> float:
+    """The same with 200 readers at each worker, so that each hands an event to as many readers."""
+    return await _delivery(on, streams=2, readers=200 * on.gateway.workers)
+
+
+async def _delivery(on: Site, streams: int, readers: int) -> float:
+    rounds = 25
     await _create(on, streams, "sse", b"[0]")
     crowd = await on.clients(streams * readers)
     seen: Counter[int] = Counter()
@@ -245,6 +255,7 @@ OPERATIONS: Final[Mapping[str, Callable[[Site], Awaitable[float]]]] = {
     "hit": hit,
     "long-poll": long_poll,
     "sse": delivery,
+    "sse-each": delivery_at_each,
     "join": join,
     "post": post,
     "miss": miss,

@@ -14,7 +14,7 @@ import pytest
 from gateway.cli.supervisor import sockets
 from gateway.cli.supervisor.forking import Workers
 from gateway.cli.supervisor.reload_round import ReloadRound
-from gateway.cli.supervisor.slots import STEADY_S, Backoff, Slot, end_of
+from gateway.cli.supervisor.slots import MOST_DELAY_S, STEADY_S, Backoff, Slot, end_of, may_accept
 from gateway.cli.supervisor.sockets import HandedSockets, ListeningSockets
 from gateway.config.errors import ConfigError
 from gateway.config.gateway import GatewayConfig
@@ -23,9 +23,24 @@ from gateway.workers.shared_memory import SharedMemory, SlotState
 
 def test_the_first_death_costs_nothing_and_the_next_ones_ever_more() -> None:
     backoff = Backoff()
-    assert [round(backoff.after(1.0), 3) for _ in range(8)] == [0, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
+    assert [round(backoff.after(0.0), 3) for _ in range(8)] == [0, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
     assert backoff.after(STEADY_S) == 0.0, "a worker that has lived long enough is no sign of a fault"
-    assert backoff.after(1.0) == 0.1
+    assert backoff.after(0.0) == 0.1
+
+
+def test_a_worker_that_has_served_for_the_delay_is_replaced_at_once() -> None:
+    backoff = Backoff()
+    assert [backoff.after(MOST_DELAY_S) for _ in range(8)] == [0.0] * 8
+    assert backoff.after(0.5) == MOST_DELAY_S - 0.5
+
+
+def test_no_worker_accepts_at_the_start_before_all_are_prepared() -> None:
+    slots = [Slot(0), Slot(1)]
+    slots[0].is_prepared = True
+    assert may_accept(slots, is_starting=True) == [], "the other one may fail, and so would the start"
+    assert may_accept(slots, is_starting=False) == [slots[0]], "a slot's next worker need not wait"
+    slots[1].is_prepared = True
+    assert may_accept(slots, is_starting=True) == slots
 
 
 @pytest.mark.parametrize(

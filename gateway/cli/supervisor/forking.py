@@ -93,10 +93,11 @@ class Workers:
                 sys.stderr.flush()
             os._exit(status)
 
-    def serves(self, slot: Slot) -> None:
-        """Record that a slot's worker serves."""
-        slot.is_serving = True
-        self.shared.set_slot(slot.number, SlotState.SERVING, slot.generation, slot.pid)
+    def admit(self, slot: Slot) -> None:
+        """Let a slot's worker accept connections and own streams, unless it may already or has to end."""
+        if self.shared.state(slot.number) is SlotState.STARTING:
+            self.shared.set_slot(slot.number, SlotState.SERVING, slot.generation, slot.pid)
+            self.tell(slot, "accept")
 
     def drains(self, slot: Slot) -> None:
         """Record that a slot's worker drains."""

@@ -28,7 +28,7 @@ from gateway.cli.starting import bind_addresses, cannot_listen
 from gateway.cli.supervisor.forking import Workers
 from gateway.cli.supervisor.private_sockets import ARRIVALS, HOP, PEER, PrivateSockets
 from gateway.cli.supervisor.reload_round import ReloadRound
-from gateway.cli.supervisor.slots import Slot
+from gateway.cli.supervisor.slots import Slot, may_accept
 from gateway.cli.supervisor.sockets import ListeningSockets
 from gateway.cli.supervisor.upgrade import Predecessor, Upgrade
 from gateway.cli.supervisor.worker import ignore_signals, run_worker
@@ -63,6 +63,9 @@ def supervise(load: Callable[[], GatewayConfig], *, has_file: bool) -> None:
         # The workers share the memory of what is loaded before they are forked, as long as nobody writes there.
         for name in _LOADED:
             import_module(name)
+        from gateway.ops.gathering.endpoints import make_adapters
+
+        make_adapters()
         collect_rarely()
         WorkerSupervisor(config, load, os.environ, predecessor, has_file=has_file).run()
     except (ConfigError, FailedToRunError) as error:
@@ -257,9 +260,12 @@ class WorkerSupervisor:
 
     def _hear(self, slot: Slot, message: Message) -> None:
         match message["kind"]:
+            case "prepared":
+                slot.is_prepared = True
+                for one in may_accept(self._slots, is_starting=self._phase is _Phase.STARTING):
+                    self._workers.admit(one)
             case "serving":
-                if self._phase is not _Phase.DRAINING:
-                    self._workers.serves(slot)
+                slot.is_serving = True
                 if self._phase is _Phase.STARTING and all(one.is_serving for one in self._slots):
                     self._serve(message)
             case "failed":

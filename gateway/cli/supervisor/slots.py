@@ -4,27 +4,34 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from gateway.workers.control import ChannelEnd
 
 STEADY_S: Final = 10.0
-"""A worker that has lived this long starts again at once, and its slot's failures are forgotten."""
+"""If a worker has lived this long, its slot's failures are forgotten."""
 LEAST_DELAY_S: Final = 0.1
 MOST_DELAY_S: Final = 2.0
 
 
 class Backoff:
-    """The delays before a slot's next worker: none after the first death, then from 0.1 s up to 2 s."""
+    """The least times between two starts of a slot's workers: none after the first death, then from 0.1 s up to 2 s.
+
+    The time that a worker has served counts.  So a worker that is killed now and then is replaced at once, and clients
+    wait for no one; a worker that always dies at its start costs one start in 2 s.
+    """
 
     def __init__(self) -> None:
         self._deaths = 0
 
-    def after(self, lived_s: float) -> float:
-        """Count a death, and return the delay in seconds."""
-        self._deaths = 1 if lived_s >= STEADY_S else self._deaths + 1
-        return 0.0 if self._deaths == 1 else float(min(MOST_DELAY_S, LEAST_DELAY_S * 2.0 ** min(self._deaths - 2, 10)))
+    def after(self, served_s: float) -> float:
+        """Count the death of a worker that has served for so long, and return the delay in seconds."""
+        self._deaths = 1 if served_s >= STEADY_S else self._deaths + 1
+        if self._deaths == 1:
+            return 0.0
+        return max(0.0, min(MOST_DELAY_S, LEAST_DELAY_S * 2.0 ** min(self._deaths - 2, 10)) - served_s)
 
 
 @dataclass(slots=True, eq=False)
@@ -38,6 +45,8 @@ class Slot:
     """The worker's process; 0 without one."""
     channel: ChannelEnd | None = None
     began_at: float = 0.0
+    is_prepared: bool = False
+    """Whether the worker is ready to accept connections, as soon as it may."""
     is_serving: bool = False
     is_empty: bool = False
     """Whether the worker has lost its last connection in a drain."""
@@ -51,16 +60,22 @@ class Slot:
 
     def begins(self, now: float) -> None:
         """Note that a worker begins in this slot."""
-        self.next_at, self.is_serving, self.failure = None, False, None
+        self.next_at, self.failure = None, None
         self.generation += 1
         self.began_at = now
 
     def ends(self, now: float) -> float:
         """Note the end of the slot's worker, and return the delay until the next one in seconds."""
         delay_s = self.backoff.after(now - self.began_at if self.is_serving else 0.0)
-        self.pid, self.is_serving = 0, False
+        self.pid, self.is_prepared, self.is_serving = 0, False, False
         self.next_at = now + delay_s
         return delay_s
+
+
+def may_accept(slots: Sequence[Slot], *, is_starting: bool) -> list[Slot]:
+    """Return the slots whose workers may accept connections: when the gateway starts, none before all are prepared."""
+    prepared = [slot for slot in slots if slot.is_prepared]
+    return [] if is_starting and len(prepared) < len(slots) else prepared
 
 
 def end_of(status: int) -> str:

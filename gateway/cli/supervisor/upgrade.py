@@ -1,8 +1,9 @@
 """The change to the next version of the gateway, without a refused connection.
 
 The supervisor starts the program again, with its own arguments, and hands over every listening socket and the shared
-memory.  The new supervisor forks its workers, which accept from the same queues as the old workers.  Once all of them
-serve, the old workers drain.  If the new supervisor ends before that, nothing has changed.
+memory.  The new supervisor forks its workers.  Once all of them are prepared, they accept from the same queues as the
+old workers, and the old workers drain.  If the new supervisor ends before that, nothing has changed: no connection has
+reached the new workers.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import shutil
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import uvloop
@@ -56,6 +57,7 @@ async def _serve(handed: Handed, config: GatewayConfig, load: Load, *, has_file:
 
     control = handed.place.control
     orders = _Orders(control)
+    handed = replace(handed, until_accepting=orders.until_accepting)
     gateway = await started(start_gateway(config, load=load, handed=handed), *bind_addresses(config))
     gateway.has_file = has_file
     gateway.wait_for_others(orders.others_are_empty)
@@ -82,7 +84,7 @@ async def _reload(gateway: RunningGateway, control: Control) -> None:
 
 
 class _Orders:
-    """What the supervisor has told this worker about its end."""
+    """What the supervisor has told this worker about its beginning and its end."""
 
     def __init__(self, control: Control) -> None:
         self._control = control
@@ -90,10 +92,21 @@ class _Orders:
         """Set when the worker has to end: the listeners that another process goes on with."""
         self.is_alone = False
         """Whether the supervisor is gone."""
+        self._may_accept = asyncio.Event()
         self._are_others_empty = asyncio.Event()
+        control.on("accept", lambda _message: self._may_accept.set())
         control.on("end", self._end)
         control.on("all empty", lambda _message: self._are_others_empty.set())
         control.start(self._orphaned)
+
+    async def until_accepting(self) -> None:
+        """Tell the supervisor that this worker is prepared, and wait until it may accept connections.
+
+        At the start of a gateway, no worker accepts before all are prepared: if one of them cannot start, the gateway
+        ends, and would cut connections that another one has accepted.
+        """
+        self._control.tell("prepared")
+        await self._may_accept.wait()
 
     async def others_are_empty(self, within_s: float) -> None:
         """Tell the supervisor that this worker has no connections left, and wait until no worker has any.
@@ -106,11 +119,13 @@ class _Orders:
                 await asyncio.wait_for(self._are_others_empty.wait(), within_s)
 
     def _end(self, message: Message) -> None:
+        self._may_accept.set()
         if not self.end.done():
             self.end.set_result(message["inherited"])
 
     def _orphaned(self) -> None:
         self.is_alone = True
+        self._may_accept.set()
         self._are_others_empty.set()
         if not self.end.done():
             self.end.set_result(())

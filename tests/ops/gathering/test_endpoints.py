@@ -9,9 +9,11 @@ import pytest
 
 from gateway.ops.admin.app import admin_endpoints
 from gateway.ops.admin.directory import Directory
-from gateway.ops.admin.endpoint import Refused
-from gateway.ops.gathering.endpoints import ALONE, GATHERINGS, done_by_all, done_by_some
-from gateway.ops.gathering.peers import PeerAnswer
+from gateway.ops.admin.endpoint import Refused, adapter_of
+from gateway.ops.gathering.ended_counts import EndedCounts
+from gateway.ops.gathering.endpoints import ALONE, GATHERINGS, Gathered, done_by_all, done_by_some, make_adapters
+from gateway.ops.gathering.peers import PeerAnswer, Peers
+from gateway.ops.gathering.private import WorkerSettings, private_application
 from gateway.ops.partition_ids import PartitionIds
 
 DONE = PeerAnswer(0, 200, b"{}")
@@ -19,12 +21,28 @@ UNKNOWN = PeerAnswer(1, 404, b'{"error": "no such stream is held"}')
 LATE = PeerAnswer(2, 504, b"")
 
 
+def unused() -> Any:
+    """A gateway that has had no request yet.  The engine's parts are used only when one arrives."""
+    return SimpleNamespace(engine=SimpleNamespace(clock=None, live=None, s2=SimpleNamespace(streams=None)))
+
+
 def test_each_endpoint_says_how_it_is_gathered() -> None:
-    # The engine's parts are used only when a request arrives.
-    engine = SimpleNamespace(clock=None, live=None, s2=SimpleNamespace(streams=None))
-    subject: Any = SimpleNamespace(engine=engine)
+    subject = unused()
     endpoints = admin_endpoints(subject, Directory(subject.engine, PartitionIds()))
     assert {(one.method, one.path) for one in endpoints} == GATHERINGS.keys() | ALONE
+
+
+def test_a_worker_makes_no_adapter_that_the_supervisor_could_have_made() -> None:
+    subject, counts = unused(), EndedCounts("", 0)
+    adapter_of.cache_clear()
+    make_adapters()
+    made = adapter_of.cache_info().misses
+    private_application(subject, PartitionIds(), counts, 0)
+    gathered = Gathered(subject, Peers([], lambda _: 0), counts)
+    for endpoint in admin_endpoints(subject, Directory(subject.engine, PartitionIds())):
+        gathered.route(endpoint)
+    adapter_of(WorkerSettings)
+    assert adapter_of.cache_info().misses == made
 
 
 def test_a_look_up_needs_one_worker_that_knows() -> None:
