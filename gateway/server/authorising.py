@@ -183,8 +183,6 @@ class Authoriser:
         verdict for the same request line.
         """
         line = alias[: alias.find(b"\r\n")]
-        if stream is not None and stream.credentials and (lines := self._sections.credential_lines) is not None:
-            lines.know_beginning(line)
         if self._remembered is not None and (exact := self._remembered.exact.get(alias)) is not None:
             # A remembered answer for the same bytes refers to a section object.  If `Sections` has evicted this object
             # since, `split` returns another object for the same section.  Store the verdict in both.

@@ -38,6 +38,7 @@ from gateway.server.request import Answered, Channel, Request
 from gateway.server.request_keys import Known, Presented, Section, Sections
 from gateway.server.sockets import ARRIVALS_PER_LOOK
 from gateway.server.turns import Turns
+from gateway.server.verdict_keys import Beginning
 from gateway.telemetry.metrics import MetricsRecorder
 
 _log = logging.getLogger("gateway.server")
@@ -190,9 +191,10 @@ class Clients:
         )
         """Remembered answers and header sections by the exact bytes of a request.  A look-up here is faster than
         `find`."""
-        self.find: Callable[[bytes], tuple[Known | Presented, Section] | None] | None = None
+        self.find: Callable[[bytes, Beginning | None], tuple[Known | Presented, Section] | None] | None = None
         """Finds the remembered answer or the join (remembered live request) for a request, and the request's header
-        section.  None if every request goes to the handler."""
+        section.  The last argument is the beginning of the client's latest request line, if it is kept.  None if every
+        request goes to the handler."""
         self.refusals: Sized = ()
         """The streams for which the origin has recently refused a reader.  Usually empty."""
         self.limits_hits = False

@@ -15,7 +15,7 @@ owns the attributes in its `__slots__` and uses the classes above it in this tab
 | TimedConnection        | `timeouts.py`    | The transport, the deadline, and how fast the client reads               |
 | WritingConnection      | `writing.py`     | The framing of the answer                                                |
 | ReadingConnection      | `reading.py`     | The input: unparsed, parsed and pending, and the body being received     |
-| RecognisingConnection  | `recognising.py` | The client's address: it answers requests whose answers are remembered   |
+| RecognisingConnection  | `recognising.py` | The client's address and latest query: it answers remembered requests    |
 | Connection             | `connection.py`  | No attributes: it begins requests in order, and ends the connection      |
 
 HTTP/2 streams are built on the first two classes as well (`gateway.server.http2.channel`).
@@ -66,6 +66,7 @@ class Connection(RecognisingConnection):
         super().__init__(clients)
         clients.unadmitted += 1
         self._repeats = clients.repeats
+        self._beginning = None
         self.client = client
         self.proxies = None if is_local else clients.proxies
 

@@ -21,7 +21,7 @@ from gateway.aio.timers import NEVER, Wheel
 from gateway.auth.remembered_verdicts import Allowed, LiveRenewal
 from gateway.server.client_connections import ClientConnection
 from gateway.server.request import Channel, LiveUse
-from gateway.server.verdict_renewal import IdleRenewals, VerdictRenewal
+from gateway.server.verdict_renewal import ScheduledRenewals, VerdictRenewal
 from gateway.upstream.auth_services import AuthServices
 
 _MOST_EARLY: Final = 0.1
@@ -49,7 +49,7 @@ class GuardedReads:
         self._services = services
         self._rng = rng
         self._connections = connections
-        self._idle_renewals = IdleRenewals()
+        self._scheduled_renewals = ScheduledRenewals()
         self._clocks_apart_s = self._apart_s()
         """The wall clock less the monotonic clock, at the latest step of the wall clock."""
 
@@ -84,7 +84,7 @@ class GuardedReads:
         """Make the renewal of a service's verdict.  Called for the first live read that the verdict allows."""
         assert allowed.renewal is not None
         allowed.renewing = made = VerdictRenewal(
-            allowed.renewal, self._services, self._idle_renewals, self._rng, self._end_now
+            allowed.renewal, self._services, self._scheduled_renewals, self._rng, self._end_now
         )
         return made
 
@@ -126,7 +126,7 @@ class GuardedReads:
         self._clocks_apart_s += step_s
         # Remembered verdicts, and the times of renewals without reads, are those of the clock before the step.
         self.verdicts.begin_edition()
-        self._idle_renewals.rest_all()
+        self._scheduled_renewals.rest_idle()
         wall, renewals = self.verdicts.wall(), dict[LiveRenewal, None]()
         for channel in list(self._channels()):
             if (allowed := channel.verdict) is None:

@@ -147,7 +147,8 @@ class LiveRequests:
             # The verdict must be on the same stream, because the join was found without the credentials.
             assert isinstance(key, NamedStream)
             _, line, credentials = presented
-            key = make(NamedStream, (key.route, key.path, key.query, credentials))
+            route_of, path, query, _ = key
+            key = make(NamedStream, (route_of, path, query, credentials))
         if read.route.guard is not None:
             # This repeats the code of `Verdicts.holds` and `GuardedReads.ends_in_s`, because every authorised live read
             # passes here, and calls cost time.

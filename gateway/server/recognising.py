@@ -11,29 +11,45 @@ from abc import abstractmethod
 from typing import Final
 
 from gateway.protocol.client_address import Proxies
+from gateway.protocol.mode import Mode
 from gateway.server.joins import Join
 from gateway.server.reading import ReadingConnection
 from gateway.server.remembered import RememberedAnswer
 from gateway.server.request_keys import Presented, Section
+from gateway.server.verdict_keys import Beginning, beginning_of
 
 _log = logging.getLogger("gateway.server")
 
 _GET: Final = ord("G")
+# A module name is faster to look up than an enum member.
+_LONGPOLL: Final = Mode.LONGPOLL
+_BEGINNING_COST: Final = 200
+"""Bytes of a kept beginning in addition to its text, which is kept twice: whole, and divided."""
 
 
 class RecognisingConnection(ReadingConnection):
     """The part of a client's connection that finds remembered answers and joins."""
 
-    __slots__ = ("_repeats", "client", "proxies")
+    __slots__ = ("_beginning", "_repeats", "client", "proxies")
 
     _repeats: bool
     """Whether the latest request with a remembered answer or a join had exactly the bytes under which
     `RememberedAnswers.exact` or `Joins.exact` holds this answer or join."""
+    _beginning: Beginning | None
+    """The beginning of the latest long-poll's request line, if it has credentials in its query and has joined others.
+    None otherwise."""
     client: str | None
     """The client's address without its port; None without an address, as at a Unix socket."""
     proxies: Proxies | None
     scheme: str = "http"
     versions = frozenset({"1.0", "1.1"})
+
+    @property
+    def held_bytes(self) -> int:
+        beginning, held = self._beginning, super().held_bytes
+        if beginning is None or self.transport is None or self.cut_reason is not None:
+            return held
+        return held + _BEGINNING_COST + 2 * len(beginning.line)
 
     @abstractmethod
     def _receive(self, data: bytes) -> None:
@@ -62,7 +78,7 @@ class RecognisingConnection(ReadingConnection):
             answer, section = exact
         elif self._repeats and (live := clients.joins.exact.get(data)) is not None and live[1].cost:
             return self._joins(*live)
-        elif data[0] != _GET or (found := find(data)) is None:
+        elif data[0] != _GET or (found := find(data, self._beginning)) is None:
             # Have all other requests parsed, because only GETs have remembered answers.
             return False
         else:
@@ -70,7 +86,14 @@ class RecognisingConnection(ReadingConnection):
             if type(known) is not RememberedAnswer:
                 if type(known) is Presented and isinstance(join := known.join, Join):
                     self._repeats = clients.repeats = False
-                    return self._joins(join, section, known)
+                    if not self._joins(join, section, known):
+                        return False
+                    if (beginning := self._beginning) is None or beginning.credentials is not known.credentials:
+                        # Keep no beginning for an SSE reader: it seldom asks again, and many of them wait for long.
+                        self._beginning = (
+                            beginning_of(known.line, known.credentials) if join.mode is _LONGPOLL else None
+                        )
+                    return True
                 if not isinstance(known, Join):
                     return False
                 self._repeats = clients.repeats = known.alias == data

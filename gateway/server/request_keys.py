@@ -36,7 +36,7 @@ from gateway.engine.route import HeaderRules
 from gateway.http.known import lines_named, web_origin
 from gateway.http.request_parser import MOST_FIELDS
 from gateway.protocol.client_address import Proxies
-from gateway.server.verdict_keys import CredentialLines, StreamNames, VerdictKey
+from gateway.server.verdict_keys import Beginning, CredentialLines, StreamNames, VerdictKey
 from gateway.tuples import make
 
 MAX_REQUEST_BYTES: Final = 4_096
@@ -362,7 +362,7 @@ class Sections:
         self, lines: CredentialLines, line: bytes, section: Section
     ) -> tuple[Presented, Section] | None:
         """Find the join of a request with credentials in its query."""
-        if not section.allowed or (divided := lines.divide_known(line)) is None:
+        if not section.allowed or (divided := lines.divide(line)) is None:
             return None
         rest, credentials = divided
         for kind in self._kinds:
@@ -373,15 +373,24 @@ class Sections:
                 return make(Presented, (join, line, credentials)), section
         return None
 
-    def find(self, request: bytes) -> tuple[Known | Presented, Section] | None:
+    def find(self, request: bytes, beginning: Beginning | None = None) -> tuple[Known | Presented, Section] | None:
         """Find the answer or join of an equal request, and this request's header section.  Returns None if there is no
-        such answer."""
+        such answer.
+
+        `beginning` is the beginning of the client's latest request line.  If this line begins in the same way, its join
+        is found without dividing the line.
+        """
         if len(request) > MAX_REQUEST_BYTES:
             return None
         end = request.find(b"\r\n")
         line, text = request[:end], request[end:]
         section = self._sections.get(text)
         if section is not None:
+            if beginning is not None and section.allowed and line.startswith(beginning.line):
+                rest = beginning.rest + line[len(beginning.line) :]
+                for meanings, key in section.keys:
+                    if (meaning := meanings.get(key)) is not None and (join := meaning.known.get(rest)) is not None:
+                        return make(Presented, (join, line, beginning.credentials)), section
             for meanings, key in section.keys:
                 if (meaning := meanings.get(key)) is not None and (known := meaning.known.get(line)) is not None:
                     return known, section

@@ -19,18 +19,12 @@ from collections.abc import Collection
 from typing import Final, NamedTuple
 
 from gateway.engine.route import Route
-from gateway.protocol.names import QUERY_OFFSET
 from gateway.tuples import make
 
 _MOST_STREAMS: Final = 1 << 10
 """The most names of streams that `StreamNames` keeps."""
 _LONGEST_NAME: Final = 256
 """The most characters of such a name.  Clients choose the length of queries."""
-MOST_BEGINNING_BYTES: Final = 1 << 21
-"""The most bytes charged for remembered beginnings of request lines."""
-_BEGINNING_COST: Final = 300
-"""Bytes charged for a beginning in addition to its text, which is kept twice: whole, and divided."""
-_OFFSET: Final = f"&{QUERY_OFFSET}=".encode()
 
 
 class NamedStream(NamedTuple):
@@ -82,21 +76,38 @@ class Divided(NamedTuple):
     """The parameters whose names are those of credentials in the usual spelling."""
 
 
-class CredentialLines:
-    """Divides request lines.  `names` are the names of query parameters that are credentials on some route.
+class Beginning(NamedTuple):
+    """The beginning of a client's latest request line, divided.
 
-    It owns the remembered beginnings of lines.  Most clients append the offset and the other parameters of a read to
-    their signed URL, so the beginning of their lines, up to the offset, is always the same.
+    Most clients append the offset and the other parameters of a read to their signed URL.  The client's next line then
+    begins in the same way.  The beginning ends with the separator after the last credential, so that it ends no
+    parameter early.  Therefore a longer line is divided by dividing its beginning, and by adding the remainder to the
+    rest.  If the remainder contains credentials, these stay in the rest, and no join is remembered for such a rest.
     """
+
+    line: bytes
+    """The line up to its credentials, with these credentials and the separator after them."""
+    rest: bytes
+    credentials: bytes
+
+
+def beginning_of(line: bytes, credentials: bytes) -> Beginning | None:
+    """Return the beginning of a line that is divided into these credentials and a rest.  Returns None if other
+    parameters separate the credentials, or if none follows them.
+    """
+    mark = line.find(b"?")
+    at = mark if line.startswith(credentials + b"&", mark + 1) else line.find(b"&" + credentials + b"&", mark)
+    if at < 0:
+        return None
+    rest = line[:mark] + b"\r\n&" + line[mark + 1 : at + 1]
+    return make(Beginning, (line[: at + len(credentials) + 2], rest, credentials))
+
+
+class CredentialLines:
+    """Divides request lines.  `names` are the names of query parameters that are credentials on some route."""
 
     def __init__(self, names: Collection[str]) -> None:
         self._names = frozenset(f"{name}=".encode() for name in names)
-        self._beginnings: dict[bytes, Divided] = {}
-        self._size = 0
-        """Bytes charged for the beginnings."""
-
-    def __repr__(self) -> str:
-        return f"<CredentialLines {len(self._beginnings)} known, {self._size} bytes>"
 
     def divide(self, line: bytes) -> Divided | None:
         """Divide the line of a GET.  Returns None if its query has no credentials in the usual spelling."""
@@ -110,34 +121,6 @@ class CredentialLines:
         if not credentials:
             return None
         return make(Divided, (b"&".join(rest) + line[end:], b"&".join(credentials)))
-
-    def divide_known(self, line: bytes) -> tuple[bytes, bytes] | None:
-        """Divide the line like `divide`, but faster if the beginning of the line is remembered.
-
-        If the line has credentials after a remembered beginning, these stay in the rest.  No join and no verdict is
-        remembered for such a rest.
-        """
-        end = line.find(_OFFSET)
-        if end < 0 or (known := self._beginnings.get(line[:end])) is None:
-            return self.divide(line)
-        # A plain tuple, which takes less time to make.
-        return known[0] + line[end:], known[1]
-
-    def know_beginning(self, line: bytes) -> None:
-        """Remember how to divide lines that begin like this line, whose verdict is remembered.
-
-        Does nothing if the line has credentials after its offset.
-        """
-        beginning = line.partition(_OFFSET)[0]
-        whole, divided = self.divide(line), self.divide(beginning + b" ")
-        if whole is None or divided is None or divided.credentials != whole.credentials:
-            return
-        if beginning not in self._beginnings:
-            self._size += (cost := _BEGINNING_COST + 2 * len(beginning))
-            if self._size > MOST_BEGINNING_BYTES:
-                self._beginnings.clear()
-                self._size = cost
-        self._beginnings[beginning] = make(Divided, (divided.rest[:-1], divided.credentials))
 
     def credentials_of(self, line: bytes, names: Collection[str]) -> bytes | None:
         """Return the credentials in a request line, if they are exactly the parameters with these names.  Returns None

@@ -7,14 +7,16 @@ new answer, in the same way as they shared the first.  The reads end if the serv
 expires and no new verdict has come.
 
 A renewal without reads is idle or rests.  An idle renewal keeps its timer, because the next read of a long-poll client
-may come at once.  Only renewals of verdicts that later requests find are idle, and `IdleRenewals` bounds them.  All
-other renewals rest: they have no timer, and nothing but their verdict refers to them.
+may come at once.  Only renewals of verdicts that later requests find are idle, and `ScheduledRenewals` bounds them.
+All other renewals rest: they have no timer, and nothing but their verdict refers to them.
+
+`ScheduledRenewals` charges a renewal from its first read until it rests, with and without reads.  An answer and the
+client's next read therefore change no state that renewals share.
 """
 
 from __future__ import annotations
 
 import random
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final, cast
 
@@ -30,55 +32,66 @@ _AGAIN_S: Final = 1.0
 """Seconds to wait after an answer that is no verdict."""
 
 
-MOST_IDLE_BYTES: Final = 1 << 23
+MOST_SCHEDULED_BYTES: Final = 1 << 23
 """The most bytes of all idle renewals, as much as the header sections that the verdicts are remembered with."""
 _COST: Final = 1_500
-"""Bytes of an idle renewal in addition to its inquiry."""
+"""Bytes of a renewal, and of its table of reads, in addition to its inquiry."""
 
 
-class IdleRenewals:
-    """The renewals that are scheduled, but have no reads now.  Beyond the bound, the oldest rest."""
+class ScheduledRenewals:
+    """The renewals with a timer whose verdicts are remembered.
 
-    __slots__ = ("cost", "renewals")
+    While they exceed the bound, each renewal rests as soon as it has no reads.  The idle renewals are therefore always
+    within the bound.  The number of client connections bounds the renewals that have reads.
+    """
+
+    __slots__ = ("_renewals", "cost")
 
     def __init__(self) -> None:
-        self.renewals: OrderedDict[VerdictRenewal, None] = OrderedDict()
+        self._renewals: dict[VerdictRenewal, None] = {}
         self.cost = 0
-        """Bytes of these renewals.  `VerdictRenewal` adds itself without a call, because every long-poll passes
-        there."""
+        """Bytes of these renewals."""
 
     def __repr__(self) -> str:
-        return f"<IdleRenewals {len(self.renewals)} renewals, {self.cost} bytes>"
+        return f"<ScheduledRenewals {len(self._renewals)} renewals, {self.cost} bytes>"
 
-    def evict(self) -> None:
-        """Have the oldest renewals rest, until the others are within the bound."""
-        while self.cost > MOST_IDLE_BYTES:
-            next(iter(self.renewals)).rest()
+    def add(self, renewal: VerdictRenewal) -> None:
+        """Charge a renewal that is scheduled now."""
+        if renewal not in self._renewals:
+            self._renewals[renewal] = None
+            self.cost += renewal.cost
 
-    def rest_all(self) -> None:
-        """Have all renewals rest."""
-        for renewal in list(self.renewals):
-            renewal.rest()
+    def remove(self, renewal: VerdictRenewal) -> None:
+        """Stop charging a renewal, because it rests now."""
+        if renewal in self._renewals:
+            del self._renewals[renewal]
+            self.cost -= renewal.cost
+
+    def rest_idle(self) -> None:
+        """Have all renewals without reads rest."""
+        for renewal in list(self._renewals):
+            if not renewal.has_reads:
+                renewal.rest()
 
 
 class VerdictRenewal:
     """Renews one verdict while live reads have it.  Implements `gateway.auth.remembered_verdicts.LiveRenewal`.
 
-    It is in `IdleRenewals` exactly while it has a verdict and no reads.
+    It is in `ScheduledRenewals` exactly while it has a verdict and a cost.
     """
 
     __slots__ = (
-        "_cost",
         "_end_read",
         "_ends_at",
-        "_idle",
         "_inquiry",
         "_path",
         "_reads",
         "_rng",
+        "_scheduled",
         "_services",
         "_tick",
         "_waiting",
+        "cost",
         "verdict",
     )
 
@@ -86,22 +99,23 @@ class VerdictRenewal:
         self,
         renewal: Renewal,
         services: AuthServices,
-        idle: IdleRenewals,
+        scheduled: ScheduledRenewals,
         rng: random.Random,
         end_read: Callable[[Channel], None],
     ) -> None:
         """`end_read` ends a live read."""
         self._inquiry, self._path = renewal
         self._services = services
-        self._idle = idle
+        self._scheduled = scheduled
         self._rng = rng
         self._end_read = end_read
         self._reads: dict[object, str] = {}
         """The channels of the reads, with the networks of their clients."""
         self.verdict: Allowed | None = None
         """The present verdict; None while the renewal rests."""
-        self._cost = 0
-        """Bytes of the renewal while it is idle; 0 if the verdict is not remembered, so that it must not be idle."""
+        self.cost = 0
+        """Bytes of the renewal while it is scheduled; 0 if the verdict is not remembered, so that it must not be
+        idle."""
         self._ends_at = 0.0
         """When the reads end unless the verdict is renewed (Unix seconds)."""
         self._waiting: WaitingRequest | None = None
@@ -115,17 +129,16 @@ class VerdictRenewal:
         """Renew the verdict for a further read, which is of the client network `net`.  Returns the present verdict,
         which may be newer than `allowed`.
         """
-        if is_remembered and not self._cost:
-            self._cost = _COST + self._inquiry.size
-        reads = self._reads
+        self._reads[channel] = net
+        if is_remembered and not self.cost:
+            self.cost = _COST + self._inquiry.size
+            if self.verdict is not None:
+                self._scheduled.add(self)
         if (verdict := self.verdict) is not None:
-            if not reads:
-                del self._idle.renewals[self]
-                self._idle.cost -= self._cost
-            reads[channel] = net
             return verdict
-        reads[channel] = net
         self.verdict = allowed
+        if self.cost:
+            self._scheduled.add(self)
         self._ends_at = max(allowed.until, self._services.clock.wall() + LEAST_LIVE_S)
         self._await_renewal()
         return allowed
@@ -133,19 +146,17 @@ class VerdictRenewal:
     def end_read(self, channel: object) -> None:
         if self._reads.pop(channel, None) is None or self._reads or self.verdict is None:
             return
-        idle = self._idle
-        idle.renewals[self] = None
-        idle.cost += self._cost
-        if self._waiting is not None or not self._cost:
+        if not self.cost or self._waiting is not None or self._scheduled.cost > MOST_SCHEDULED_BYTES:
             self.rest()
-        elif idle.cost > MOST_IDLE_BYTES:
-            idle.evict()
+
+    @property
+    def has_reads(self) -> bool:
+        """Whether live reads have the verdict."""
+        return bool(self._reads)
 
     def rest(self) -> None:
         """Stop renewing, until another read begins."""
-        if self.verdict is not None and not self._reads:
-            del self._idle.renewals[self]
-            self._idle.cost -= self._cost
+        self._scheduled.remove(self)
         self._services.wheel.unlink(self, self._tick)
         self._tick, self.verdict = NEVER, None
         if self._waiting is not None:

@@ -104,7 +104,7 @@ def _found(connection: Connection, data: bytes) -> tuple[RememberedAnswer, Secti
     clients = connection._clients
     if clients.find is None or clients.limits_hits or connection.transport is None:
         return None
-    found = clients.exact.get(data) or clients.find(data)
+    found = clients.exact.get(data) or clients.find(data, None)
     return (found[0], found[1]) if found is not None and isinstance(found[0], RememberedAnswer) else None
 
 

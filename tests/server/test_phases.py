@@ -187,7 +187,7 @@ class Phases(RuleBasedStateMachine):
     def connect(self) -> None:
         """A client has connected."""
         self.clients = Clients(self.handle, LimitsConfig(), None, ManualClock(), NoMetrics())
-        self.clients.find = lambda received: (JOIN, NO_SECTION) if received == KNOWN else None
+        self.clients.find = lambda received, beginning: (JOIN, NO_SECTION) if received == KNOWN else None
         self.clients.join = self.begin_join
         self.connection = self.accept()
         self.transport = MemoryTransport(self.connection)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,29 @@ import uvloop
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from gateway.auth.signed_urls import PARAMETERS
 from gateway.server.live_requests import LiveRequests
-from gateway.server.verdict_keys import MOST_BEGINNING_BYTES, CredentialLines
+from gateway.server.request_keys import Presented
+from gateway.server.verdict_keys import Beginning, CredentialLines, beginning_of
 from tests.scenarios.credentials import WALL, signed, signed_rule
 from tests.server.conftest import BOUND_S, Pair, close, connect, get, start_pair, stop_pair, write
 
 NAMES = ("expires", "signature", "key", "token")
+PARTS = (
+    "/s",
+    "?",
+    "&",
+    "signature=s",
+    "signature=",
+    "signature",
+    "key=k&",
+    "expires=1&",
+    "=",
+    "d",
+    "x=1",
+    "offset=4",
+    " ",
+)
 
 
 @pytest.mark.parametrize(
@@ -39,8 +55,6 @@ def test_a_line_is_divided_into_its_credentials_and_the_rest(query: str, rest: s
     lines, line = CredentialLines(NAMES), f"GET /s?{query} HTTP/1.1".encode()
     divided = lines.divide(line)
     assert divided == (f"GET /s\r\n{rest} HTTP/1.1".encode(), credentials.encode())
-    lines.know_beginning(line)
-    assert lines.divide_known(line) == divided
 
 
 @pytest.mark.parametrize("target", ["/s", "/s?", "/s?offset=4&key", "/s?x?key=1", "/s&key=1?offset=4", "/key=1"])
@@ -63,25 +77,35 @@ def test_credentials_are_those_of_the_parser_or_none(query: str, names: set[str]
     assert found == (query.encode() if is_same else None)
 
 
-@pytest.mark.parametrize("size", [10, 3_000])
-def test_beginnings_take_a_bounded_number_of_bytes(size: int) -> None:
+@given(st.lists(st.sampled_from(PARTS), max_size=6), st.integers(0, 60), st.lists(st.sampled_from(PARTS), max_size=6))
+@example(["/s?", "x=1&", "signature=s&"], 11, ["signature=s", "d&", "offset=4"])
+@example(["/s?", "signature=s", "&", "offset=4"], 60, ["&signature=t"])
+def test_a_line_is_divided_by_its_beginning_as_if_it_were_divided_whole(
+    former: list[str], kept: int, added: list[str]
+) -> None:
     lines = CredentialLines(NAMES)
-    link = b"GET /s?signature=%d" + b"0" * size
-    most = MOST_BEGINNING_BYTES // (300 + 2 * len(link % 1_000))
-    every = [link % number + b"&offset=4 HTTP/1.1" for number in range(1_000, 1_002 + most)]
-    tracemalloc.start()
-    for line in every[:most]:
-        lines.know_beginning(line)
-        lines.know_beginning(line)
-    taken, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert f"<CredentialLines {most} known" in repr(lines)
-    assert taken < 1.2 * MOST_BEGINNING_BYTES
-    # All are forgotten at the bound.
-    for line in every[most:]:
-        lines.know_beginning(line)
-    assert "<CredentialLines 2 known" in repr(lines)
-    assert all(lines.divide_known(line) == lines.divide(line) for line in every)
+    line = f"GET {''.join(former)}".encode()
+    divided = lines.divide(line + b" HTTP/1.1")
+    beginning = beginning_of(line, divided.credentials) if divided is not None else None
+    if beginning is None:
+        return
+    later = line[: max(kept, len(beginning.line))] + f"{''.join(added)} HTTP/1.1".encode()
+    rest = beginning.rest + later[len(beginning.line) :]
+    whole = lines.divide(later)
+    assert whole is not None
+    if whole != (rest, beginning.credentials):
+        # Nothing is remembered for a rest with credentials.
+        assert any(pair.startswith(tuple(f"{name}=".encode() for name in NAMES)) for pair in rest[:-9].split(b"&"))
+
+
+def test_a_beginning_ends_after_credentials_that_stand_together() -> None:
+    found = beginning_of(b"GET /s?expires=1&signature=s&cursor=2&offset=4 HTTP/1.1", b"expires=1&signature=s")
+    assert found == (b"GET /s?expires=1&signature=s&", b"GET /s\r\n&", b"expires=1&signature=s")
+    found = beginning_of(b"GET /s?x=1&signature=s&offset=4 HTTP/1.1", b"signature=s")
+    assert found == (b"GET /s?x=1&signature=s&", b"GET /s\r\n&x=1&", b"signature=s")
+    apart = ("/s?offset=4&key=1&signature=s", "/s?key=1&x=1&signature=s&offset=4", "/s&key=1&signature=s&?offset=4")
+    for target in apart:
+        assert beginning_of(f"GET {target} HTTP/1.1".encode(), b"key=1&signature=s") is None
 
 
 @pytest.fixture
@@ -164,6 +188,21 @@ def test_a_request_with_credentials_in_its_query_is_decided_as_if_it_were_parsed
     monkeypatch.setattr(LiveRequests, "join", noting)
     pair = loop.run_until_complete(_begin(tmp_path))
 
+    find = pair.fast.clients.find
+    assert find is not None
+    beginnings = [_beginning(f"GET {link}&offset=-1 HTTP/1.1".encode()) for link in LINKS]
+    found_by_beginning = [0]
+
+    def find_alike(requests: list[bytes]) -> None:
+        """Check that a request's join is found alike on a connection that has sent another request before."""
+        for request in requests:
+            without = find(request, None)
+            for beginning in beginnings:
+                found = find(request, beginning)
+                assert found == without
+                if isinstance(found[0] if found is not None else None, Presented):
+                    found_by_beginning[0] += request.startswith(beginning.line)
+
     async def decided(requests: list[bytes]) -> list[list[tuple[bytes, bytes]]]:
         return list(
             await asyncio.gather(*(_ask(pair, is_fast=is_fast, requests=requests) for is_fast in (True, False)))
@@ -175,8 +214,10 @@ def test_a_request_with_credentials_in_its_query_is_decided_as_if_it_were_parsed
     @example([f"{LINKS[3]}&{READS[0]}", f"{LINKS[3]}&{READS[0]}".replace("/s?", "/s/t?")], [])
     @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
     def compare(several: list[str], lines: list[str]) -> None:
-        fast, strict = loop.run_until_complete(decided([get(target, *lines) for target in several * 2]))
+        requests = [get(target, *lines) for target in several * 2]
+        fast, strict = loop.run_until_complete(decided(requests))
         assert fast == strict
+        find_alike(requests)
 
     try:
         for lines in SECTIONS * 3:
@@ -185,6 +226,15 @@ def test_a_request_with_credentials_in_its_query_is_decided_as_if_it_were_parsed
     finally:
         loop.run_until_complete(stop_pair(pair))
     assert joined[0] > 30
+    assert found_by_beginning[0] > 30
+
+
+def _beginning(line: bytes) -> Beginning:
+    divided = CredentialLines(PARAMETERS).divide(line)
+    assert divided is not None
+    beginning = beginning_of(line, divided.credentials)
+    assert beginning is not None
+    return beginning
 
 
 async def _begin(folder: Path) -> Pair:

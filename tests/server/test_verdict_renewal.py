@@ -14,7 +14,7 @@ from gateway.auth.forward_auth import ForwardVerdict
 from gateway.auth.permissions import Action, Exact, Permission
 from gateway.auth.remembered_verdicts import Allowed, Renewal, Verdicts
 from gateway.auth.verdict import Principal
-from gateway.server.verdict_renewal import MOST_IDLE_BYTES, IdleRenewals, VerdictRenewal
+from gateway.server.verdict_renewal import MOST_SCHEDULED_BYTES, ScheduledRenewals, VerdictRenewal
 
 KEPT_S = 100.0
 READ = (Permission(frozenset({Action.READ}), Exact("/s")),)
@@ -62,7 +62,7 @@ class Scene:
         self.asked: list[Waiting] = []
         self.asked_for: list[str] = []
         self.waiting = Counter[str]()
-        self.idle = IdleRenewals()
+        self.scheduled = ScheduledRenewals()
         self.ended: list[object] = []
         self.allowed = self.verdicts.allow(self.principal("ada"))
         self.services: Any = SimpleNamespace(
@@ -78,7 +78,9 @@ class Scene:
     def another(self) -> VerdictRenewal:
         """Make the renewal of another verdict."""
         inquiry: Any = SimpleNamespace(rule=SimpleNamespace(timeout_s=2.0), size=1_000)
-        return VerdictRenewal(Renewal(inquiry, "/s"), self.services, self.idle, random.Random(0), self.ended.append)
+        return VerdictRenewal(
+            Renewal(inquiry, "/s"), self.services, self.scheduled, random.Random(0), self.ended.append
+        )
 
     def principal(self, name: str) -> Principal:
         return Principal(name, READ, self.clock.wall() + KEPT_S)
@@ -124,7 +126,7 @@ def test_reads_that_follow_each_other_set_no_timer() -> None:
     assert scene.wheel.added == 1
     scene.clock.advance(KEPT_S)
     assert (scene.asked, len(scene.wheel), repr(scene.renewal)) == ([], 0, "<VerdictRenewal 0 reads, resting>")
-    assert repr(scene.idle) == "<IdleRenewals 0 renewals, 0 bytes>"
+    assert repr(scene.scheduled) == "<ScheduledRenewals 0 renewals, 0 bytes>"
 
 
 def test_a_verdict_that_no_later_request_finds_has_no_timer_without_reads() -> None:
@@ -139,27 +141,50 @@ def test_a_verdict_that_no_later_request_finds_has_no_timer_without_reads() -> N
         assert (len(scene.wheel), repr(renewal)) == (0, "<VerdictRenewal 0 reads, resting>")
         # The end of the read may be stated twice.
         renewal.end_read(reads[0])
-    assert repr(scene.idle) == "<IdleRenewals 0 renewals, 0 bytes>"
+    assert repr(scene.scheduled) == "<ScheduledRenewals 0 renewals, 0 bytes>"
 
 
 def test_remembered_verdicts_without_reads_are_scheduled_up_to_a_bound() -> None:
-    scene, read = Scene(), Read()
-    every = [scene.another() for _ in range(MOST_IDLE_BYTES // 2_500 + 2)]
+    scene, reads = Scene(), [Read(), Read()]
+    most = MOST_SCHEDULED_BYTES // 2_500
+    every = [scene.another() for _ in range(most + 2)]
     for renewal in every:
-        renewal.begin_read(read, scene.allowed, "net", is_remembered=True)
-        renewal.end_read(read)
+        for read in reads:
+            renewal.begin_read(read, scene.allowed, "net", is_remembered=True)
+    assert repr(scene.scheduled) == f"<ScheduledRenewals {most + 2} renewals, {(most + 2) * 2_500} bytes>"
+    for renewal in every:
+        renewal.end_read(reads[0])
+    assert len(scene.wheel) == most + 2
+    for renewal in every:
+        renewal.end_read(reads[1])
+    # Beyond the bound, a renewal rests at the end of its reads.  The others need no timer for their next reads.
     states = [repr(renewal) for renewal in every]
     assert states[:2] == 2 * ["<VerdictRenewal 0 reads, resting>"]
-    assert states[2:] == (len(every) - 2) * ["<VerdictRenewal 0 reads, scheduled>"]
-    assert len(scene.wheel) == len(every) - 2
-    # The next read of an idle renewal sets no timer, and the oldest idle renewal is now the fourth.
-    every[2].begin_read(read, scene.allowed, "net")
-    every[2].end_read(read)
-    every[0].begin_read(read, scene.allowed, "net")
-    every[0].end_read(read)
-    assert [repr(every[at]).split()[-1] for at in (0, 2, 3)] == ["scheduled>", "scheduled>", "resting>"]
+    assert states[2:] == most * ["<VerdictRenewal 0 reads, scheduled>"]
+    assert (len(scene.wheel), scene.wheel.added) == (most, most + 2)
+    for renewal in every[1:]:
+        renewal.begin_read(reads[0], scene.allowed, "net")
+    assert (len(scene.wheel), scene.wheel.added) == (most + 1, most + 3)
+    for renewal in every[1:]:
+        renewal.end_read(reads[0])
+    assert repr(scene.scheduled) == f"<ScheduledRenewals {most} renewals, {most * 2_500} bytes>"
     scene.clock.advance(KEPT_S)
-    assert (len(scene.wheel), repr(scene.idle)) == (0, "<IdleRenewals 0 renewals, 0 bytes>")
+    assert (len(scene.wheel), repr(scene.scheduled)) == (0, "<ScheduledRenewals 0 renewals, 0 bytes>")
+
+
+def test_a_renewal_is_charged_once_a_later_request_has_found_its_verdict() -> None:
+    scene, reads = Scene(), [Read(), Read()]
+    renewal = scene.another()
+    renewal.begin_read(reads[0], scene.allowed, "net")
+    assert scene.scheduled.cost == 0
+    renewal.begin_read(reads[1], scene.allowed, "net", is_remembered=True)
+    assert scene.scheduled.cost == 2_500
+    for read in reads:
+        renewal.end_read(read)
+    # A clock step does not rest a renewal that has reads.
+    renewal.begin_read(reads[0], scene.allowed, "net", is_remembered=True)
+    scene.scheduled.rest_idle()
+    assert (repr(renewal), scene.scheduled.cost) == ("<VerdictRenewal 1 reads, scheduled>", 2_500)
 
 
 def test_the_service_is_asked_for_the_network_with_the_fewest_waiting_requests() -> None:
@@ -227,8 +252,8 @@ def test_idle_renewals_rest_after_a_clock_step_so_that_later_reads_have_the_righ
     [read] = scene.begin()
     scene.renewal.end_read(read)
     scene.clock.step_wall(KEPT_S / 2)
-    scene.idle.rest_all()
-    assert (repr(scene.renewal), len(scene.wheel), scene.idle.cost) == ("<VerdictRenewal 0 reads, resting>", 0, 0)
+    scene.scheduled.rest_idle()
+    assert (repr(scene.renewal), len(scene.wheel), scene.scheduled.cost) == ("<VerdictRenewal 0 reads, resting>", 0, 0)
     scene.begin()
     scene.clock.advance(KEPT_S / 2 - 1.5)
     assert len(scene.asked) == 1

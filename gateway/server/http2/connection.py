@@ -320,7 +320,7 @@ class Http2Connection(TimedHttp2Connection):
             return False
         # Try `exact` first.  Equal requests share one alias object, whose hash is computed only once, but `find` reads
         # all bytes of the alias.
-        if (found := clients.exact.get(alias) or find(alias)) is None:
+        if (found := clients.exact.get(alias) or find(alias, None)) is None:
             return False
         known, section = found
         presented = None
