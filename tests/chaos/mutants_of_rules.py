@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
+from gateway.auth.remembered_verdicts import Allowed
 from gateway.engine import catchup, reply_recorder, route
 from gateway.engine.catchup import _Attempt
 from gateway.engine.classifier import TapeFacts
@@ -22,8 +23,11 @@ from gateway.ops.access_log.live_reads import JoinedRead
 from gateway.protocol import target
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.stream_version import Version
+from gateway.server.live_requests import LiveRequests
 from gateway.server.poll_group import PollGroup
 from gateway.server.remembered import RememberedAnswer, RememberedAnswers
+from gateway.server.request_keys import Section
+from gateway.server.verdict_keys import VerdictKey
 from gateway.tape import decide
 from gateway.tape import stream as stream_module
 from gateway.tape.decide import RecordProgress
@@ -276,3 +280,44 @@ def joined_read_that_was_left_has_no_line() -> Patches:
 @mutant("a long-poll that leaves its group has a line")
 def poll_that_leaves_its_group_has_no_line() -> Patches:
     return [(PollGroup, "_record", nothing)]
+
+
+# -- who shares
+
+
+@mutant("a verdict is on one stream and one credential")
+def join_takes_any_verdict_of_its_section() -> Patches:
+    return [(LiveRequests, "join", joins_by_any_verdict())]
+
+
+@mutant("a verdict is void once another edition has begun")
+def join_ignores_the_edition_of_a_verdict() -> Patches:
+    join = LiveRequests.join
+
+    def joins(self: LiveRequests, channel: Any, known: Any, section: Section, *presented: Any) -> bool:
+        for allowed in section.allowed.values():
+            allowed.edition = self._verdicts.edition
+        return join(self, channel, known, section, *presented)
+
+    return [(LiveRequests, "join", joins)]
+
+
+class _AnyVerdict(dict[VerdictKey, Allowed]):
+    """Has the latest verdict under every key."""
+
+    def get(self, key: object, default: Any = None) -> Any:
+        return next(reversed(self.values()), default)
+
+
+def joins_by_any_verdict() -> Callable[..., bool]:
+    """A live request joins if its header section has a verdict, of whatever stream and credentials."""
+    join = LiveRequests.join
+
+    def joins(self: LiveRequests, channel: Any, known: Any, section: Section, *presented: Any) -> bool:
+        kept, section.allowed = section.allowed, _AnyVerdict(section.allowed)
+        try:
+            return join(self, channel, known, section, *presented)
+        finally:
+            section.allowed = kept
+
+    return joins

@@ -16,7 +16,9 @@ from gateway.server import authorising, request_keys
 from gateway.server.frontend import Frontend
 from gateway.server.guarded_reads import GuardedRead, GuardedReads
 from gateway.server.interpreting import RequestMeaning
+from gateway.server.live_requests import LiveRequests
 from gateway.server.verdict_keys import NamedStream
+from tests.chaos.mutants_of_rules import joins_by_any_verdict
 from tests.isolation.isolation import isolated
 
 STEPS: Final = 250
@@ -55,6 +57,10 @@ def verdict_on_every_stream() -> list[Patch]:
     return [(authorising, "_named_stream", named)]
 
 
+def join_by_any_verdict() -> list[Patch]:
+    return [(LiveRequests, "join", joins_by_any_verdict())]
+
+
 def forgotten_expiry() -> list[Patch]:
     made = Allowed.__init__
 
@@ -85,6 +91,7 @@ MUTANTS: Final = (
     skipped_check,
     shared_verdict,
     verdict_on_every_stream,
+    join_by_any_verdict,
     forgotten_expiry,
     forgotten_expiry_of_live_reads,
     revocation_lost_on_live_reads,
