@@ -98,8 +98,7 @@ class HopUpstream:
         if shared.is_handed and self.clock.now() < self._changed_at + _UNSETTLED_S:
             # Another worker takes this one for the owner.
             return None
-        group = shared.key.group
-        return self.owners.other_owner(self.owners.hash_of(*group))
+        return self.owners.other_owner(self._others.index_of(shared.key.group))
 
     def ask_origin(self, requester: Requester, call: OriginCall) -> PendingRequest:
         """Send a request to the origin."""

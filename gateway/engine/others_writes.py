@@ -26,7 +26,7 @@ from gateway.protocol.names import STREAM_CLOSED, STREAM_NEXT_OFFSET
 from gateway.protocol.sharing import Group, StreamKey
 from gateway.tape.store import TapeStore
 from gateway.upstream.reply import Reply
-from gateway.workers.owners import Owners, cell_index
+from gateway.workers.owners import Owners
 from gateway.workers.write_log import Record, WriteLog
 
 _BEGUN, _ANSWERED, _UNANSWERED, _WITHOUT_EFFECT, _CONTROL, _APPENDED = b"B", b"A", b"U", b"N", b"C", b"S"
@@ -101,7 +101,7 @@ class OthersWrites:
         self.routes: Callable[[str], Route | None] = lambda name: None
         """Returns the route with this name."""
         self.applying: Applying
-        self.index_of: Final = lru_cache(_MOST_KNOWN)(lambda group: cell_index(owners.hash_of(*group)))
+        self.index_of: Final = lru_cache(_MOST_KNOWN)(lambda group: owners.cell_of(*group))
         """Returns the number of a path's row."""
         store.number_paths(self.index_of)
 
@@ -180,6 +180,9 @@ class OthersWrites:
 
     def _read(self, index: int) -> None:
         seen = self._seen.get(index)
+        if seen is None and (row := self._raw[self._rows[index]]) == self._log.blank:
+            self._seen[index] = row
+            return
         news = self._log.read(index, seen if seen is not None else self._log.blank)
         self._seen[index] = news.row
         if seen is None and not self._log.under_way_elsewhere(news.row):

@@ -142,6 +142,8 @@ class ReplyParser:
         found."""
         self._begin()
 
+    _read_lines = staticmethod(read_lines)
+
     def __repr__(self) -> str:
         return f"<ReplyParser {self.state}{', awaited' if self.is_awaited else ''}>"
 
@@ -278,7 +280,7 @@ class ReplyParser:
         if status_line is None or len(lines) > MOST_FIELDS:
             return False
         del lines[0]
-        found = read_lines(lines)
+        found = self._read_lines(lines)
         if found is None:
             return False
         shape, own, length = found

@@ -236,6 +236,21 @@ def read_lines(lines: list[bytes]) -> ReadLines | None:
     return shape, own, length
 
 
+def read_with_own(lines: list[bytes], name: str) -> ReadLines | None:
+    """Read the field lines of a head like `read_lines`.  The line with this name is one of the reply's own lines, even
+    if other replies have to share theirs, and is the last one of these.
+
+    Only for replies that are not relayed line by line."""
+    prefix = f"{name}: ".encode()
+    for at, raw in enumerate(lines):
+        if raw.startswith(prefix) and (line := _field_line(raw)) is not None:
+            if (found := read_lines([*lines[:at], *lines[at + 1 :]])) is not None:
+                shape, own, length = found
+                return shape, [*own, FieldLine(line.name, line.value, line.rendered)], length
+            return None
+    return read_lines(lines)
+
+
 def _learn(lines: list[bytes]) -> ReadLines | None:
     """Read the field lines of a head with an unknown shape, and remember the shape."""
     parsed: list[FieldLine] = []

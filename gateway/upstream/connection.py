@@ -89,6 +89,7 @@ class Connection(asyncio.Protocol):
         "is_reading",
         "is_reused",
         "made_at",
+        "new_parser",
         "outdated_at",
         "rests_until",
     )
@@ -114,6 +115,8 @@ class Connection(asyncio.Protocol):
         self._loop = loop
         self._now = loop.time
         self._owner = owner
+        self.new_parser: Callable[[], ReplyParser] = ReplyParser
+        """Makes the parser of the connection's replies."""
         self._parser: ReplyParser
         self._transport: asyncio.Transport | None = None
         self._incoming: IncomingReply | None = None
@@ -317,7 +320,7 @@ class Connection(asyncio.Protocol):
         # Create the deadline and the parser only now, because they refer to the connection.  A failed attempt to
         # connect does not call `connection_lost`, and would leave the reference cycle behind.
         self.deadline = Deadline(self._loop, self._timed_out)
-        self._parser = ReplyParser()
+        self._parser = self.new_parser()
         self._transport = cast("asyncio.Transport", transport)
         if (sock := transport.get_extra_info("socket")) is not None:
             poller = select.poll()

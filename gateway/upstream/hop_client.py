@@ -9,6 +9,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from gateway.aio.tasks import Tasks
+from gateway.http.reply import ReplyParser
+from gateway.http.reply_lines import ReadLines, read_with_own
+from gateway.protocol.hop import HOP_RECORD
 from gateway.upstream.asking import Requester, answer_to
 from gateway.upstream.call import Endpoint, OriginCall
 from gateway.upstream.client import Exchanges
@@ -21,6 +24,17 @@ from gateway.upstream.incoming import no_op
 from gateway.upstream.reply import Reply
 
 
+class _HopReplyParser(ReplyParser):
+    """Parses the replies of another worker.  `HOP_RECORD` has another value in each of them, so it is no part of what
+    these replies have in common."""
+
+    __slots__ = ()
+
+    @staticmethod
+    def _read_lines(lines: list[bytes]) -> ReadLines | None:
+        return read_with_own(lines, HOP_RECORD)
+
+
 class _HopDialer(Dialer):
     """Makes connections to the Unix sockets of the slots."""
 
@@ -31,6 +45,7 @@ class _HopDialer(Dialer):
     async def dial(self, endpoint: Endpoint, owner: ConnectionOwner, within_s: float) -> Connection:
         loop = asyncio.get_running_loop()
         connection = Connection(loop, owner, endpoint)
+        connection.new_parser = _HopReplyParser
         connection.address = path = self._paths[int(endpoint.host.removeprefix("worker-"))]
         try:
             async with asyncio.timeout(within_s):

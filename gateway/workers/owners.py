@@ -1,7 +1,7 @@
 """Which worker owns a stream: the one that asks the origin for it, for all workers.
 
-The owner is found by rendezvous hashing of the path's hash over the workers that serve.  If a worker dies, only its own
-streams get other owners, and they get them back when it serves again.
+The owner is found by rendezvous hashing of the path's cell (`gateway.workers.write_log`) over the workers that serve.
+If a worker dies, only its own streams get other owners, and they get them back when it serves again.
 """
 
 from __future__ import annotations
@@ -21,19 +21,14 @@ def path_hash(secret: bytes, origin: str, path: str) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8, key=secret).digest(), "little")
 
 
-def cell_index(hashed: int) -> int:
-    """Return the number of the cells that belong to a path hash."""
-    return hashed % HASHES
+def owner(cell: int, slots: Sequence[int]) -> int:
+    """Return the slot, out of `slots`, that owns the paths of this cell."""
+    return max(slots, key=lambda slot: _score(cell, slot))
 
 
-def owner(hashed: int, slots: Sequence[int]) -> int:
-    """Return the slot, out of `slots`, that owns the paths with this hash."""
-    return max(slots, key=lambda slot: _score(hashed, slot))
-
-
-def _score(hashed: int, slot: int) -> int:
+def _score(cell: int, slot: int) -> int:
     """Return a well-mixed number of both (the finisher of SplitMix64)."""
-    mixed = (hashed + (slot + 1) * 0x9E37_79B9_7F4A_7C15) & _MASK
+    mixed = (cell * 0xD6E8_FEB8_6659_FD93 + (slot + 1) * 0x9E37_79B9_7F4A_7C15) & _MASK
     mixed = ((mixed ^ (mixed >> 30)) * 0xBF58_476D_1CE4_E5B9) & _MASK
     mixed = ((mixed ^ (mixed >> 27)) * 0x94D0_49BB_1331_11EB) & _MASK
     return mixed ^ (mixed >> 31)
@@ -50,6 +45,8 @@ class Owners:
         self._slot = slot
         self._epoch = -1
         self._serving: tuple[int, ...] = ()
+        self._known: dict[int, int] = {}
+        """The owners of the cells that were asked for, among the workers that serve."""
 
     def __repr__(self) -> str:
         return f"<Owners {self._serving} seen by {self._slot}>"
@@ -59,18 +56,21 @@ class Owners:
         """A number that changes when the owners may have changed."""
         return self._shared.epoch
 
-    def hash_of(self, origin: str, path: str) -> int:
-        """Return the hash of a path at an origin."""
-        return path_hash(self._shared.secret, origin, path)
+    def cell_of(self, origin: str, path: str) -> int:
+        """Return the number of the cells that belong to a path at an origin."""
+        return path_hash(self._shared.secret, origin, path) % HASHES
 
-    def other_owner(self, hashed: int) -> int | None:
-        """Return the slot that owns the paths with this hash; None if this worker does, or if no worker serves."""
+    def other_owner(self, cell: int) -> int | None:
+        """Return the slot that owns the paths of this cell; None if this worker does, or if no worker serves."""
         if (epoch := self._shared.epoch) != self._epoch:
             shared = self._shared
             # Workers drain all together, and each stays the owner of its streams until it ends.
             states = ((slot, shared.state(slot)) for slot in range(shared.workers))
             self._epoch, self._serving = epoch, tuple(slot for slot, state in states if state in _OWNING)
+            self._known.clear()
         if not self._serving:
             return None
-        found = owner(hashed, self._serving)
+        found = self._known.get(cell)
+        if found is None:
+            found = self._known[cell] = owner(cell, self._serving)
         return None if found == self._slot else found

@@ -9,7 +9,8 @@ reads.  Each worker writes only the counts of its own place, and reads all of th
     counts   for each place: connections, live reads
 
 A key belongs to one *bucket* of `_ROWS` rows.  A row is taken and changed under the lock of its bucket.  Without a
-lock, a worker changes only counts of a row that it has counted in: such a row stays, whatever other workers do.  A row
+lock, a worker changes only counts of a row that it has counted in: such a row stays, whatever other workers do.  Far
+from a limit, it counts without the lock.  A row
 without counts, whose times have passed, is free for another key.  A bucket whose rows are all in use has no room:
 limits then hold for each worker alone, for keys that are not in the table.  This needs far more networks than there are
 buckets.
@@ -54,6 +55,7 @@ class SharedCounts:
         self._place = shared.first + slot
         self._first = shared.first
         self._workers = shared.workers
+        self._places = shared.places
         self._row_bytes = _HEAD_BYTES + _PLACE_BYTES * shared.places
         self.buckets = len(shared.common) // (self._row_bytes * _ROWS)
         """The number of buckets.  A key belongs to the bucket with the number `key % buckets`."""
@@ -97,6 +99,8 @@ class SharedCounts:
 
         Returns None if the table has no room for the key.
         """
+        if self._take_at_once(key, what, most):
+            return True
         is_locked = self._lock(key)
         try:
             row = self._find_or_claim(key, now)
@@ -109,6 +113,23 @@ class SharedCounts:
         finally:
             if is_locked:
                 self._unlock(key)
+
+    def _take_at_once(self, key: int, what: Counted, most: int) -> bool:
+        """Count one more without the lock, if the limit is far.  Returns whether it is counted.
+
+        Several workers may do so at once.  Each of them counts one at a time, and looks again afterwards, when all see
+        what it has counted.  So they count at most one each beyond what the last of them has seen, and the distance is
+        larger than that.
+        """
+        row = self._find(key)
+        if row == _NO_ROW or not self._is_counted(row) or self._sum(row, what) + 2 * self._places > most:
+            return False
+        at = self._cell(row, what)
+        self._counts[at] += 1
+        if self._sum(row, what) + self._places <= most:
+            return True
+        self._counts[at] -= 1
+        return False
 
     def add(self, key: int, what: Counted, by: int, now: float) -> bool:
         """Change this worker's count, whatever the others have counted.  Returns False if the table has no room."""

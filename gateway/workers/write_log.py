@@ -67,6 +67,8 @@ class WriteLog:
         self._width = shared.places * 8
         self.raw = shared.raw
         """The shared memory.  `raw[log.row(index)]` is the row as it is now."""
+        self.blank: Final = bytes(self._width)
+        """A row in which nothing has been recorded."""
 
     def __repr__(self) -> str:
         return f"<WriteLog of place {self._place}, {self._recorded(self._place)} records>"
@@ -75,11 +77,6 @@ class WriteLog:
         """Return where the cells of a path hash are."""
         at = self._shared.cells_at + index * self._width
         return slice(at, at + self._width)
-
-    @property
-    def blank(self) -> bytes:
-        """A row in which nothing has been recorded."""
-        return bytes(self._width)
 
     # -- writing
 

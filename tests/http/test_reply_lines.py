@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.http.reply_lines import ReplyShape, read_lines
+from gateway.http.reply_lines import ReplyShape, read_lines, read_with_own
 
 _MOST = 256
 
@@ -63,3 +63,25 @@ def test_a_line_of_framing_belongs_to_the_shape_while_later_lines_displace_it() 
         assert shape.is_chunked
         assert not shape.keeps_alive
         assert own == []
+
+
+def test_replies_of_another_worker_share_their_shape_whatever_their_record_is() -> None:
+    shapes = set()
+    for number in range(4):
+        record = b"Gateway-Hop-Record: 0.1.9 %d" % number
+        found = read_with_own([b"Vary: hop", record, b"Content-Length: 5"], "Gateway-Hop-Record")
+        assert found is not None
+        shape, own, length = found
+        assert {line.name: line.value for line in own} == {
+            "Content-Length": "5",
+            "Gateway-Hop-Record": f"0.1.9 {number}",
+        }
+        assert length == 5
+        shapes.add(shape)
+    assert len(shapes) == 1
+
+
+def test_the_record_of_a_worker_in_an_origins_reply_is_no_line_that_is_passed_on() -> None:
+    found = read_lines([b"Vary: hop", b"Gateway-Hop-Record: 0.1.9 1"])
+    assert found is not None
+    assert not found[1]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -210,12 +212,38 @@ class Reply:
         self.is_closed = True
 
 
+async def test_replies_of_another_worker_have_one_shape(tmp_path: Path) -> None:
+    path, records = f"{tmp_path}/hop", iter((SAME, SAME._replace(as_of=2.0)))
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for said in records:
+            await reader.readuntil(b"\r\n\r\n")
+            head = f"HTTP/1.1 204 No Content\r\nVary: hop\r\n{HOP_RECORD}: {said.rendered()}\r\n\r\n"
+            writer.write(head.encode())
+        writer.close()
+
+    async with await asyncio.start_unix_server(answer, path):
+        client = HopClient([path])
+        call = OriginCall("GET", "http://worker-0:1/s", CIMultiDict(), Bounds())
+        replies = [await client.send(call) for _ in range(2)]
+        for reply in replies:
+            reply.close()
+        await client.close()
+    assert [HopSaid.of(reply.headers) for reply in replies] == [SAME, SAME._replace(as_of=2.0)]
+    assert replies[0].head.shape is not None
+    assert replies[0].head.shape is replies[1].head.shape
+
+
 class Looks:
     """Stands in for the writes of other workers."""
 
-    def __init__(self) -> None:
+    def __init__(self, shared: SharedMemory) -> None:
+        self.shared = shared
         self.groups: list[Group] = []
         self.look: Callable[[Group], None] = self.groups.append
+
+    def index_of(self, group: Group) -> int:
+        return Owners(self.shared, 0).cell_of(*group)
 
 
 class NoTopics:
@@ -232,10 +260,10 @@ class Hops:
             self.shared.set_slot(slot, SlotState.SERVING, 1, 100 + slot)
         owners = Owners(self.shared, 0)
         paths = (f"/s/{number}" for number in range(100))
-        path = next(path for path in paths if owners.other_owner(owners.hash_of("http://origin", path)) is not None)
+        path = next(path for path in paths if owners.other_owner(owners.cell_of("http://origin", path)) is not None)
         self.key = KEY._replace(group=Group("http://origin", path))
-        self.owner = owners.other_owner(owners.hash_of("http://origin", path))
-        self.origin, self.others, self.looks, self.reader = Side(), Side(), Looks(), Reader()
+        self.owner = owners.other_owner(owners.cell_of("http://origin", path))
+        self.origin, self.others, self.looks, self.reader = Side(), Side(), Looks(self.shared), Reader()
         self.hop = HopUpstream(
             cast(Upstream, self.origin),
             cast(HopClient, self.others),

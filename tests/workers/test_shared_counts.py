@@ -98,6 +98,37 @@ def test_a_row_without_counts_whose_time_has_passed_is_used_for_another_key(benc
     assert counts.times(keys[8]) == counts.times(keys[9]) == (0.0, 0.0)
 
 
+def test_far_from_its_limit_a_row_in_use_is_counted_in_without_the_lock(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts, other = bench.counts
+    key, far = counts.key_of("net"), 2 * bench.shared.places
+    locks: list[int] = []
+    lockf = fcntl.lockf
+
+    def counting(descriptor: int, kind: int, length: int, start: int) -> None:
+        locks.append(kind)
+        lockf(descriptor, kind, length, start)
+
+    monkeypatch.setattr(fcntl, "lockf", counting)
+    assert counts.take(key, CONNECTIONS, far + 2, 0.0)
+    assert locks, "the row is not this worker's yet, and could be taken for another key"
+    locks.clear()
+    assert counts.take(key, CONNECTIONS, far + 2, 0.0)
+    assert locks == []
+    assert counts.take(key, CONNECTIONS, far + 1, 0.0)
+    assert locks, "the limit is near"
+    locks.clear()
+
+    # Others count between the two looks of this worker.
+    looks = iter([2, far + 2])
+    monkeypatch.setattr(counts, "_sum", lambda *_: next(looks, far + 2))
+    assert counts.take(key, CONNECTIONS, far + 2, 0.0) is False
+    assert locks
+    monkeypatch.undo()
+    assert other.total(key, CONNECTIONS) == 3
+
+
 def _take_and_release(shared: SharedMemory, slot: int) -> None:
     counts = SharedCounts(shared, slot)
     key = counts.key_of("net")
