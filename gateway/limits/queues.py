@@ -164,6 +164,7 @@ class Flows(Generic[Client, Work]):
     def pop(self) -> tuple[Client, Work]:
         """Remove and return the next item and its client.  Raises KeyError if there is none."""
         # New flows are served first, except after `_MOST_NEW` of them in a row.
+        passed = 0
         while self.waiting:
             is_new = bool(self._new) and not (self._old and self._new_served >= _MOST_NEW)
             flows = self._new if is_new else self._old
@@ -176,6 +177,9 @@ class Flows(Generic[Client, Work]):
                 flow.left_s += rounds * self._quantum_s
                 if not is_alone or is_new:
                     self._retire(flows, client, flow)
+                    passed += 1
+                    if passed == len(self._old):
+                        self._pass_rounds()
                     continue
             if not flow.items:
                 if is_new and len(self._old) < _MOST_OLD:
@@ -187,6 +191,14 @@ class Flows(Generic[Client, Work]):
                 self._new_served = self._new_served + 1 if is_new and self._old else 0
                 return client, flow.items.popleft()
         raise KeyError
+
+    def _pass_rounds(self) -> None:
+        """Let the rounds pass in which no old flow can be served.  Otherwise costly items, after which each client has
+        to wait for dozens of rounds, would make `pop` take as long as a request."""
+        rounds = min(int(-flow.left_s / self._quantum_s) for flow in self._old.values())
+        if rounds > 0:
+            for flow in self._old.values():
+                flow.left_s += rounds * self._quantum_s
 
     def charge(self, client: Client, cost_s: float) -> None:
         """Charge the client for its latest item, which has cost `cost_s` seconds."""

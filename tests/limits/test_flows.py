@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -48,6 +49,28 @@ def test_clients_that_always_wait_get_the_same_time(costs: list[float]) -> None:
         flows.push(client, None)
     least, most = min(spent[one] for one in range(len(costs))), max(spent.values())
     assert most - least <= 2 * max(costs) + 1.0
+
+
+def test_rounds_in_which_no_client_may_be_served_pass_at_once() -> None:
+    visits = 0
+
+    class Noting(Flows[int, None]):
+        def _retire(self, *flow: Any) -> None:
+            nonlocal visits
+            visits += 1
+            super()._retire(*flow)
+
+    flows = Noting(1.0)
+    for client in range(4):
+        for _ in range(30):
+            flows.push(client, None)
+    served = []
+    for _ in range(100):
+        client, _ = flows.pop()
+        served.append(client)
+        flows.charge(client, 60.0)
+    assert served[20:] == served[16:96], "they are served in turn"
+    assert visits < 3 * 100, "a client waits for 60 rounds, which are not counted one by one"
 
 
 def test_one_that_has_just_come_is_served_before_all_that_wait() -> None:

@@ -29,8 +29,7 @@ from gateway.http.http2.streams import (
 )
 
 _FRAME_OF_SETTINGS: Final = 192
-"""The bytes of a SETTINGS frame that count as one more frame.  Regular clients send a tenth of this.
-"""
+"""The bytes of a SETTINGS frame that count as one more frame.  Regular clients send a tenth of this."""
 
 _SMALL: Final = 1_024
 """A piece of a body with fewer bytes is joined with the piece before."""
@@ -79,7 +78,7 @@ class Reading(Ending, Generic[Head]):
         self.has_more = False
         """Whether complete frames are left to be read."""
         self.latest_bytes = 0
-        """The bytes that the latest call of `receive` has read, if `has_more`."""
+        """The bytes that the latest `receive` has read, if `has_more`."""
         self._has_settings = False
         self._now = 0.0
         self._events: list[Event] = []
@@ -117,8 +116,7 @@ class Reading(Ending, Generic[Head]):
     def receive(
         self, data: bytes, now: float, most_heads: int = sys.maxsize, most_frames: int = sys.maxsize
     ) -> list[Event]:
-        """Read input that arrives at `now`, in monotonic seconds, and return its events in order.  Reads nothing after
-        a failure.
+        """Read input that arrives at `now` (monotonic seconds); return its events in order, none after a failure.
 
         One call reads at most `most_heads` HEADERS frames and at most `most_frames` other frames.  If complete frames
         are left, `has_more` is true, and the next call reads on.  A long SETTINGS frame counts as several frames.
@@ -128,13 +126,11 @@ class Reading(Ending, Generic[Head]):
             return []
         self._now = now
         events = self._events = []
+        if data and self._unparsed:
+            self.keep(data)
         begin, self._consumed = self._consumed, 0
         if self._unparsed:
-            if data:
-                data, begin = self._unparsed[begin:] + data, 0
-            else:
-                data = self._unparsed
-            self._unparsed = b""
+            data, self._unparsed = self._unparsed, b""
         try:
             at = self._read_preface(data)
             if at >= 0:
@@ -142,6 +138,10 @@ class Reading(Ending, Generic[Head]):
         except SessionError as failure:
             self.fail(failure.code)
         return events
+
+    def keep(self, data: bytes) -> None:
+        """Add input to the unread input, for a later call of `receive`."""
+        self._unparsed, self._consumed = self._unparsed[self._consumed :] + data, 0
 
     def _read_preface(self, data: bytes) -> int:
         """Return the position of the first frame in these bytes; -1 if more bytes are needed."""
@@ -165,8 +165,8 @@ class Reading(Ending, Generic[Head]):
             at = begin + size
             if (most_heads if kind == frames.HEADERS else most_frames) <= 0:
                 # Keep the rest without a copy, because the rest may be long and is read a few frames at a time.
-                self.has_more, self._unparsed, self._consumed = True, data, begin - frames.HEAD_BYTES
-                self.latest_bytes = self._consumed - start
+                self.has_more, self.latest_bytes = True, begin - frames.HEAD_BYTES - start
+                self._unparsed, self._consumed = data, begin - frames.HEAD_BYTES
                 return
             if kind == frames.HEADERS:
                 most_heads -= 1
