@@ -36,6 +36,12 @@ CONTENT_TYPE: Final = "application/protobuf"
 CONTENT_TYPES: Final = frozenset({CONTENT_TYPE, "application/x-protobuf"})
 """The content types accepted in requests."""
 
+_LARGE_BODY: Final = 1 << 12
+_RECORDS: Final = b"\x0a"
+"""The tag of the field `records` of `ReadBatch`."""
+_BODY: Final = b"\x22"
+"""The tag of the field `body` of `SequencedRecord`, the record's last field."""
+
 M = TypeVar("M", bound=Message)
 
 
@@ -114,16 +120,42 @@ def decode_read_batch(data: bytes) -> ReadBatch:
 
 
 def encode_read_batch(batch: ReadBatch) -> bytes:
-    """Encode the answer to a unary read, or a message of a read session."""
-    return s2_pb2.ReadBatch(
-        records=[
-            s2_pb2.SequencedRecord(
-                seq_num=record.seq_num, timestamp=record.timestamp, headers=_headers(record.headers), body=record.body
-            )
-            for record in batch.records
-        ],
-        tail=None if batch.tail is None else _position_message(batch.tail),
-    ).SerializeToString()
+    """Encode the answer to a unary read, or a message of a read session.
+
+    A message of protobuf is the concatenation of its fields.  Large bodies are joined with the rest of the message,
+    because the generated classes would copy them twice: 1 MiB in bodies of 64 KiB then takes a tenth of the time.
+    """
+    parts: list[bytes] = []
+    small: list[s2_pb2.SequencedRecord] = []
+    for record in batch.records:
+        body = record.body
+        is_small = len(body) < _LARGE_BODY
+        message = s2_pb2.SequencedRecord(
+            seq_num=record.seq_num,
+            timestamp=record.timestamp,
+            headers=_headers(record.headers),
+            body=body if is_small else b"",
+        )
+        if is_small:
+            small.append(message)
+            continue
+        if small:
+            parts.append(s2_pb2.ReadBatch(records=small).SerializeToString())
+            small = []
+        head = message.SerializeToString() + _BODY + _varint(len(body))
+        parts += (_RECORDS + _varint(len(head) + len(body)) + head, body)
+    tail = None if batch.tail is None else _position_message(batch.tail)
+    parts.append(s2_pb2.ReadBatch(records=small, tail=tail).SerializeToString())
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
 
 
 def _parsed(kind: type[M], data: bytes) -> M:

@@ -291,7 +291,11 @@ class S2SessionReader:
             self.lost(outcome)
             return
         if isinstance(outcome, FoundRecords):
-            # Send the records of the reply itself, because there may have been no memory to store them.
+            if outcome.records and self._is_held(outcome.records[-1].seq_num):
+                # `pump` sends the records in batches of `REPLAY_BYTES`, one after the other.
+                self.pump()
+                return
+            # Send the records of the reply itself, because there was no memory to store them.
             end = outcome.records[-1].seq_num + 1 if outcome.records else self.at
             part = cut(outcome.records, self.at, end, self.wanted)
             if part.records:
@@ -303,6 +307,11 @@ class S2SessionReader:
             self.read.found_tail(outcome.tail)
             self._owes_beat = True
         self.pump()
+
+    def _is_held(self, seq_num: int) -> bool:
+        """Return whether this record and the record at the client's position are in memory."""
+        one = Limits(count=1)
+        return all(self.stream.batch(at, one, None)[0].count for at in (self.at, seq_num))
 
     def _follow(self) -> None:
         """Follow the stream from now on, because the client is at the tail."""

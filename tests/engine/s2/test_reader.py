@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import cast
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -20,7 +21,7 @@ from gateway.aio.tasks import Tasks
 from gateway.aio.timers import Wheel
 from gateway.commands.s2_events import EventReader
 from gateway.engine.s2.fetch import S2Fetched, S2Origin, S2Source
-from gateway.engine.s2.reader import S2Session, S2SessionReader
+from gateway.engine.s2.reader import REPLAY_BYTES, S2Session, S2SessionReader
 from gateway.engine.s2.request import S2Form, S2ReplyKind
 from gateway.engine.s2.stream import S2Shared, S2Stream
 from gateway.engine.s2.topic import LOST, S2Topic
@@ -184,13 +185,14 @@ class SessionAgainstModel(RuleBasedStateMachine):
             self.origin.append(Record(len(self.origin), 2 * len(self.origin), (), b"x"))
 
     @precondition(lambda self: self.asked)
-    @rule(is_fresh=st.booleans(), count=st.integers(1, 5))
-    def answer_a_fetch(self, is_fresh: bool, count: int) -> None:
+    @rule(is_fresh=st.booleans(), count=st.integers(1, 5), has_room=st.booleans())
+    def answer_a_fetch(self, is_fresh: bool, count: int, has_room: bool) -> None:
         reader = self.asked.pop()
         wanted = reader.wanted
         part = cut(self.origin[reader.at :][:count], reader.at, len(self.origin), Limits(wanted.count))
         if reader.at < len(self.origin):
-            self.stream.store(reader.at, part.records)
+            if has_room:
+                self.stream.store(reader.at, part.records)
             reader.fetched(S2Fetched(FoundRecords(part.records), is_fresh, is_all=False))
         else:
             reader.fetched(S2Fetched(AtTail(self.tail), is_fresh, is_all=is_fresh))
@@ -276,7 +278,7 @@ class SessionAgainstModel(RuleBasedStateMachine):
             if self.wire.is_full:
                 self.make_room()
             elif self.asked:
-                self.answer_a_fetch(is_fresh=True, count=5)
+                self.answer_a_fetch(is_fresh=True, count=5, has_room=True)
             elif self.topic is not None and self.topic.position < len(self.origin):
                 self.deliver(4)
             elif self.turn:
@@ -300,3 +302,15 @@ class SessionAgainstModel(RuleBasedStateMachine):
 
 def test_a_session_sends_the_stream_in_order_and_once() -> None:
     run_state_machine_as_test(SessionAgainstModel)
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+def test_the_records_of_a_fetch_are_sent_in_batches_if_they_are_held(has_room: bool) -> None:
+    session = SessionAgainstModel()
+    session.begin(S2ReplyKind.SESSION, 0, 0, Limits(), waits=False, has_asked=False)
+    session.origin = [Record(n, n, (), bytes(REPLAY_BYTES - 100)) for n in range(4)]
+    session.answer_a_fetch(is_fresh=True, count=4, has_room=has_room)
+    frames = list(FrameReader().feed(bytes(session.wire.sent)))
+    assert len(frames) == (4 if has_room else 1)
+    session.the_client_is_sent_the_stream_in_order_and_once()
+    assert len(session.client.records) == 4
