@@ -73,6 +73,7 @@ def _kind(kind: str, alone: Phase, beside: Phase) -> dict[str, Any]:
 
 def _phase(phase: Phase) -> dict[str, Any]:
     return {
+        "seconds": round(phase.seconds, 1),
         "peak_bytes": phase.peak_bytes,
         "busy": round(phase.busy, 3),
         "waited": round(phase.waited, 3),

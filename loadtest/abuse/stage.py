@@ -90,6 +90,8 @@ class Phase:
     """Measurements of one phase."""
 
     tally: Tally = field(default_factory=Tally)
+    seconds: float = 0.0
+    """Length of the phase."""
     peak_bytes: int = 0
     """Peak resident memory of the gateway."""
     busy: float = 0.0
@@ -155,7 +157,7 @@ async def _phases(plan: Plan, folder: Path, ports: Ports, pid: int, core: int | 
             beside = await _phase(plan, good, ports, pid, used)
             await _all_struck(log)
         if plan.is_alone_again:
-            alone = _joined(alone, await _phase(plan, good, ports, pid, used))
+            alone = joined(alone, await _phase(plan, good, ports, pid, used))
     finally:
         for task in tasks:
             task.cancel()
@@ -211,7 +213,7 @@ async def _phase(plan: Plan, good: Good, ports: Ports, pid: int, cores: Sequence
         with suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE_S):
                 await phase.tally.answered.wait()
-    passed = time.monotonic() - began
+    phase.seconds = passed = time.monotonic() - began
     after = busy_s([pid]), _waited_s(pid), _waited_s(os.getpid())
     phase.busy, phase.waited, phase.clients_waited = ((b - a) / passed for a, b in zip(before, after, strict=True))
     phase.stolen = max((b - a) / passed for a, b in zip(stolen, _stolen_s(cores), strict=True))
@@ -220,25 +222,28 @@ async def _phase(plan: Plan, good: Good, ports: Ports, pid: int, cores: Sequence
     return phase
 
 
-def _joined(before: Phase, after: Phase) -> Phase:
-    """Two phases of equal length as one."""
-    tally = before.tally
-    for kind, seconds in after.tally.seconds.items():
-        tally.seconds[kind] += seconds
-    tally.refused += after.tally.refused
-    tally.wrong += after.tally.wrong
-    tally.examples += after.tally.examples
-    # The peak after the abusive clients would be theirs.
+def joined(before: Phase, after: Phase) -> Phase:
+    """Two phases as one."""
+    seconds = before.seconds + after.seconds
+    tally = Tally()
+    for phase in (before, after):
+        for kind, took in phase.tally.seconds.items():
+            tally.seconds[kind] += took
+        tally.refused += phase.tally.refused
+        tally.wrong += phase.tally.wrong
+        tally.examples += phase.tally.examples
     return Phase(
-        tally,
-        before.peak_bytes,
-        (before.busy + after.busy) / 2,
-        max(before.waited, after.waited),
-        max(before.clients_waited, after.clients_waited),
-        before.clients_late_s + after.clients_late_s,
-        max(before.stolen, after.stolen),
-        before.origin_per_s + after.origin_per_s,
-        before.origin_late_s + after.origin_late_s,
+        tally=tally,
+        seconds=seconds,
+        # The peak after the abusive clients would be theirs.
+        peak_bytes=before.peak_bytes,
+        busy=(before.busy * before.seconds + after.busy * after.seconds) / seconds,
+        waited=max(before.waited, after.waited),
+        clients_waited=max(before.clients_waited, after.clients_waited),
+        clients_late_s=before.clients_late_s + after.clients_late_s,
+        stolen=max(before.stolen, after.stolen),
+        origin_per_s=before.origin_per_s + after.origin_per_s,
+        origin_late_s=before.origin_late_s + after.origin_late_s,
     )
 
 
