@@ -20,6 +20,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Any, Final, Protocol
 
+from gateway.aio.batches import Batch
 from gateway.aio.clock import DETACHED, Clock, SystemClock
 from gateway.aio.pace import Pace
 from gateway.aio.signal import Signal
@@ -250,6 +251,8 @@ class Clients:
         """Spreads the starts of requests over turns of the event loop."""
         self.late_bodies = Pace(SystemClock(), LATE_BODY_S, LATE_BODIES_S)
         """Spreads the failures of bodies that have not arrived in time."""
+        self.steps: Batch[Callable[[], object]] = Batch(lambda step: step())
+        """Steps of connections' ends that do not all have to happen in one turn of the event loop."""
         self.header_cache = HeaderCache()
         self._parsers: list[RequestParser] = []
         self.new_parser: Callable[[], RequestParser] = RequestParser

@@ -112,12 +112,7 @@ class S2Answers:
         channel.follow(reader, name, context.began, note, keeps=keeps, is_chunked=is_chunked)
         channel.write_head(head)
         context.stage = Stage.LIVE
-        try:
-            reader.pump()
-        except Exception:
-            # The answer has begun, so the error cannot become a response.
-            reader.gone()
-            raise
+        reads.begin_sending(reader)
 
     def _head(self, request: Request, route: Route, session: S2Session, *, keeps: bool, is_chunked: bool) -> bytes:
         is_sse = session.form.reply is S2ReplyKind.SSE

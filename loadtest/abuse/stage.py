@@ -40,7 +40,7 @@ _EPHEMERAL: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _REALTIME: Final = os.SCHED_RR | os.SCHED_RESET_ON_FORK
 """For the event loop alone: threads and processes that it starts are as others."""
 _PRIORITY: Final = 10
-_START_S: Final = 30.0
+_START_S: Final = 120.0
 _STOP_S: Final = 30.0
 _LOOK_S: Final = 0.05
 

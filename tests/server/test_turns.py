@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 from hyperframe.frame import GoAwayFrame
 
+from gateway.aio.batches import Batch
 from gateway.app import RunningGateway
 from gateway.limits.accounts import Account
 from gateway.server.turns import CRUMBS_REST, FLOOD_S, PARTS_S, REQUESTS_S, Turns, TurnTaker
@@ -323,6 +324,27 @@ async def test_a_client_that_leaves_while_it_waits_is_forgotten(pair: Pair) -> N
                 await wire.ask("/s?offset=-1")
             wire.writer.transport.abort()
         await eventually(lambda: not len(gateway.clients) and not turns)
+
+
+async def test_a_client_that_leaves_many_requests_is_forgotten_in_steps(pair: Pair) -> None:
+    gateway = pair.strict
+    await write(gateway, "PUT", "/s", b"", Content_Type="text/plain")
+    steps: list[Callable[[], object]] = []
+
+    class Noting(Batch[Callable[[], object]]):
+        def add(self, item: Callable[[], object]) -> None:
+            steps.append(item)
+            super().add(item)
+
+    gateway.clients.steps = Noting(lambda step: step())
+    wire = await _wire(gateway)
+    for n in range(20):
+        await wire.ask(f"/s?offset=now&live=long-poll&x={n}")
+    async with asyncio.timeout(BOUND_S):
+        await eventually(lambda: [repr(one)[:28] for one in gateway.clients] == ["<Http2Connection 20 channels"])
+        wire.writer.transport.abort()
+        await eventually(lambda: not len(gateway.clients))
+    assert len(steps) == 16, "four go at once"
 
 
 async def test_requests_of_one_http_2_connection_wait_and_are_all_answered(pair: Pair) -> None:

@@ -6,9 +6,11 @@ starts again, so that no answer mixes records of two streams.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final
 
 from gateway.aio.batches import Batch
+from gateway.aio.clock import DETACHED
 from gateway.aio.timers import Wheel
 from gateway.engine.first_read import ColdReadLimit
 from gateway.engine.negative_cache import NegativeCache
@@ -110,6 +112,15 @@ def _take_fetched(found: tuple[S2SessionReader, S2Fetched]) -> None:
     reader.fetched(fetched)
 
 
+def _begin_sending(reader: S2SessionReader) -> None:
+    try:
+        reader.pump()
+    except Exception:
+        # The answer has begun, so the error cannot become a response.
+        reader.gone()
+        raise
+
+
 class S2Reads:
     """Answers reads.  Owns the streams in use and the sessions with clients."""
 
@@ -134,6 +145,10 @@ class S2Reads:
         self._sessions: dict[S2SessionReader, S2Read] = {}
         self._fetched: Batch[tuple[S2SessionReader, S2Fetched]] = Batch(_take_fetched, clock.now)
         """Results of fetches.  One fetch may serve many sessions, and each of them encodes up to 1 MiB."""
+        self._first_pumps: Batch[S2SessionReader] = Batch(_begin_sending, clock.now)
+        """Sessions that send their first records in a later turn."""
+        self._has_begun = False
+        """Whether this turn of the loop has begun a session."""
         self._drained_at: float | None = None
         """When the last session must end if the gateway is draining (monotonic seconds); else None."""
 
@@ -258,12 +273,25 @@ class S2Reads:
         return S2Session(stream, asked.form, progress, query.longest_wait_s)
 
     def start_session(self, read: S2Read, session: S2Session, wire: Wire) -> S2SessionReader:
-        """Start a session over `wire`, whose head has been written; the caller must call `S2SessionReader.pump`."""
+        """Start a session over `wire`; the caller must write the head, and then call `begin_sending`."""
         reader = S2SessionReader(session, wire, self)
         self._sessions[reader] = read
         if self._drained_at is not None:
             self._drain(reader, max(0.0, self._drained_at - self.clock.now()))
         return reader
+
+    def begin_sending(self, reader: S2SessionReader) -> None:
+        """Send the session's first records.  A turn of the loop does this for one session at once, and for more in a
+        batch, because many sessions may have waited for the same fetch."""
+        if self._has_begun:
+            self._first_pumps.add(reader)
+            return
+        self._has_begun = True
+        asyncio.get_running_loop().call_soon(self._end_turn, context=DETACHED)
+        _begin_sending(reader)
+
+    def _end_turn(self) -> None:
+        self._has_begun = False
 
     def discard_session(self, session: S2Session) -> None:
         """Release an opened session that will not be started."""

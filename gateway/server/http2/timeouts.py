@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from collections.abc import Iterable
+from functools import partial
 from typing import Final, cast
 
 from gateway.http.http2.frames import ErrorCode
@@ -29,6 +30,8 @@ _LINGER_S: Final = 1.0
 _LEAVE_S: Final = 1.0
 """Seconds after the first GOAWAY in which a client may still begin requests, because it may not have read the frame
 yet."""
+_DROPPED_AT_ONCE: Final = 4
+"""The number of channels that are dropped in the turn in which their connection ends."""
 _IDLE_CHECKS: Final = 4
 """The number of checks of an idle connection per keep-alive timeout.  The connection closes after this many checks in a
 row without activity."""
@@ -289,11 +292,25 @@ class TimedHttp2Connection(asyncio.Protocol):
         self._leave_timer.set(_LINGER_S)
 
     def _drop_channels(self, *, is_by_client: bool) -> None:
-        for stream, channel in list(self._channels.items()):
-            self.session.reset(stream, ErrorCode.CANCEL)
-            channel.gone(is_by_client=is_by_client)
-            if channel.is_over:
-                self._channels.pop(stream, None)
+        """Drop the channels: a few at once, the others in steps, because a client may have a hundred long-polls."""
+        channels = list(self._channels.values())
+        for channel in channels[:_DROPPED_AT_ONCE]:
+            self._drop_channel(channel, is_by_client=is_by_client)
+        for channel in channels[_DROPPED_AT_ONCE:]:
+            self.clients.steps.add(partial(self._drop_channel, channel, is_by_client=is_by_client))
+
+    def _drop_channel(self, channel: StreamChannel, *, is_by_client: bool) -> None:
+        if self._channels.get(channel.stream) is not channel:
+            return
+        self.session.reset(channel.stream, ErrorCode.CANCEL)
+        channel.gone(is_by_client=is_by_client)
+        if channel.is_over and self._channels.pop(channel.stream, None) is not None:
+            self._unregister_if_over()
+
+    def _unregister_if_over(self) -> None:
+        """Unregister the connection if it is lost and has no channel."""
+        if self.transport is None and not self._channels:
+            self.clients.unregister(self)
 
     def shed(self) -> None:
         """Cut the connection because the process is short of memory."""
