@@ -9,6 +9,7 @@ JOBS ?= 4
 # Files are what a process collects first (tests/late.py), so there is no percentage of tests to show.
 PARALLEL = --numprocesses $(JOBS) --dist loadfile -o console_output_style=classic
 BENCH_OUT ?= build/bench
+WORKERS ?=
 PYTHONS ?= $(strip $(foreach newer,python3.12 python3.13 python3.14,$(shell $(newer) -c "" 2>/dev/null && command -v $(newer))))
 
 VENV := .venv
@@ -33,6 +34,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 FAST := $(addprefix tests/,aio bridge config engine http invariant limits live ops origin protocol s2/edge s2/origin \
 	scenarios server tape upstream)
+
+CLIENTS := $(addprefix tests/clients/,test_python.py test_typescript.py test_state.py test_aisdk.py test_yjs.py) tests/s2/sdk
 
 IS_311 := import sys; sys.exit(sys.version_info < (3, 11))
 NODE_IS_20 := process.exit(Number(process.versions.node.split(".")[0]) >= 20 ? 0 : 1)
@@ -89,8 +92,8 @@ abuse: $(INSTALLED) ## good clients beside 1,000 abusive ones, and beside hostil
 fuzz: $(FUZZ_INSTALLED) ## the parsers of foreign bytes under atheris (ARGS="--seconds 60 --only reply sse")
 	@$(BIN)/python -m tests.fuzz $(ARGS)
 
-conformance: $(INSTALLED) $(NODE_INSTALLED) ## only the protocol's conformance suite: origin, gateway, reference server
-	@$(BIN)/python -m pytest $(PYTEST_ARGS) tests/conformance
+conformance: $(INSTALLED) $(NODE_INSTALLED) ## only the protocol's conformance suite: origin, gateway, reference server (WORKERS=3: with clients and SDKs too)
+	@$(if $(WORKERS),DURABLE_GATEWAY_SERVER__WORKERS=$(WORKERS)) $(BIN)/python -m pytest $(PYTEST_ARGS) tests/conformance $(if $(WORKERS),$(CLIENTS))
 
 offload: $(INSTALLED) ## the offload table: what many clients ask, and what the origin sees of it (ARGS="--only …")
 	@$(BIN)/python -m tests.offload.figures $(ARGS)

@@ -12,7 +12,7 @@ import pytest
 import uvloop
 from aiohttp import ClientSession
 
-from gateway.app import RunningGateway, start_gateway
+from gateway.app import RunningGateway
 from gateway.config.gateway import GatewayConfig
 from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
 from gateway.origin.requests import Kind
@@ -21,6 +21,7 @@ from tests.clients.typescript import TypeScript
 from tests.node_tools import node_packages, node_tools
 from tests.served import served
 from tests.waiting import eventually
+from tests.workers.edge import EdgeProcess, start_edge
 
 LONG_POLL_TIMEOUT_S = 2.0
 _paths = itertools.count(1)
@@ -35,7 +36,7 @@ def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEv
 class Edge:
     """A gateway and the URL of the origin behind it; `origin` is set if that is the in-memory one."""
 
-    gateway: RunningGateway
+    gateway: RunningGateway | EdgeProcess
     origin_url: str
     writer: ClientSession
     origin: RunningOrigin | None
@@ -71,7 +72,11 @@ class Edge:
 
     async def until_followed(self, path: str) -> None:
         """Wait until the stream's follower has confirmed the tail to a live reader."""
-        live = self.gateway.engine.live
+        gateway = self.gateway
+        if isinstance(gateway, EdgeProcess):
+            await eventually(lambda: gateway.is_followed(path), look_s=0.02)
+            return
+        live = gateway.engine.live
         await eventually(
             lambda: any(
                 topic.readers and topic.is_confirmed for topic in live.topics() if topic.stream.key.group.path == path
@@ -83,7 +88,7 @@ class Edge:
         """Stop the gateway in order and start another, with an empty memory, at the same address."""
         address = self.url.removeprefix("http://")
         await self.gateway.stop()
-        self.gateway = await start_gateway(gateway_config(self.origin_url, listen=address))
+        self.gateway = await start_edge(gateway_config(self.origin_url, listen=address))
 
 
 def gateway_config(origin_url: str, **settings: Any) -> GatewayConfig:
@@ -123,7 +128,10 @@ async def edge(request: pytest.FixtureRequest, gateway_settings: dict[str, Any])
     else:
         origin, origin_url = None, request.getfixturevalue("reference_server")
     async with ClientSession() as writer:
-        gateway = await start_gateway(gateway_config(origin_url, **gateway_settings))
+        gateway = await start_edge(gateway_config(origin_url, **gateway_settings))
+        if origin is not None:
+            # A program looks at its origin once before it is ready.
+            origin.origin.counters.reset()
         one = Edge(gateway, origin_url, writer, origin)
         yield one
         await one.gateway.stop()

@@ -20,6 +20,7 @@ from durable_streams import AsyncDurableStream, StreamNotFoundError, astream, st
 from gateway.protocol.mode import Mode
 from tests.clients.conftest import Edge
 from tests.effort import examples
+from tests.workers.edge import WORKERS
 
 JSON = "application/json"
 BINARY = "application/octet-stream"
@@ -133,7 +134,8 @@ async def test_its_tight_loop_on_a_closed_stream_costs_the_origin_nothing(
         known = edge.reads_at_origin
         with pytest.raises(Enough):
             await anext(chunks)
-    assert edge.reads_at_origin - known == 0
+    # Another worker than the stream's owner asks for its metadata once.
+    assert edge.reads_at_origin - known <= (1 if WORKERS > 1 else 0)
 
 
 @pytest.mark.parametrize("live", ["sse", "long-poll"])

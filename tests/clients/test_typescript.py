@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from gateway.app import start_gateway
 from gateway.origin.app import OriginSettings, start_origin
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
 from tests.clients.conftest import Edge, gateway_config
 from tests.clients.program import Failed
 from tests.clients.typescript import TypeScript
+from tests.workers.edge import start_edge
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "clients.md").read_text()
 BOUND_S = 20.0
@@ -240,7 +240,7 @@ async def during_a_restart(edge: Edge, work: Coroutine[Any, Any, dict[str, Any]]
         await tried.wait()
     between.close()
     await between.wait_closed()
-    edge.gateway = await start_gateway(gateway_config(edge.origin_url, listen=f"{host}:{port}"))
+    edge.gateway = await start_edge(gateway_config(edge.origin_url, listen=f"{host}:{port}"))
     return await working
 
 

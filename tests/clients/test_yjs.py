@@ -15,12 +15,13 @@ import pytest
 from aiohttp import ClientSession
 from yarl import URL
 
-from gateway.app import RunningGateway, start_gateway
+from gateway.app import RunningGateway
 from gateway.origin.app import OriginSettings, start_origin
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
 from tests.clients.conftest import LONG_POLL_TIMEOUT_S, READS, gateway_config
 from tests.clients.program import Program
+from tests.workers.edge import EdgeProcess, start_edge
 
 EDITORS = 10
 COMPACTION_THRESHOLD_BYTES = 600
@@ -51,7 +52,7 @@ async def streams_url(request: pytest.FixtureRequest) -> AsyncIterator[str]:
     await origin.stop(grace_s=0)
 
 
-def passes(gateway: RunningGateway) -> int:
+def passes(gateway: RunningGateway | EdgeProcess) -> int:
     """Reads of bytes that the gateway has relayed so far."""
     modes = (Mode.CATCHUP, Mode.LONGPOLL, Mode.SSE)
     return round(sum(gateway.metrics.requests(mode, Outcome.PASS).value for mode in modes))
@@ -104,7 +105,7 @@ async def test_editors_before_the_gateway_have_one_document_and_its_server_one_l
     streams_url: str, path: str
 ) -> None:
     async with Yjs.start(streams_url, str(COMPACTION_THRESHOLD_BYTES)) as yjs:
-        gateway = await start_gateway(gateway_config((await yjs.hear())["url"]))
+        gateway = await start_edge(gateway_config((await yjs.hear())["url"]))
         try:
             with_snapshot = await edit_together(yjs, gateway.gateway_url, path[1:])
             await assert_one_document(yjs)
@@ -148,7 +149,7 @@ async def test_a_snapshot_is_relayed_and_not_part_of_the_stream(streams_url: str
                 return reply.status, [reply.headers.get(name) for name in told], await reply.read()
 
         # A gateway that has not seen the redirect: a client may know the snapshot's address from before its start.
-        gateway = await start_gateway(gateway_config(url))
+        gateway = await start_edge(gateway_config(url))
         try:
             for offset in 2 * (snapshot, behind, snapshot, tail, "-1", behind, "snapshot", tail):
                 assert await read(gateway.gateway_url, offset) == await read(url, offset), offset
@@ -163,7 +164,7 @@ async def test_a_snapshot_is_relayed_and_not_part_of_the_stream(streams_url: str
 async def test_editors_whose_server_reads_through_the_gateway_have_one_document_and_its_origin_one_live_request(
     streams_url: str, path: str
 ) -> None:
-    gateway = await start_gateway(gateway_config(streams_url))
+    gateway = await start_edge(gateway_config(streams_url))
     try:
         async with Yjs.start(gateway.gateway_url, str(COMPACTION_THRESHOLD_BYTES)) as yjs:
             await edit_together(yjs, (await yjs.hear())["url"], path[1:])

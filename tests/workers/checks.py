@@ -79,8 +79,8 @@ def held_deliveries(site: Site, path: str, tail: str) -> Iterator[None]:
 async def check_appends(site: Site) -> None:
     """Every worker shows an append in its next answer, whichever worker has acknowledged it."""
     clients = await site.client_of_each()
-    await clients[0].send("PUT", "/s", JSON)
-    await _check_appends(permutations(clients, 2), "/s")
+    await clients[0].send("PUT", "/appended", JSON)
+    await _check_appends(permutations(clients, 2), "/appended")
 
 
 async def check_followed_appends(site: Site) -> None:
@@ -108,7 +108,7 @@ async def _check_appends(pairs: Iterable[tuple[Client, Client]], path: str) -> N
 async def check_deletions(site: Site, *, is_followed: bool) -> None:
     """Every worker answers 404 once one of them has acknowledged a DELETE."""
     clients = await site.client_of_each()
-    path = "/s"
+    path = f"/deleted/{is_followed}"
     for writer, reader in _pairs(clients):
         reply, _ = await read_all(reader, path)
         expect(path, reply.status, 404)
@@ -125,7 +125,7 @@ async def check_deletions(site: Site, *, is_followed: bool) -> None:
 async def check_re_creations(site: Site, *, is_followed: bool) -> None:
     """Every worker shows the new stream alone once one of them has acknowledged its PUT."""
     clients = await site.client_of_each()
-    path = "/s"
+    path = f"/re-created/{is_followed}"
     assert (await clients[0].send("PUT", path, JSON, b"[0]")).status == 201
     for life, (writer, reader) in enumerate(_pairs(clients), start=1):
         async with followed(await site.client_of_each() if is_followed else (), path):

@@ -10,10 +10,10 @@ import pytest
 import uvloop
 from s2_sdk import S2, BasinConfig, Compression, Endpoints, S2Stream
 
-from gateway.app import start_gateway
 from gateway.config.gateway import GatewayConfig
 from gateway.origin.s2.app import RunningS2Origin, S2OriginSettings, start_s2_origin
 from tests.ports import kept_port
+from tests.workers.edge import start_edge
 
 ROWS = ("python_rows", "python_control_rows", "selection_rows", "selection_read_rows", "selection_control_rows")
 pytest.register_assert_rewrite(*(f"tests.s2.sdk.{name}" for name in ROWS))
@@ -44,7 +44,7 @@ async def url(origin: RunningS2Origin, request: pytest.FixtureRequest) -> AsyncI
     config = GatewayConfig.for_origin(
         origin.url, protocol="s2", origin_http="2", listen="127.0.0.1:0", admin="127.0.0.1:0", shutdown_timeout_s=0.3
     )
-    gateway = await start_gateway(config)
+    gateway = await start_edge(config)
     yield gateway.gateway_url
     await gateway.stop()
 
