@@ -19,10 +19,12 @@ def lighter_slot(connections: Sequence[int], mine: int, serving: Sequence[int]) 
     """
     if len(serving) < 2:
         return None
-    least = min(serving, key=lambda slot: connections[slot])
-    mean = sum(connections[slot] for slot in serving) / len(serving)
-    excess = connections[mine] - connections[least]
-    return least if least != mine and excess >= _LEAST_EXCESS + mean // _SHARE else None
+    serving_connections = [connections[slot] for slot in serving]
+    fewest = min(serving_connections)
+    excess = connections[mine] - fewest
+    if excess < _LEAST_EXCESS + sum(serving_connections) / len(serving) // _SHARE:
+        return None
+    return serving[serving_connections.index(fewest)]
 
 
 MOST_AT_ONCE: Final = 16

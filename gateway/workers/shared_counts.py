@@ -122,9 +122,14 @@ class SharedCounts:
         larger than that.
         """
         row = self._find(key)
-        if row == _NO_ROW or not self._is_counted(row) or self._sum(row, what) + 2 * self._places > most:
+        if row == _NO_ROW:
             return False
-        at = self._cell(row, what)
+        # This is called for each connection, so it repeats the code of other methods.
+        base, own = row * self._row_bytes + _HEAD_BYTES, 2 * self._place
+        counts = self._row.unpack_from(self._common, base)
+        if not (counts[own] or counts[own + 1]) or sum(counts[what::2]) + 2 * self._places > most:
+            return False
+        at = base // 4 + own + what
         self._counts[at] += 1
         if self._sum(row, what) + self._places <= most:
             return True
@@ -134,10 +139,12 @@ class SharedCounts:
     def add(self, key: int, what: Counted, by: int, now: float) -> bool:
         """Change this worker's count, whatever the others have counted.  Returns False if the table has no room."""
         row = self._find(key)
-        at = self._cell(row, what)
-        if row != _NO_ROW and self._is_counted(row):
-            self._counts[at] = max(0, self._counts[at] + by)
-            return True
+        if row != _NO_ROW:
+            at, counts = (row * self._row_bytes + _HEAD_BYTES) // 4 + 2 * self._place, self._counts
+            # A row that this worker has counted in stays.
+            if counts[at] or counts[at + 1]:
+                counts[at + what] = max(0, counts[at + what] + by)
+                return True
         is_locked = self._lock(key)
         try:
             row = self._find_or_claim(key, now)
@@ -205,11 +212,6 @@ class SharedCounts:
 
     def _cell(self, row: int, what: Counted) -> int:
         return (row * self._row_bytes + _HEAD_BYTES + self._place * _PLACE_BYTES) // 4 + what
-
-    def _is_counted(self, row: int) -> bool:
-        """Return whether this worker has counted in the row, so that no other worker may free it."""
-        at = self._cell(row, Counted.CONNECTIONS)
-        return bool(self._counts[at] or self._counts[at + 1])
 
     def _find(self, key: int) -> int:
         step, keys = self._row_bytes // 8, self._keys

@@ -1,6 +1,10 @@
 """`python -m loadtest.workers_bench`: the cost of an operation with 1, 2 and 4 workers, the spread of connections over
 workers, and the memory of each worker.
 
+Several readers of a stream at one worker share work: an event is laid and framed once, a head and a first piece are
+made once a second.  With the same readers over more workers, each of them does that work for fewer readers.  The rows
+`...-each` give each worker as many readers as one worker has, as a gateway needs more workers for more readers.
+
 The figures are processor time of all processes of the gateway together, from `/proc/<pid>/task/*/schedstat`, divided by
 the operations.  So they hardly depend on what else the machine does.  All numbers of workers are measured in each
 round, in turns, and the least of the rounds is reported.
@@ -147,11 +151,20 @@ async def post(on: Site) -> float:
 
 async def join(on: Site) -> float:
     """A new connection that subscribes by SSE to a stream with readers, until its first event."""
-    await _create(on, _STREAMS, "join", b"[1]")
+    return await _join(on, _STREAMS)
+
+
+async def join_at_each(on: Site) -> float:
+    """The same with so few streams that each worker is joined at each of them as often as one worker is."""
+    return await _join(on, _STREAMS // on.gateway.workers)
+
+
+async def _join(on: Site, streams: int) -> float:
+    await _create(on, streams, "join", b"[1]")
     keepers = await on.clients(4 * _STREAMS)
 
     async def begin(client: Client, number: int) -> None:
-        subscription = await client.subscribe(f"/join/{number % _STREAMS}?offset=-1&live=sse")
+        subscription = await client.subscribe(f"/join/{number % streams}?offset=-1&live=sse")
         async for event in subscription.events():
             if event.name == "control":
                 break
@@ -217,7 +230,16 @@ async def _delivery(on: Site, streams: int, readers: int) -> float:
 
 async def long_poll(on: Site) -> float:
     """A long-poll that waits, and the append that answers it and 199 others."""
-    streams, readers, rounds = 4, 200, 10
+    return await _long_poll(on, streams=4, readers=200)
+
+
+async def long_poll_at_each(on: Site) -> float:
+    """The same with 200 readers at each worker, so that each answers as many at once."""
+    return await _long_poll(on, streams=2, readers=200 * on.gateway.workers)
+
+
+async def _long_poll(on: Site, streams: int, readers: int) -> float:
+    rounds = 10
     await _create(on, streams, "poll", b"[0]")
     crowd = await on.clients(streams * readers)
     author = await on.author()
@@ -254,9 +276,11 @@ async def _over(tasks: list[asyncio.Task[None]], crowd: list[Client]) -> None:
 OPERATIONS: Final[Mapping[str, Callable[[Site], Awaitable[float]]]] = {
     "hit": hit,
     "long-poll": long_poll,
+    "long-poll-each": long_poll_at_each,
     "sse": delivery,
     "sse-each": delivery_at_each,
     "join": join,
+    "join-each": join_at_each,
     "post": post,
     "miss": miss,
 }
