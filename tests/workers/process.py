@@ -29,6 +29,9 @@ from tests.workers.toml import as_toml
 ROOT: Final = Path(__file__).parents[2]
 _READY_S: Final = 60.0
 _EXIT_S: Final = 30.0
+_UPGRADE_S: Final = 120.0
+"""The next version loads the program, which takes a busy machine more than half a minute.  The supervisor waits as
+long."""
 _ATTEMPTS: Final = 40
 _AGAIN_S: Final = 0.05
 _SAMPLE: Final = re.compile(r"^(\w+)(?:\{([^}]*)\})? (\S+)")
@@ -190,7 +193,7 @@ class GatewayProcess:
         """Have the next version take over, as SIGUSR2 does, and wait until this one has ended."""
         old = self.pid
         os.kill(old, signal.SIGUSR2)
-        await eventually(lambda: not runs(old), within_s=_EXIT_S, look_s=_AGAIN_S, state=self.said)
+        await eventually(lambda: not runs(old), within_s=_UPGRADE_S, look_s=_AGAIN_S, state=self.said)
         ours = {pid for pid in _all_pids() if self._folder.name in _file(pid, "cmdline")}
         (self.pid,) = [pid for pid in ours if _parent(pid) not in ours]
 
