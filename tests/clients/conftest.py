@@ -129,9 +129,11 @@ async def edge(request: pytest.FixtureRequest, gateway_settings: dict[str, Any])
         origin, origin_url = None, request.getfixturevalue("reference_server")
     async with ClientSession() as writer:
         gateway = await start_edge(gateway_config(origin_url, **gateway_settings))
-        if origin is not None:
-            # A program looks at its origin once before it is ready.
-            origin.origin.counters.reset()
+        if origin is not None and isinstance(gateway, EdgeProcess):
+            # A program looks at its origin once when it starts, which is no client's request.
+            counters = origin.origin.counters
+            await eventually(lambda: counters.requests[Kind.HEAD] == 1)
+            counters.reset()
         one = Edge(gateway, origin_url, writer, origin)
         yield one
         await one.gateway.stop()
