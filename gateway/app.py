@@ -221,7 +221,7 @@ class RunningGateway:
         self._hop_server = self._frontend.hop_server(f"{place.slot}.{place.generation}.{os.getpid()}")
         await self._hop_server.open(place.hop_socket)
         assert self.engine.hop is not None
-        self.engine.hop.watch(self.engine.live)
+        self.engine.hop.watch(self.engine.live, self.engine.s2.streams)
         # The sockets of the ports are open, and keep connections until they are accepted.  A probe that reaches another
         # worker need not fail because this worker accepts a moment later.
         self._is_open = True

@@ -166,7 +166,7 @@ class Engine:
         self.sse = Sse(self._reads, self._runner, self.tasks, wheel)
         """Opens SSE reads.  The server calls it directly for SSE requests that it recognises."""
         self.s2 = S2Reads(
-            origin_side,
+            shared,
             self.store,
             surroundings,
             self.live_table,

@@ -10,8 +10,8 @@ owner, which may be the asker itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final, cast
+from collections.abc import Callable, Iterable
+from typing import Final, Protocol, cast
 
 from gateway.aio.clock import Clock, Timer
 from gateway.engine.others_writes import OthersWrites
@@ -26,9 +26,9 @@ from gateway.errors import (
 )
 from gateway.http.outgoing import RenderedHeaders
 from gateway.http.reply import Interim
-from gateway.live.topics import LiveTopics
 from gateway.protocol.hop import HOP, HopAsk, HopSaid
 from gateway.protocol.sharing import StreamKey
+from gateway.tape.stream import Stream
 from gateway.upstream.asking import PendingRequest, Requester, Upstream, answer_to
 from gateway.upstream.call import OriginCall, Shared, split_url
 from gateway.upstream.hop_client import HopClient
@@ -48,6 +48,23 @@ _MOST_WAITS: Final = 30
 """How often a failed request waits `_AGAIN_S` for the supervisor to notice that the owner has died."""
 _UNSETTLED_S: Final = 1.0
 """For so long after a change, workers may have different views of the owners."""
+
+
+class FollowedTopic(Protocol):
+    """The live readers of a stream."""
+
+    @property
+    def stream(self) -> Stream: ...
+
+
+class Following(Protocol):
+    """The streams of one protocol that this worker follows."""
+
+    def topics(self) -> Iterable[FollowedTopic]:
+        """Return the topics."""
+
+    def restart(self, stream: Stream) -> None:
+        """End a stream's live request, and send another."""
 
 
 class HopUpstream:
@@ -128,7 +145,7 @@ class HopUpstream:
         self._epoch, self._changed_at = epoch, self.clock.now()
         return True
 
-    def watch(self, live: LiveTopics) -> None:
+    def watch(self, *live: Following) -> None:
         """Look regularly whether the owners have changed, until `close`."""
         seen, is_settled = self._epoch, False
 
@@ -144,16 +161,16 @@ class HopUpstream:
 
         self._timer = self.clock.call_later(WATCH_S, look)
 
-    def _owners_changed(self, live: LiveTopics) -> None:
+    def _owners_changed(self, live: Iterable[Following]) -> None:
         for asking in list(self._asking):
             asking.owners_changed()
-        followed = {topic.stream.key for topic in live.topics()}
-        for key in self._followed.keys() - followed:
+        topics = [(following, topic.stream) for following in live for topic in following.topics()]
+        for key in self._followed.keys() - {stream.key for _, stream in topics}:
             del self._followed[key]
-        for topic in list(live.topics()):
-            key = topic.stream.key
+        for following, stream in topics:
+            key = stream.key
             if key in self._followed and self._followed[key] != self.owner_for(Shared(key, False)):
-                live.restart(topic.stream)
+                following.restart(stream)
 
     async def close(self) -> None:
         if self._timer is not None:

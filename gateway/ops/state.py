@@ -77,7 +77,7 @@ def look_at(
         unsent=unsent(),
         flights=flights,
         waiters=waiters,
-        followed=_followed(engine) + engine.s2.streams.followed,
+        followed=_followed(engine),
         cache_bytes=engine.store.cost + engine.store.lent,
         holdings=dict(engine.store.holdings),
         upstream=engine.client.connections(),
@@ -88,8 +88,9 @@ def look_at(
 
 
 def _followed(engine: Engine) -> int:
-    """Return how many Durable Streams are followed, without those that other workers follow for this one."""
-    hop = engine.hop
+    """Return how many streams are followed, without those that other workers follow for this one."""
+    hop, live, s2 = engine.hop, engine.live, engine.s2.streams
     if hop is None:
-        return len(engine.live)
-    return sum(not hop.follows_elsewhere(topic.stream.key) for topic in engine.live.topics())
+        return len(live) + s2.followed
+    keys = (topic.stream.key for topics in (live.topics(), s2.topics()) for topic in topics)
+    return sum(not hop.follows_elsewhere(key) for key in keys)

@@ -314,7 +314,7 @@ class RequestHandler:
         )
 
     def _answer_s2(self, context: RequestContext, meaning: RequestMeaning, request: S2Request) -> Answered | Work:
-        answered = self._s2.answer_read(context, meaning, request)
+        answered = self._s2.answer_read(context, meaning.route, request)
         return answered if isinstance(answered, Answered) else self._await_or_relay(context, meaning, answered)
 
     async def _await_or_relay(self, context: RequestContext, meaning: RequestMeaning, work: Work) -> Answered | None:

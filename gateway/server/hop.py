@@ -26,6 +26,8 @@ from gateway.engine.first_read import FirstRead
 from gateway.engine.long_poll_waiter import WaitingPoll
 from gateway.engine.read import Read, Uncacheable
 from gateway.engine.route import Route
+from gateway.engine.s2.request import S2Request
+from gateway.engine.s2.unary_read import S2RefusedToAnother
 from gateway.engine.sse import Subscription
 from gateway.errors import BadRequest, Fault, GatewayError, NoRoute
 from gateway.http.outgoing import RenderedHeaders
@@ -42,7 +44,7 @@ from gateway.protocol.hop import HOP, HOP_RECORD, Alone, HopAsk, HopSaid, Rememb
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import START, STREAM_UP_TO_DATE
 from gateway.protocol.sharing import Group, StreamKey
-from gateway.protocol.target import BadTarget, parse_target
+from gateway.protocol.target import BadTarget, Target, parse_target
 from gateway.server.authorising import Authoriser
 from gateway.server.client_connections import Clients, Work
 from gateway.server.connection import Connection
@@ -50,6 +52,7 @@ from gateway.server.context import RequestContext, ResponseRecorder
 from gateway.server.deferred import DeferredRequest, WaitingRead
 from gateway.server.delivery import Delivery
 from gateway.server.handler import RequestHandler
+from gateway.server.hop_s2 import s2_read
 from gateway.server.interpreting import LIVE, HeaderFacts, RequestMeaning, mode_of
 from gateway.server.joins import Joins
 from gateway.server.live import LiveAnswers, LiveRequest
@@ -59,6 +62,7 @@ from gateway.server.request import Answered, Request
 from gateway.server.request_admission import Admission
 from gateway.server.request_keys import Sections
 from gateway.server.request_records import Observers
+from gateway.server.s2 import S2Answers
 from gateway.server.sockets import serve_on
 from gateway.tape.stream import Stream
 from gateway.telemetry.access_record import NO_ACCESS_LOG
@@ -181,8 +185,8 @@ class _HopInterpreter:
         self._node = node
         self._routes = routes
 
-    def read(self, request: Request) -> tuple[Mode, Read]:
-        """Return the mode and the read.  Raises BadRequest or NoRoute."""
+    def route(self, request: Request) -> tuple[Route, HopAsk, Target]:
+        """Return the route, what is asked, and the target.  Raises BadRequest or NoRoute."""
         try:
             asked = HopAsk.parse(request.headers.get(HOP, ""))
             target = parse_target(request.target)
@@ -191,18 +195,27 @@ class _HopInterpreter:
         route = self._routes(asked.route)
         if route is None:
             raise NoRoute
+        return route, asked, target
+
+    @staticmethod
+    def sent(route: Route, request: Request) -> CIMultiDict[str]:
+        """Return the headers for the origin."""
+        return CIMultiDict(
+            (name, value)
+            for name, value in request.headers.items()
+            if name.lower() in route.credential_names or name in _PASSED
+        )
+
+    def read(self, request: Request, route: Route, asked: HopAsk, target: Target) -> tuple[Mode, Read]:
+        """Return the mode and the read of a Durable Stream.  Raises BadRequest."""
         mode = mode_of(request.method, target)
         if mode not in (Mode.CATCHUP, Mode.HEAD, *LIVE):
             raise BadRequest("Workers ask each other for streams only")
         group = Group(route.authority, target.path)
         key = StreamKey(group, asked.query, route.public._replace(readers=asked.readers))
         is_live = mode in LIVE
-        sent = CIMultiDict(
-            (name, value)
-            for name, value in request.headers.items()
-            if name.lower() in route.credential_names or name in _PASSED
-        )
-        source = route.source(target, RenderedHeaders.of(sent), "" if is_live else asked.client, group)
+        headers = RenderedHeaders.of(self.sent(route, request))
+        source = route.source(target, headers, "" if is_live else asked.client, group)
         read = Read(
             route,
             key,
@@ -241,6 +254,11 @@ class _HopRecorder(ResponseRecorder):
     def finish(self, context: RequestContext, headers: CIMultiDict[str]) -> None:
         if HOP_RECORD not in headers:
             headers[HOP_RECORD] = self._dress.said(None).rendered()
+
+    def dress(
+        self, route: Route | None, origin: str | None, headers: CIMultiDict[str], *, is_public: bool = False
+    ) -> None:
+        headers[HOP_RECORD] = self._dress.said(None).rendered()
 
 
 class _HopLiveAnswers(LiveAnswers):
@@ -318,6 +336,7 @@ class HopHandler(RequestHandler):
         self._recorder: _HopRecorder = _HopRecorder(node, engine, admission, self._observers, self._dress)
         live = _HopLiveAnswers(node, engine, self._dress)
         joins = Joins(Sections([]))
+        self._s2 = S2Answers(engine.s2, self._recorder, live)
         self.live_requests = _HopLiveRequests(engine, live, joins, self._observers, admission, authoriser)
 
     def handle(self, request: Request) -> Work | None:
@@ -327,8 +346,11 @@ class HopHandler(RequestHandler):
     def _begin(self, context: RequestContext, undecided: object = None) -> Answered | Work | None:
         request = context.request
         try:
-            context.mode, read = self._hop_interpreter.read(request)
-            context.route = read.route
+            route, asked, target = self._hop_interpreter.route(request)
+            context.route = route
+            if route.is_s2:
+                return self._begin_s2(context, route, asked, target)
+            context.mode, read = self._hop_interpreter.read(request, route, asked, target)
             if self._others is not None:
                 self._others.look(read.key.group)
             if (reason := read.route.unshared.reason(read.key, read.shape)) is not None or request.is_alone:
@@ -341,6 +363,23 @@ class HopHandler(RequestHandler):
             return self._answer_shared(context, meaning, read)
         except GatewayError as error:
             return self._recorder.refuse(context, error)
+
+    def _begin_s2(self, context: RequestContext, route: Route, asked: HopAsk, target: Target) -> Answered | Work:
+        headers = context.request.headers
+        read, wanted = s2_read(route, asked, target, headers, self._hop_interpreter.sent(route, context.request))
+        if self._others is not None:
+            self._others.look_at_s2(read.key.group)
+        if wanted is None:
+            return self._s2_answer(context, self._s2.answer_probe(context, read))
+        context.mode = Mode.CATCHUP
+        answered = self._s2.answer_read(context, route, S2Request(read, wanted))
+        return answered if isinstance(answered, Answered) else self._s2_answer(context, answered)
+
+    async def _s2_answer(self, context: RequestContext, work: Work) -> Answered | None:
+        try:
+            return await work
+        except S2RefusedToAnother:
+            return self._say_alone(context, Alone("refused to another reader", False, True))
 
     def _resume(self, context: RequestContext, waiting: DeferredRequest) -> Answered | Work | None:
         assert isinstance(waiting, WaitingRead)

@@ -26,7 +26,6 @@ from gateway.s2 import sse
 from gateway.s2.records import fixed_width
 from gateway.server.client_connections import Work
 from gateway.server.context import RequestContext, ResponseRecorder, Stage, learn_hit
-from gateway.server.interpreting import RequestMeaning
 from gateway.server.live import LiveAnswers
 from gateway.server.remembered import Repeatable
 from gateway.server.request import Answered, Request
@@ -44,24 +43,24 @@ class S2Answers:
         self._recorder = recorder
         self._live = live
 
-    def answer_read(self, context: RequestContext, meaning: RequestMeaning, request: S2Request) -> Answered | Work:
+    def answer_read(self, context: RequestContext, route: Route, request: S2Request) -> Answered | Work:
         """Answer a read from memory, or return the work that answers it.  Raises a GatewayError."""
         read, asked = request
         answer = self._reads.held(read, asked) if isinstance(asked, S2ReadRecords) else None
         if answer is None:
-            return self._answer(context, meaning, request)
+            return self._answer(context, route, request)
         self._dress(context, answer)
         body = answer.body
         if answer.run is not None:
             repeatable = Repeatable(
                 answer.run, answer.outcome, answer.status, answer.headers, (body,), copied=len(body)
             )
-            learn_hit(context, meaning.route, repeatable, math.inf)
+            learn_hit(context, route, repeatable, math.inf)
         if len(body) <= _WHOLE_BYTES:
             return context.delivery.text(answer.status, answer.headers, body)
         return context.delivery.whole(answer.status, answer.headers, body)
 
-    async def _answer(self, context: RequestContext, meaning: RequestMeaning, request: S2Request) -> Answered | None:
+    async def _answer(self, context: RequestContext, route: Route, request: S2Request) -> Answered | None:
         """Answer a read.  Returns None if a session gives the answer.  Raises a GatewayError."""
         read, asked = request
         if isinstance(asked, S2CheckTail):
@@ -71,8 +70,12 @@ class S2Answers:
         opened = await self._reads.open(read, asked)
         if isinstance(opened, S2Answer):
             return await self._deliver(context, opened)
-        self._begin_session(context, meaning.route, read, opened)
+        self._begin_session(context, route, read, opened)
         return None
+
+    async def answer_probe(self, context: RequestContext, read: S2Read) -> Answered:
+        """Answer another worker's question for the tail.  Raises a GatewayError."""
+        return await self._deliver(context, await self._reads.probe_tail(read))
 
     def _dress(self, context: RequestContext, answer: S2Answer) -> None:
         context.outcome, headers = answer.outcome, answer.headers

@@ -42,7 +42,7 @@ metered bytes than this is not repeated.
 _MOST_DRAINS: Final = 3
 """The most times that a request is sent again because the server is about to shut down."""
 
-_PROBE: Final = ReadQuery(FromTailOffset(0), count=0)
+PROBE: Final = ReadQuery(FromTailOffset(0), count=0)
 """A read whose reply is always the tail.  It needs only the permission to read."""
 
 _DELETIONS: Final = frozenset({S2ErrorCode.STREAM_DELETION_PENDING.code, S2ErrorCode.BASIN_DELETION_PENDING.code})
@@ -96,7 +96,7 @@ class S2Refused:
         return self.status == 404 or (isinstance(error, Other) and error.code in _DELETIONS)
 
 
-def _ignore(size: int) -> None:
+def _ignore(reply: Reply, size: int) -> None:
     """Do nothing: the bytes are counted elsewhere."""
 
 
@@ -120,8 +120,8 @@ class S2Client:
     bounds: Bounds
     client: str | Askers
     is_live: bool = False
-    received: Callable[[int], object] = _ignore
-    """Called with the size of each reply to a read."""
+    received: Callable[[Reply, int], object] = _ignore
+    """Called with each reply to a read, and its size."""
 
     async def read(self, query: ReadQuery) -> S2Outcome:
         """Read records."""
@@ -129,7 +129,7 @@ class S2Client:
 
     async def tail(self) -> AtTail | S2Refused:
         """Get the tail by a read without records."""
-        outcome = await self.read(_PROBE)
+        outcome = await self.read(PROBE)
         if isinstance(outcome, FoundRecords):
             if outcome.records or outcome.tail is None:
                 raise UpstreamBroken("Origin's answer to a probe of the tail names no tail")
@@ -170,7 +170,7 @@ class S2Client:
             if (refused := await self._refusal(reply, _READ)) is not None:
                 return _at_tail(refused) or refused
             body = await reply.read(MOST_BODY_BYTES)
-            self.received(len(body))
+            self.received(reply, len(body))
             try:
                 batch = protobuf.decode_read_batch(body)
             except protobuf.BadProtobuf as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -13,13 +14,12 @@ from hypothesis import strategies as st
 from multidict import CIMultiDict
 
 from gateway.aio.clock import ManualClock
-from gateway.engine.hop import WATCH_S, HopUpstream
+from gateway.engine.hop import WATCH_S, Following, HopUpstream
 from gateway.engine.others_writes import OthersWrites
 from gateway.engine.response_heads import origin_error_answer
 from gateway.errors import GatewayError, UpstreamBroken, UpstreamTimeout
 from gateway.http.outgoing import RenderedHeaders
 from gateway.http.request_parser import LONGEST_LINE, Mark, RequestHead, RequestParser
-from gateway.live.topics import LiveTopics
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.forwarded_headers import request_headers_for_origin, response_headers_for_client, storable_headers
 from gateway.protocol.freshness_headers import Lifetime
@@ -246,9 +246,16 @@ class Looks:
         return Owners(self.shared, 0).cell_of(*group)
 
 
-class NoTopics:
-    def topics(self) -> list[object]:
-        return []
+class Followed:
+    """The streams that this worker follows."""
+
+    def __init__(self) -> None:
+        self.streams: list[Stream] = []
+        self.restarted: list[Stream] = []
+        self.restart: Callable[[Stream], None] = self.restarted.append
+
+    def topics(self) -> list[SimpleNamespace]:
+        return [SimpleNamespace(stream=stream) for stream in self.streams]
 
 
 class Hops:
@@ -271,12 +278,15 @@ class Hops:
             owners,
             self.clock,
         )
-        self.hop.watch(cast(LiveTopics, NoTopics()))
+        self.followed, self.other = Followed(), Followed()
+        self.hop.watch(cast(Following, self.followed), cast(Following, self.other))
 
-    def ask(self, *, is_handed: bool = False) -> Any:
+    def ask(self, *, is_handed: bool = False, is_live: bool = False) -> Any:
         shared = Shared(self.key, is_handed)
         headers = RenderedHeaders.of(CIMultiDict({"Via": "1.1 edge"}))
-        call = OriginCall("GET", f"route://default{self.key.group.path}", headers, Bounds(), shared=shared)
+        call = OriginCall("GET", f"route://default{self.key.group.path}", headers, Bounds(), shared=shared)._replace(
+            is_live=is_live
+        )
         return self.hop.ask(cast(Requester, self.reader), call)
 
     def kill_owner(self) -> None:
@@ -372,6 +382,20 @@ def test_a_request_that_waits_in_the_queue_of_a_dead_owner_is_sent_to_the_next_o
     hops.clock.advance(2 * WATCH_S)
     assert hops.others.asked[0].is_given_up
     assert len(hops.others.asked) + len(hops.origin.asked) == 2
+
+
+def test_a_stream_of_either_protocol_is_followed_anew_when_it_has_another_owner() -> None:
+    for name in ("followed", "other"):
+        hops = Hops()
+        following: Followed = getattr(hops, name)
+        following.streams.append(stream := Stream(hops.key, Tape()))
+        hops.ask(is_live=True)
+        hops.others.asked[0].requester.head_arrived(cast(Any, Reply.of(SAME.rendered())))
+        hops.clock.advance(2 * WATCH_S)
+        assert following.restarted == []
+        hops.kill_owner()
+        hops.clock.advance(2 * WATCH_S)
+        assert set(following.restarted) == {stream}
 
 
 def test_an_owner_that_answers_no_more_does_not_hold_readers_up() -> None:

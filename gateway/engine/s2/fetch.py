@@ -32,7 +32,7 @@ from gateway.tape.records import Limits
 from gateway.telemetry.access_record import AccessLog, RecordedStream
 from gateway.telemetry.metrics import MetricsRecorder
 from gateway.upstream.asking import Upstream
-from gateway.upstream.call import Bounds, OriginCall
+from gateway.upstream.call import Bounds, OriginCall, Shared
 from gateway.upstream.collapse import Collapse, FetchEnd, Lead, SharedFetch
 from gateway.upstream.reply import Reply
 from gateway.upstream.s2_client import AtTail, S2Client, S2Outcome, S2Refused
@@ -50,6 +50,8 @@ class S2Source:
     """The request headers for credentials and basin."""
     bounds: Bounds
     live_bounds: Bounds
+    shared: Shared | None = None
+    """The stream, so that its owner, maybe another worker, is asked; None if the origin itself is asked."""
 
     @property
     def route(self) -> str:
@@ -114,13 +116,20 @@ class S2Origin:
         )
 
     async def _send(self, source: S2Source, mode: Mode, call: OriginCall) -> Reply:
-        asked_at = self._clock.now()
+        asked_at, sent = self._clock.now(), partial(self._sent, source, mode)
         try:
-            reply = await self._upstream.send(call, partial(self._sent, source, mode))
+            reply = await self._upstream.send(call._replace(shared=source.shared), sent)
+            if reply.said is not None and reply.said.alone is not None:
+                # The stream's owner, another worker, has asked by other credentials.
+                reply.close()
+                reply = await self._upstream.send(call, sent)
         except GatewayError as error:
             if mode is not Mode.SSE and not isinstance(error, CircuitOpen | UpstreamCongested):
                 self._metrics.upstream_failure(mode, type(error).__name__, source.route)
             raise
+        if reply.said is not None:
+            # The owner counts its own requests.
+            return reply
         self._metrics.upstream_head(mode, reply.status, self._clock.now() - asked_at, source.route)
         if reply.status == 404:
             # Count the 404 without remembering it: S2 reads are linearizable, so each read must ask.
@@ -132,8 +141,10 @@ class S2Origin:
         self._metrics.upstream_request(mode, source.route)
         self._access_log.unclaimed(source.stream, mode, requests=1)
 
-    def received(self, source: S2Source, mode: Mode, size: int) -> None:
+    def received(self, source: S2Source, mode: Mode, reply: Reply, size: int) -> None:
         """Count body bytes received from the origin."""
+        if reply.said is not None:
+            return
         self._metrics.upstream_bytes(size, mode, source.route)
         self._access_log.unclaimed(source.stream, mode, fetched_bytes=size)
 

@@ -7,7 +7,10 @@ starts again, so that no answer mixes records of two streams.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Final
+
+from multidict import CIMultiDict
 
 from gateway.aio.batches import Batch
 from gateway.aio.clock import DETACHED
@@ -32,9 +35,9 @@ from gateway.errors import GatewayError, TailMovedBack, UpstreamBroken
 from gateway.live.subscriber import Wire
 from gateway.live.table import LiveTable
 from gateway.protocol.cache_status import Outcome
-from gateway.s2 import json_format
+from gateway.s2 import json_format, protobuf
 from gateway.s2.read_query import FromSeqNum, FromTailOffset, FromTimestamp, ReadQuery
-from gateway.s2.records import StreamPosition
+from gateway.s2.records import ReadBatch, StreamPosition
 from gateway.tape.decide import Question, RecordAnswer, RecordProgress, decide_records
 from gateway.tape.record_stream import RecordStream
 from gateway.tape.records import Limits
@@ -167,27 +170,41 @@ class S2Reads:
 
     def _admit(self, read: S2Read) -> None:
         """Count a read of a stream that is not in memory.  Raises TooManyAbsent or TooManyRequests."""
-        if self._store.find(read.key) is None:
+        if self._store.find(read.key) is None and not read.is_handed:
             self._cold_read_limit.admit_read(read.source.configured, read.client)
 
     # -- whole answers
 
     async def check_tail(self, read: S2Read) -> S2Answer:
         """Answer a tail check.  Raises a GatewayError or S2RefusedToAnother."""
+        found, outcome = await self._tail(read, S2Stream.checked_tail)
+        if isinstance(found, S2Refused):
+            return refused_answer(found, read)
+        return json_answer(200, json_format.encode_tail(found), outcome)
+
+    async def probe_tail(self, read: S2Read) -> S2Answer:
+        """Answer a read of no records at the tail, for another worker.  Raises a GatewayError or S2RefusedToAnother."""
+        found, outcome = await self._tail(read, S2Stream.tail)
+        if isinstance(found, S2Refused):
+            return refused_answer(found, read)
+        headers = CIMultiDict({"Content-Type": protobuf.CONTENT_TYPE})
+        return S2Answer(200, headers, protobuf.encode_read_batch(ReadBatch((), found)), outcome)
+
+    async def _tail(
+        self, read: S2Read, ask: Callable[[S2Stream, str], Awaitable[StreamPosition | S2Refused]]
+    ) -> tuple[StreamPosition | S2Refused, Outcome]:
+        """Return the tail, from memory if it is trusted, else as `ask` finds it."""
         self._admit(read)
         for _ in range(_MOST_BEGINNINGS):
             with self.streams.using(read.key, read.source) as stream:
                 tail = stream.trusted_tail(read.trust_s)
                 stream.stream.count_reads(1, tail is not None)
                 if tail is not None:
-                    return json_answer(200, json_format.encode_tail(tail), Outcome.HIT)
+                    return tail, Outcome.HIT
                 try:
-                    found = await stream.checked_tail(read.client)
+                    return await ask(stream, read.client), Outcome.REVALIDATED
                 except TailMovedBack:
                     continue
-            if isinstance(found, S2Refused):
-                return refused_answer(found, read)
-            return json_answer(200, json_format.encode_tail(found), Outcome.REVALIDATED)
         raise TailMovedBack
 
     def held(self, read: S2Read, asked: S2ReadRecords) -> S2Answer | None:

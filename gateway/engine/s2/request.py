@@ -35,6 +35,7 @@ from gateway.s2.records import fixed_width
 from gateway.s2.session import Compression, choose_compression
 from gateway.s2.sse import BadEventId, parse_event_id
 from gateway.telemetry.access_record import RecordedStream
+from gateway.upstream.call import Shared
 
 BASIN_HEADER: Final = "s2-basin"
 _HEADERS: Final = frozenset({BASIN_HEADER, FORMAT_HEADER})
@@ -253,6 +254,8 @@ class S2Read:
     trust_s: float = 0.0
     """How long the tail is trusted after the live session has stated it, in seconds; 0 if every answer must be
     linearizable."""
+    is_handed: bool = False
+    """Whether another worker asks, which has counted its client's read."""
 
 
 class S2Request(NamedTuple):
@@ -340,6 +343,7 @@ def parse_s2(
     sent = CIMultiDict(sharing.headers)
     if basin is not None:
         sent[BASIN_HEADER] = basin
-    source = S2Source(route, named, route.url + path.stream, sent, route.bounds, route.live_bounds)
+    url, shared = route.url + path.stream, Shared(key, False)
+    source = S2Source(route, named, url, sent, route.bounds, route.live_bounds, shared)
     trust_s = config.tail_heard_s if config.consistency == "bounded-staleness" else 0.0
     return S2Request(S2Read(key, source, client, config.live_linger_s, trust_s), asked)

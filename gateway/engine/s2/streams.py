@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from math import inf
 from typing import Final
 
 from gateway.aio.clock import DETACHED, Clock, Timer
@@ -92,6 +93,7 @@ class S2Follower:
         self._source = stream.source
         self._client = client
         self._origin = origin
+        self._surroundings = surroundings
         self._clock = clock
         self._metrics = surroundings.metrics
         self._rng = surroundings.rng
@@ -101,10 +103,16 @@ class S2Follower:
         """The number of consecutive short attempts."""
         self._heard_at = clock.now()
         """When the origin last sent something (monotonic seconds)."""
+        self._is_by_hop = False
+        """Whether the session is one of the stream's owner, another worker."""
         self._goes_on = False
         """Whether an earlier attempt has asked for a session."""
         self._overlap: int | None = None
         """The sequence number of the record that is read again; None once that record has arrived."""
+
+    def anew(self) -> S2Follower:
+        """Return another follower of the same stream, which has not begun."""
+        return S2Follower(self._topic, self._stream, self._client, self._origin, self._surroundings)
 
     async def run(self) -> None:
         """Follow the stream.  Returns when the topic is lost."""
@@ -163,12 +171,13 @@ class S2Follower:
             self._refuse(opened)
             return False
         async with opened as reply:
+            self._is_by_hop = reply.said is not None
             return await self._read(reply)
 
     async def _read(self, reply: Reply) -> bool:
         frames = FrameReader()
         async for chunk in reply.chunks():
-            self._origin.received(self._source, Mode.SSE, len(chunk))
+            self._origin.received(self._source, Mode.SSE, reply, len(chunk))
             try:
                 for frame in frames.feed(chunk):
                     if isinstance(frame, Terminal):
@@ -188,18 +197,20 @@ class S2Follower:
         raise UpstreamUnreachable
 
     def _take(self, frame: Message) -> None:
-        batch = protobuf.decode_read_batch(frame.body)
+        batch, now = protobuf.decode_read_batch(frame.body), self._clock.now()
+        # Only the owner knows when the origin has stated the tail: its heartbeats show only that the worker is alive.
+        stated_at = -inf if self._is_by_hop else now
         if batch.records and self._overlap is not None:
             batch = self._without_overlap(batch, self._overlap)
             self._overlap = None
         if batch.records:
             self._stream.store_batch(batch)
-            self._topic.publish(batch.records, batch.tail, self._clock.now())
+            self._topic.publish(batch.records, batch.tail, stated_at)
         elif batch.tail is not None:
             self._stream.sees(batch.tail, self._topic.position)
-            self._topic.heard(batch.tail, self._clock.now())
+            self._topic.heard(batch.tail, stated_at)
         self._failures = 0
-        self._heard_at = self._clock.now()
+        self._heard_at = now
 
     def _without_overlap(self, batch: ReadBatch, overlap: int) -> ReadBatch:
         """Return the batch without the record that was read again.
@@ -302,19 +313,20 @@ class S2Streams:
         self._surroundings = surroundings
         self._table = table
         self._streams: dict[Stream, S2Stream] = {}
+        self._followers: dict[S2Topic, S2Follower] = {}
         self._confirmations = S2Confirmations(clock, self._confirm)
 
     def __repr__(self) -> str:
-        sessions = sum(len(topic.readers_now) for topic in self._topics)
+        sessions = sum(len(topic.readers_now) for topic in self.topics())
         return f"<S2Streams {len(self._streams)} in use, {self.followed} followed, {sessions} sessions>"
 
     @property
     def followed(self) -> int:
         """The number of streams with a session at the origin."""
-        return len(self._topics)
+        return len(self.topics())
 
-    @property
-    def _topics(self) -> list[S2Topic]:
+    def topics(self) -> list[S2Topic]:
+        """Return the topics of the streams that are followed."""
         return [stream.topic for stream in self._streams.values() if stream.topic is not None]
 
     def readers_of(self, record: Stream) -> int:
@@ -389,8 +401,7 @@ class S2Streams:
             stream.stream.followed()
             self._table.add_topic(topic, BEAT_S, partial(self._removed, stream, topic))
             self._table.charge(topic, client)
-            follower = S2Follower(topic, stream, client, self._shared.origin, self._surroundings)
-            self._table.follow(topic, self._follow(topic, follower))
+            self._start(topic, S2Follower(topic, stream, client, self._shared.origin, self._surroundings))
         self._table.attach(topic)
         return topic
 
@@ -398,15 +409,30 @@ class S2Streams:
         """Record that a reader has left the topic."""
         self._table.detach(topic, linger_s)
 
+    def restart(self, record: Stream) -> None:
+        """End the session of a stream's follower, and have a new follower open another, because the stream has another
+        owner."""
+        topic = self.topic_of(record)
+        if topic is not None and (follower := self._followers.pop(topic, None)) is not None:
+            self._table.unfollow(topic)
+            topic.disconnected()
+            self._start(topic, follower.anew())
+
+    def _start(self, topic: S2Topic, follower: S2Follower) -> None:
+        self._followers[topic] = follower
+        self._table.follow(topic, self._follow(topic, follower))
+
     async def _follow(self, topic: S2Topic, follower: S2Follower) -> None:
         try:
             await follower.run()
         finally:
-            self._table.remove(topic)
+            if self._followers.get(topic) is follower:
+                self._table.remove(topic)
 
     def _removed(self, stream: S2Stream, topic: S2Topic) -> None:
         """Clean up after a topic that has been removed from the table."""
         stream.topic = None
+        self._followers.pop(topic, None)
         topic.lost(REPLACED)
         self._confirmations.remove(stream)
         stream.stream.unfollowed(self._shared.clock.now())

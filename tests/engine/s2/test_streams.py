@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from random import Random
 from types import SimpleNamespace
-from typing import cast
+from typing import Self, cast
 
 import pytest
 from multidict import CIMultiDict
@@ -22,9 +22,12 @@ from gateway.errors import CircuitOpen, GatewayError, UpstreamCongested, Upstrea
 from gateway.limits.accounts import Accounts, client_nets
 from gateway.limits.queues import Askers
 from gateway.live.table import LiveTable
+from gateway.protocol.hop import HopSaid
 from gateway.protocol.mode import Mode
 from gateway.protocol.sharing import Group, Partition, StreamKey
-from gateway.s2.records import StreamPosition
+from gateway.s2 import protobuf
+from gateway.s2.records import ReadBatch, StreamPosition
+from gateway.s2.session import encode_message
 from gateway.tape.eviction import POLICIES
 from gateway.tape.store import TapeStore
 from gateway.telemetry.access_record import NO_ACCESS_LOG, Record, RecordedStream, record_now
@@ -47,17 +50,37 @@ class Failures(NoMetrics):
         self.failed.append(fault)
 
 
+class Session:
+    """A session that names the tail, and then sends nothing more.  `said` is what another worker says of it."""
+
+    def __init__(self, said: HopSaid | None) -> None:
+        self.said = said
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        yield encode_message(protobuf.encode_read_batch(ReadBatch((), StreamPosition(0, 0))))
+        await asyncio.get_running_loop().create_future()
+
+
 class Origin:
-    """Sessions that wait, each until the test fails it."""
+    """Sessions that wait, each until the test fails it or lets it begin."""
 
     def __init__(self) -> None:
-        self.sessions: list[asyncio.Future[None]] = []
+        self.sessions: list[asyncio.Future[Session]] = []
         self.contexts: list[tuple[object, object]] = []
 
-    async def session(self, source: S2Source, seq_num: int, client: str) -> None:
+    def received(self, *_: object) -> None:
+        pass
+
+    async def session(self, source: S2Source, seq_num: int, client: str) -> Session:
         self.contexts.append((request_now.get(), record_now.get()))
         self.sessions.append(asyncio.get_running_loop().create_future())
-        await self.sessions[-1]
+        return await self.sessions[-1]
 
 
 class Bench:
@@ -96,6 +119,30 @@ async def test_a_session_at_the_origin_is_no_part_of_the_request_that_began_it(b
     record_now.reset(tokens[1])
     await pass_turns()
     assert bench.origin.contexts == [(NO_REQUEST, None)]
+
+
+@pytest.mark.parametrize(("said", "tail"), [(None, StreamPosition(0, 0)), (HopSaid("0.1.9", 1.0), None)])
+async def test_the_sessions_of_another_worker_do_not_vouch_for_the_tail(
+    bench: Bench, said: HopSaid | None, tail: StreamPosition | None
+) -> None:
+    bench.join()
+    await pass_turns()
+    bench.origin.sessions[0].set_result(Session(said))
+    await pass_turns()
+    assert bench.stream.topic is not None
+    assert bench.stream.topic.tail == StreamPosition(0, 0)
+    assert bench.stream.trusted_tail(60.0) == tail
+
+
+async def test_a_stream_with_another_owner_is_followed_anew_and_keeps_its_readers(bench: Bench) -> None:
+    bench.join()
+    await pass_turns()
+    topic = bench.stream.topic
+    bench.streams.restart(bench.stream.stream)
+    await pass_turns()
+    assert (len(bench.origin.sessions), bench.origin.sessions[0].cancelled()) == (2, True)
+    assert topic is not None
+    assert (bench.stream.topic, topic.error, bench.table.followed) == (topic, None, 1)
 
 
 async def test_a_session_goes_on_when_a_probe_has_found_its_origin_back(bench: Bench) -> None:

@@ -1,0 +1,49 @@
+"""Reads the requests of other workers for S2 streams (`gateway.server.hop`).
+
+Other workers send the requests of `gateway.upstream.s2_client`, as to an S2 origin.  A question for the tail is a read
+of no records.
+"""
+
+from __future__ import annotations
+
+from multidict import CIMultiDict
+
+from gateway.engine.route import Route
+from gateway.engine.s2.fetch import S2Source
+from gateway.engine.s2.request import BASIN_HEADER, S2CheckTail, S2Read, S2ReadRecords, parse_path, parse_read
+from gateway.errors import BadRequest
+from gateway.protocol.hop import HopAsk
+from gateway.protocol.sharing import Group, StreamKey
+from gateway.protocol.target import Target
+from gateway.s2.read_query import BadQuery, parse_read_query
+from gateway.telemetry.access_record import RecordedStream
+from gateway.upstream.call import Shared
+from gateway.upstream.s2_client import PROBE
+
+
+def s2_read(
+    route: Route, asked: HopAsk, target: Target, headers: CIMultiDict[str], sent: CIMultiDict[str]
+) -> tuple[S2Read, S2ReadRecords | S2CheckTail | None]:
+    """Return the read of another worker's request, and what it asks for; None stands for the tail.
+
+    `sent` are the headers for the origin.  Raises BadRequest.
+    """
+    path = parse_path(target.path)
+    wanted = parse_read(path, target.query, headers) if path is not None else None
+    if path is None or (wanted is None and not _is_probe(target.query)):
+        raise BadRequest("Workers ask each other for streams only")
+    key = StreamKey(Group(route.authority, path.stream), asked.query, route.public._replace(readers=asked.readers))
+    if (basin := headers.get(BASIN_HEADER)) is not None:
+        sent[BASIN_HEADER] = basin
+    named = RecordedStream.named(route.name, path.stream, asked.query, key.partition, is_s2=True)
+    url, shared, config = route.url + path.stream, Shared(key, True), route.config
+    source = S2Source(route, named, url, sent, route.bounds, route.live_bounds, shared)
+    trust_s = config.tail_heard_s if config.consistency == "bounded-staleness" else 0.0
+    return S2Read(key, source, asked.client, config.live_linger_s, trust_s, is_handed=True), wanted
+
+
+def _is_probe(query: str) -> bool:
+    try:
+        return parse_read_query(query) == PROBE
+    except BadQuery:
+        return False
