@@ -11,6 +11,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import GatewayError
 from gateway.http.reply_lines import Head
+from gateway.protocol.hop import HopSaid
 from gateway.upstream.asking import Requester, answer_to
 from gateway.upstream.call import Body, Bounds, OriginCall
 from gateway.upstream.failures import ConnectionLost
@@ -87,6 +88,8 @@ class Asked:
         self.body = body
         self.is_live = is_live
         self.inflow = MemoryInflow()
+        self.said: HopSaid | None = None
+        """What another worker says with its answer; None if the origin answers."""
         self._asker: Requester
         self._has_left = False
         self._answer: asyncio.Future[Head] = asyncio.get_running_loop().create_future()
@@ -126,7 +129,9 @@ class Asked:
         if isinstance(error, GatewayError):
             self._asker.failed(error)
         else:
-            self._asker.head_arrived(Reply(answer.result(), self.inflow, self.bounds, inf))
+            reply = Reply(answer.result(), self.inflow, self.bounds, inf)
+            reply.said = self.said
+            self._asker.head_arrived(reply)
 
     def give_up(self) -> None:
         self._has_left = True

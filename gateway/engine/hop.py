@@ -266,8 +266,12 @@ class _Asking:
             self._hop.is_over(self)
             self._requester.failed(error)
             return
-        # The owner has probably died.
         self._waits += 1
+        if self._waits == 1:
+            # The owner may have cut this one connection.
+            self.begin()
+            return
+        # The owner has probably died.
         self._timer = self._hop.clock.call_later(_AGAIN_S, self._again)
 
     def _again(self) -> None:

@@ -164,6 +164,9 @@ class Follower:
                 failures += 1
                 if not isinstance(failure, CircuitOpen):
                     self._metrics.retry(self._route)
+                if failures == 1 and self._is_by_hop:
+                    # Only a pause for the origin is of use, and the owner makes it.  Readers wait for the next answer.
+                    continue
                 longest = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(failures, 10))
                 pause_s = self._rng.uniform(longest / 2, longest)
                 if await pause_before_reconnect(self._clock, self._rng, failure, pause_s):

@@ -261,7 +261,7 @@ class _HopRecorder(ResponseRecorder):
         headers[HOP_RECORD] = self._dress.said(None).rendered()
 
 
-class _HopLiveAnswers(LiveAnswers):
+class HopLiveAnswers(LiveAnswers):
     """Begins the live answers to other workers."""
 
     def __init__(self, node: str, engine: Engine, dress: HopDress) -> None:
@@ -284,17 +284,30 @@ class _HopLiveAnswers(LiveAnswers):
         headers[HOP_RECORD] = self._hop_dress.said(stream).rendered()
 
     def subscribe(self, request: LiveRequest, subscription: Subscription) -> None:
+        self._refuse_lost(subscription)
         self._rendering = self._rendering_of(self._node, subscription.stream)
         before = set(subscription.topic.readers_now)
         super().subscribe(request, subscription)
         self._hand(request, subscription.topic, before)
 
     def wait(self, request: LiveRequest, waiting: WaitingPoll) -> PollGroup:
+        self._refuse_lost(waiting)
         self._rendering = self._rendering_of(self._node, waiting.stream)
         before = set(waiting.topic.readers_now)
         group = super().wait(request, waiting)
         self._hand(request, waiting.topic, before)
         return group
+
+    @staticmethod
+    def _refuse_lost(begun: Subscription | WaitingPoll) -> None:
+        """Raise the error for which the stream is not followed now.
+
+        An answer would be cut at once (`_hand`), maybe before its head has been sent, and the other worker would take
+        this one for dead.
+        """
+        if (failure := begun.topic.failure) is not None:
+            begun.close()
+            raise failure.anew()
 
     @staticmethod
     def _hand(request: LiveRequest, topic: Topic, before: set[LiveReader]) -> None:
@@ -334,7 +347,7 @@ class HopHandler(RequestHandler):
         self._dress = HopDress(engine, owner)
         self._hop_interpreter = _HopInterpreter(node, routes)
         self._recorder: _HopRecorder = _HopRecorder(node, engine, admission, self._observers, self._dress)
-        live = _HopLiveAnswers(node, engine, self._dress)
+        live = HopLiveAnswers(node, engine, self._dress)
         joins = Joins(Sections([]))
         self._s2 = S2Answers(engine.s2, self._recorder, live)
         self.live_requests = _HopLiveRequests(engine, live, joins, self._observers, admission, authoriser)

@@ -121,6 +121,25 @@ async def test_pauses_between_failed_connections_grow_up_to_a_bound(followed: Fo
     assert all(2.4 < pause < 6.0 for pause in pauses[-3:])
 
 
+async def test_the_first_loss_of_another_workers_answer_makes_no_reader_wait(followed: Followed) -> None:
+    """It costs the origin nothing, which the owner of the stream spares.  Further losses are followed by pauses."""
+    followed.join()
+    asked = await followed.asked(1)
+    asked.said = HopSaid("0.1.9", followed.bench.clock.now())
+    begin(asked, "0002")
+    await eventually(lambda: followed.position == "0002")
+    asked.fail(UpstreamUnreachable())
+    await eventually(lambda: len(followed.live) == 2)
+    followed.live[1].said = asked.said
+    begin(followed.live[1], "0002")
+    await eventually(lambda: followed.position == "0002")
+    followed.live[1].fail(UpstreamUnreachable())
+    await eventually(lambda: followed.position is None)
+    await pass_turns()
+    assert len(followed.live) == 2
+    await followed.asked(3)
+
+
 async def test_a_follower_goes_on_when_its_origin_is_back(followed: Followed) -> None:
     """It does not wait for the end of its pause, which may be seconds away."""
     followed.join()

@@ -25,7 +25,8 @@ from gateway.protocol.forwarded_headers import request_headers_for_origin, respo
 from gateway.protocol.freshness_headers import Lifetime
 from gateway.protocol.hop import HOP, HOP_RECORD, Alone, HopAsk, HopSaid, Remembered
 from gateway.protocol.sharing import Group, Partition, StreamKey
-from gateway.server.hop import HEAD_TIMES, HopDress
+from gateway.server.hop import HEAD_TIMES, HopDress, HopLiveAnswers
+from gateway.server.live import LiveRequest
 from gateway.tape.stream import Stream
 from gateway.tape.tape import Tape
 from gateway.upstream.asking import Requester, Upstream
@@ -289,6 +290,11 @@ class Hops:
         )
         return self.hop.ask(cast(Requester, self.reader), call)
 
+    def lose_owner(self) -> None:
+        """Lose the connections to the owner, which is asked twice."""
+        for _ in range(2):
+            self.others.asked[-1].requester.failed(UpstreamBroken())
+
     def kill_owner(self) -> None:
         assert self.owner is not None
         self.shared.set_slot(self.owner, SlotState.DEAD, 1, 0)
@@ -364,15 +370,15 @@ def test_a_request_for_one_client_alone_goes_to_the_origin() -> None:
 def test_when_the_owner_dies_the_next_owner_is_asked() -> None:
     hops = Hops()
     hops.ask()
-    hops.others.asked[0].requester.failed(UpstreamBroken())
+    hops.lose_owner()
     assert hops.reader.failures == []
     hops.clock.advance(0.05)
     # The supervisor has not noticed yet.
-    assert len(hops.others.asked) + len(hops.origin.asked) == 1
+    assert len(hops.others.asked) + len(hops.origin.asked) == 2
     hops.kill_owner()
     hops.clock.advance(0.02)
-    assert len(hops.others.asked) + len(hops.origin.asked) == 2
-    assert hops.others.hosts.count(f"worker-{hops.owner}:1") == 1
+    assert len(hops.others.asked) + len(hops.origin.asked) == 3
+    assert hops.others.hosts.count(f"worker-{hops.owner}:1") == 2
 
 
 def test_a_request_that_waits_in_the_queue_of_a_dead_owner_is_sent_to_the_next_one() -> None:
@@ -401,7 +407,7 @@ def test_a_stream_of_either_protocol_is_followed_anew_when_it_has_another_owner(
 def test_an_owner_that_answers_no_more_does_not_hold_readers_up() -> None:
     hops = Hops()
     hops.ask()
-    hops.others.asked[0].requester.failed(UpstreamBroken())
+    hops.lose_owner()
     hops.clock.advance(1.0)
     assert len(hops.origin.asked) == 1
 
@@ -412,7 +418,32 @@ def test_a_timeout_and_a_reader_that_leaves_end_the_request() -> None:
     hops.others.asked[0].requester.failed(UpstreamTimeout())
     assert len(hops.reader.failures) == 1
     asking = hops.ask()
-    hops.others.asked[1].requester.failed(UpstreamBroken())
+    hops.lose_owner()
     asking.give_up()
     hops.clock.advance(1.0)
-    assert (len(hops.reader.failures), len(hops.others.asked), hops.origin.asked) == (1, 2, [])
+    assert (len(hops.reader.failures), len(hops.others.asked), hops.origin.asked) == (1, 3, [])
+
+
+def test_a_connection_that_the_owner_has_cut_costs_no_wait_and_no_request_to_the_origin() -> None:
+    hops = Hops()
+    hops.ask()
+    hops.others.asked[0].requester.failed(UpstreamBroken())
+    hops.others.asked[1].requester.head_arrived(cast(Any, Reply.of(SAME.rendered())))
+    assert (hops.others.hosts, len(hops.reader.replies)) == ([f"worker-{hops.owner}:1"] * 2, 1)
+    hops.clock.advance(1.0)
+    assert hops.origin.asked == []
+
+
+async def test_a_live_request_of_another_worker_is_refused_while_the_stream_is_not_followed() -> None:
+    bench = EngineBench(part_of_stream(b"ab", "2"))
+    try:
+        live = HopLiveAnswers("edge", bench.engine, HopDress(bench.engine, "1.1.1"))
+        closed: list[str] = []
+        for begin in (live.subscribe, live.wait):
+            topic = SimpleNamespace(failure=UpstreamTimeout())
+            begun = SimpleNamespace(topic=topic, close=lambda: closed.append("closed"))
+            with pytest.raises(UpstreamTimeout):
+                begin(cast(LiveRequest, None), cast(Any, begun))
+        assert closed == ["closed"] * 2
+    finally:
+        await bench.close()
