@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from gateway.auth.keys import KeyRing
 
 MOST_KNOWN: Final = 1 << 14
-"""The most remembered tokens, which take some 15 MB."""
+"""The bound on the number of remembered tokens.  So many tokens take some 15 MB."""
 MOST_PATTERNS: Final = 1 << 16
 """The most patterns in the permissions of remembered tokens, which take up to 110 MB.  A pattern counts as one, plus
 one for each 64 of its characters.
@@ -234,9 +234,9 @@ class Guard:
     def find_credential(self, asked: Asked) -> tuple[Credential | None, bool]:
         """Find the request's credential and the first rule that applies to it.
 
-        The first result is None if no rule applies, or if a public rule applies first.  The second is whether the
-        request has any credential; it is False if a public rule applies first.  Raises BadCredential if the credential
-        is malformed.
+        Returns None and False if a public rule applies first, because credentials then do not matter.  Otherwise the
+        first result is None if no rule applies, and the second is whether the request has a credential of any kind.
+        Raises BadCredential if the credential is malformed.
         """
         bearer = self._bearer(asked)
         has_one = bearer is not None
@@ -371,7 +371,7 @@ class Guard:
 
     def _keep(self, digest: bytes, rule: TokenRule, principal: Principal, version: int) -> None:
         """Remember a verified token, and evict the least recently used tokens."""
-        # All tokens of a rule share the rule's permissions, which come first.  Count only the token's own permissions.
+        # `permissions` begins with the rule's permissions, which all its tokens share.  Count only the token's own.
         own = principal.permissions[len(rule.permissions) :]
         patterns = sum(1 + len(one.pattern.text) // 64 for one in own)
         if (before := self._known.pop(digest, None)) is not None:

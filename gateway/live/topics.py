@@ -309,7 +309,7 @@ class LiveTopics:
             with suppress(GatewayError):
                 self.follow(topic)
         if not self.table.is_followed(topic):
-            # A closed stream is not followed, even if its last bytes have not been received.
+            # The origin has closed the stream, so there will be no news to follow: readers fetch the last bytes.
             topic.given_up()
 
     def revalidate(self, stream: Stream) -> None:

@@ -84,7 +84,7 @@ class TapeStore:
         self.unstored_bytes = 0
         """The bytes that were fetched but not stored, because their streams are excluded."""
         self.holdings: defaultdict[str, RouteUsage] = defaultdict(RouteUsage)
-        """The tapes, blocks and bytes of the budget of each route's streams."""
+        """What the streams of each route hold: tapes, blocks, and the bytes that count against the budget."""
         self.on_forget: Callable[[Stream], None] = lambda stream: None
         """Called when data derived from a stream's bytes becomes invalid, so that the owners of this data can drop
         it."""
@@ -242,11 +242,11 @@ class TapeStore:
     def doubt_replaced(
         self, group: Group, queries: Collection[str] | None, start: int, seen: Container[Stream]
     ) -> None:
-        """Doubt the streams of an S2 path that hold records from `start` on, because the origin has given the number
-        `start` to the first record of an append.
+        """Doubt the streams of an S2 path that have a record with the number `start` or a higher one.  The origin has
+        just given the number `start` to a new record, so those records are of an earlier stream.
 
         Affects only streams with one of `queries`, or with any query if `queries` is None.  Streams in `seen` are left
-        out, because the caller has handled them.  The search is skipped if no sleeping stream can hold such records.
+        out, because the caller has handled them.
         """
         if start >= self._paths.records_to(group, queries):
             return
@@ -277,7 +277,7 @@ class TapeStore:
                     self._drop_unwanted(stream)
 
     def is_not_stored(self, stream: Stream) -> bool:
-        """Return whether the cache plan excludes the stream, in all partitions."""
+        """Return whether the cache plan excludes the stream.  A plan excludes a path for all partitions."""
         key = stream.key
         return bool(self._not_stored) and key._replace(partition=key.partition.public) in self._not_stored
 
@@ -329,7 +329,7 @@ class TapeStore:
         self._forget(stream, lambda tape: tape.drop_before(token))
 
     def forget_through(self, stream: Stream, token: str) -> None:
-        """Drop the bytes before the first known offset after `token`, because the origin has trimmed them."""
+        """Drop the bytes up to `token`, which the origin has trimmed, and those up to the next known offset."""
         tail = stream.tape.tail
         self._forget(stream, lambda tape: tape.drop_through(token))
         if stream.tape.tail != tail:

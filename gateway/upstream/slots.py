@@ -21,8 +21,8 @@ these bounds do not apply.  Such requests come from the gateway itself, or from 
 Unix socket.
 
 The queue is bounded.  A client may queue another request while it has fewer waiting requests than a third of the free
-places.  A client that queues alone stops at a quarter of the queue, because its requests are then a third of the
-remaining three quarters.  A client without waiting requests finds room unless the queue is full.
+places.  A client that queues alone therefore gets a quarter of the queue at most: three quarters are then free, and a
+third of these is a quarter of the queue.  A client without waiting requests finds room unless the queue is full.
 
 This module has no I/O and no clock.
 """

@@ -4,16 +4,18 @@ A client's next connection may reach another worker, and must see what an earlie
 makes a record before it sends a write to the origin, and another before a byte of the answer leaves.  The other workers
 read them when they next use the path, and then do what they would have done for a write of their own.
 
-For each path hash there is a row of *cells*, one for each place.  A cell holds the number of the place's latest record
-for a path with this hash, and how many of its writes to such paths are under way.  A worker finds out whether anything
-has happened by comparing the row with the row last seen: one slice, however many workers there are.  Paths with equal
-hashes share a row, so a worker may read records of other paths in vain.
+Each worker has a *place* in the shared memory (`gateway.workers.shared_memory`).  For each path hash there is a *row*
+with one *cell* for each place.  A cell holds the number of the place's latest record for a path with this hash, and how
+many of its writes to such paths are under way.  A worker compares the row with the row that it saw last.  If they are
+equal, no other worker has written.  This takes one slice of the memory, however many workers there are.  Paths with
+equal hashes share a row, so a worker may read records of other paths in vain.
 
-Each record names the earlier one of its row.  A place keeps its latest `RECORDS` records.  A reader that needs an older
-one has *lost* it, and must assume that anything has happened to the path.
+Each record has the number of the same place's previous record in the same row.  A place keeps its latest `RECORDS`
+records.  A reader that needs an older record cannot have it: the record is *lost*, and the reader must assume that
+anything has happened to the path.
 
-If a worker dies, its supervisor makes a lost record for each row with writes under way (`settle`): the origin may
-have executed them, and nobody will tell.
+If a worker dies, its supervisor makes an empty record for each row in which the worker had writes under way (`settle`).
+To the others, an empty record is as good as a lost one: the origin may have executed the writes, and nobody will tell.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ from typing import Final, NamedTuple
 from gateway.workers.shared_memory import HASHES, RECORD_BYTES, RECORDED, RECORDS, SharedMemory
 
 _HEAD: Final = struct.Struct("=QQdIHH")
-"""A record's number, the number of the earlier record of its row, its time, checksum, length and cell."""
+"""A record's number, the number of the place's previous record in the row, and its time, checksum, length and path
+hash (modulo `HASHES`)."""
 _HEAD_BYTES: Final = 32
 MOST_TEXT: Final = RECORD_BYTES - _HEAD_BYTES
 _UNDER_WAY: Final = (1 << 16) - 1
@@ -90,7 +93,7 @@ class WriteLog:
         return self._record(self._place, index, text, -1)
 
     def with_own(self, row: bytes, cell: bytes) -> bytes:
-        """Return a row with another cell of this place."""
+        """Return `row` with `cell` in place of this worker's own cell."""
         at = self._place * 8
         return row[:at] + cell + row[at + 8 :]
 
@@ -99,7 +102,8 @@ class WriteLog:
         self._record(self._place, index, text, 0)
 
     def settle(self, slot: int) -> int:
-        """Record that a dead worker's writes under way will never be answered; return the number of rows with some.
+        """Record that a dead worker's writes under way will never be answered.  Returns the number of rows that had
+        such writes.
 
         Only the supervisor calls this, and only before it starts the slot's next worker.
         """

@@ -6,8 +6,8 @@ USENIX ATC 2017).  The error depends on the number of *tapes* in the sample.  It
 small for a single tape.
 
 A few tapes have most of the reads, so a sample with one of them has too many reads.  Misses are therefore divided by
-the expected number of reads, not by the actual one.  The difference counts as hits of the smallest cache (SHARDS-adj,
-FAST 2015, 3.4).
+the expected number of reads, not by the actual one.  The reads between these two numbers count as hits of the smallest
+cache (SHARDS-adj, FAST 2015, 3.4).
 
 The sample is replayed as a whole and, at some sizes, also in `REPLICAS` parts.  The scatter of the parts gives the
 error.
@@ -44,7 +44,7 @@ class Curve:
 
 
 def threshold(rate: float) -> int:
-    """Return the number of hashes, of all SPACE, in a sample at about this rate; at least one."""
+    """Return the threshold for a sample at about this rate: how many of the `SPACE` hashes are in it, at least 1."""
     return max(1, min(SPACE, round(rate * SPACE)))
 
 
