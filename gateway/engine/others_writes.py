@@ -2,8 +2,8 @@
 
 Each worker records the beginning and the end of the writes that it relays (`gateway.workers.write_log`).  Before this
 worker uses what it knows of a path, it looks whether others have recorded anything for it.  If so, it applies their
-writes by the same rules as its own (`gateway.engine.writes`): it has a record of the write, which is pending from its
-beginning to its end.
+writes by the same rules as its own (`gateway.engine.writes`), as if it had relayed them itself: each write is pending
+from its first record to its second.
 
 A record may be lost: it was overwritten, or did not fit, or its worker died.  Then anything may have happened to the
 path, and the bytes in memory are dropped.
@@ -65,7 +65,7 @@ class Applying(Protocol):
 
 
 class ToldReply:
-    """The head of a reply that another worker has received, as far as it has told."""
+    """The parts of a reply's head that the worker which received the reply has recorded."""
 
     __slots__ = ("headers", "status")
 
@@ -92,7 +92,7 @@ class OthersWrites:
         self._raw = log.raw
         self._count = 0
         self._own: dict[SentRequest, bytes] = {}
-        """The names of this worker's writes under way."""
+        """This worker's writes under way, each with the name that both of its records have."""
         self._others: dict[tuple[int, bytes], SentRequest] = {}
         """The writes of other workers under way, by place and name."""
         self._seen: dict[int, bytes] = {}
@@ -140,12 +140,12 @@ class OthersWrites:
         """Record the head of a write's answer, before a byte of the answer leaves."""
         headers = reply.headers
         varies = write.request.route.sharing.varies(headers)
-        # An answer to a write that was cut short, and failed, changes nothing.
+        # A failure is no proof that nothing was written, unless the client broke its request off.
         if reply.status >= 500:
             self._end(write, _text(_WITHOUT_EFFECT if write.is_cut_short else _UNANSWERED, self._own[write]))
             return
         said = [headers.getall(name, ()) for name, _ in _WORDS]
-        # Repeated lines are no valid offset, and are told as such.
+        # If the reply repeats a header, record all its values: together they are no valid offset, here as there.
         words = ("\n".join(lines) if lines else "" for lines in said)
         self._end(write, _text(_ANSWERED, self._own[write], str(reply.status), "v" if varies else "", *words))
 
@@ -156,7 +156,7 @@ class OthersWrites:
     def appended(self, group: Group, queries: Collection[str] | None, start: int) -> None:
         """Record the number that the origin has given to the first record of an append to an S2 stream.
 
-        `queries` stand for its basin in stream keys; None stands for any basin.
+        `queries` are the queries that stream keys of the append's basin may have; None stands for any query.
         """
         self._count += 1
         name = b"%d.%d" % (self._generation, self._count)
@@ -172,7 +172,7 @@ class OthersWrites:
             self._log.note(self.index_of(Group(origin, "")), _text(_CONTROL, name, origin))
 
     def _has_made(self, index: int, cell: bytes) -> None:
-        """Take a record of this worker as seen, so that the next look need not read the row for it."""
+        """Treat this worker's own new record as seen, so that the next look at the row finds nothing new."""
         if (seen := self._seen.get(index)) is not None:
             self._seen[index] = self._log.with_own(seen, cell)
 
@@ -245,7 +245,8 @@ class OthersWrites:
 
     def _lose(self, index: int, places: set[int]) -> None:
         """Assume that anything has happened to the paths of this row, because records of these places were lost."""
-        # Not a search of the store: any client can cause a lost record, by a long path.
+        # The store finds them by an index.  Any client can cause lost records, by long paths, and a search of the whole
+        # store for each of them would take too long.
         groups = self._store.in_row(index)
         groups.update(group for group in self._negative_cache.groups if self.index_of(group) == index)
         for key, write in list(self._others.items()):

@@ -43,7 +43,7 @@ from gateway.workers.control import Control, Message
 from gateway.workers.place import WorkerPlace
 
 _SPARE_S: Final = 5.0
-"""Seconds after the longest drain until a worker that has not ended is killed."""
+"""A worker that has not ended so many seconds after the longest drain is killed."""
 
 _LOADED: Final = ("gateway.app", "encodings.idna", "uvloop")
 """Modules that every worker needs."""
@@ -222,7 +222,7 @@ class WorkerSupervisor:
     def _start(self, slot: Slot) -> None:
         """Start a worker in a slot."""
         if slot.generation:
-            # The running workers load certificates that have changed, too.
+            # Certificates may have changed.  The running workers load changed ones by themselves.
             with suppress(ConfigError):
                 self._load_certificates()
         self._workers.fork(slot, self._run_worker)
@@ -394,7 +394,7 @@ class WorkerSupervisor:
             self._end_upgrade(f"not upgraded: {why}")
 
     def _drain(self) -> None:
-        """End all workers in order."""
+        """Have all workers drain and end."""
         self._stop_upgrade("the gateway stops")
         self._phase = _Phase.DRAINING
         self._manager.stopping()
