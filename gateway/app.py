@@ -29,6 +29,7 @@ from gateway.config.gateway import GatewayConfig
 from gateway.config.origin_tls import tls_files
 from gateway.config.reader import ConfigReader, Load
 from gateway.config.watched_files import Stamp, stamp
+from gateway.configured_files import ConfiguredFiles, load_files
 from gateway.engine.core import Engine
 from gateway.ops.access_log.setup import open_access_log
 from gateway.ops.access_log.writer import LogWriter
@@ -53,7 +54,6 @@ from gateway.plan.applier import PlanApplier
 from gateway.plan.entries import budget_bytes, warn_of_short_plan
 from gateway.server.balancing import Balancer
 from gateway.server.certificates import Certificates, certificate_files, load_certificates
-from gateway.server.configured_files import ConfiguredFiles, load_files
 from gateway.server.frontend import Frontend
 from gateway.server.hop import HopServer
 from gateway.server.listeners import CertificateReloader, Handed
