@@ -21,7 +21,7 @@ from gateway.engine.sse import SseOpening
 from gateway.protocol.mode import Mode
 from gateway.server.poll_group import PollGroup
 from gateway.server.request_keys import Known, Meaning, Section, Sections
-from gateway.server.verdict_keys import NamedStream, VerdictKey
+from gateway.server.verdict_keys import Beginnings, NamedStream, VerdictKey
 from gateway.tape.stream import Stream
 from gateway.telemetry.access_record import CommonFacts
 
@@ -95,6 +95,8 @@ class Joins:
         that send equal bytes.  `Sections` no longer keeps a section whose cost is 0.  Such a section must be looked up
         again."""
         self._size = 0
+        self.beginnings = Beginnings()
+        """The beginnings of request lines that connections keep for the next look-up."""
         self.generation = 0
 
     def __repr__(self) -> str:

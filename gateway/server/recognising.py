@@ -16,15 +16,13 @@ from gateway.server.joins import Join
 from gateway.server.reading import ReadingConnection
 from gateway.server.remembered import RememberedAnswer
 from gateway.server.request_keys import Presented, Section
-from gateway.server.verdict_keys import Beginning, beginning_of
+from gateway.server.verdict_keys import Beginning
 
 _log = logging.getLogger("gateway.server")
 
 _GET: Final = ord("G")
 # A module name is faster to look up than an enum member.
 _LONGPOLL: Final = Mode.LONGPOLL
-_BEGINNING_COST: Final = 200
-"""Bytes of a kept beginning in addition to its text, which is kept twice: whole, and divided."""
 
 
 class RecognisingConnection(ReadingConnection):
@@ -36,20 +34,13 @@ class RecognisingConnection(ReadingConnection):
     """Whether the latest request with a remembered answer or a join had exactly the bytes under which
     `RememberedAnswers.exact` or `Joins.exact` holds this answer or join."""
     _beginning: Beginning | None
-    """The beginning of the latest long-poll's request line, if it has credentials in its query and has joined others.
-    None otherwise."""
+    """The beginning of the request line of the latest long-poll by credentials in its query that has joined others.
+    None if there was none, or no room for it."""
     client: str | None
     """The client's address without its port; None without an address, as at a Unix socket."""
     proxies: Proxies | None
     scheme: str = "http"
     versions = frozenset({"1.0", "1.1"})
-
-    @property
-    def held_bytes(self) -> int:
-        beginning, held = self._beginning, super().held_bytes
-        if beginning is None or self.transport is None or self.cut_reason is not None:
-            return held
-        return held + _BEGINNING_COST + 2 * len(beginning.line)
 
     @abstractmethod
     def _receive(self, data: bytes) -> None:
@@ -88,11 +79,11 @@ class RecognisingConnection(ReadingConnection):
                     self._repeats = clients.repeats = False
                     if not self._joins(join, section, known):
                         return False
-                    if (beginning := self._beginning) is None or beginning.credentials is not known.credentials:
-                        # Keep no beginning for an SSE reader: it seldom asks again, and many of them wait for long.
-                        self._beginning = (
-                            beginning_of(known.line, known.credentials) if join.mode is _LONGPOLL else None
-                        )
+                    # SSE readers need no beginning, because they seldom ask again.
+                    if join.mode is _LONGPOLL and (
+                        (former := self._beginning) is None or former.credentials is not known.credentials
+                    ):
+                        self._beginning = clients.joins.beginnings.keep(known.line, known.credentials, former)
                     return True
                 if not isinstance(known, Join):
                     return False

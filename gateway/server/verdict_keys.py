@@ -23,6 +23,10 @@ from gateway.tuples import make
 
 _MOST_STREAMS: Final = 1 << 10
 """The most names of streams that `StreamNames` keeps."""
+MOST_BEGINNING_BYTES: Final = 1 << 24
+"""The most bytes charged for the beginnings of request lines that connections keep."""
+_BEGINNING_COST: Final = 300
+"""Bytes charged for a beginning in addition to its text, which is kept twice: whole, and divided."""
 _LONGEST_NAME: Final = 256
 """The most characters of such a name.  Clients choose the length of queries."""
 
@@ -101,6 +105,39 @@ def beginning_of(line: bytes, credentials: bytes) -> Beginning | None:
         return None
     rest = line[:mark] + b"\r\n&" + line[mark + 1 : at + 1]
     return make(Beginning, (line[: at + len(credentials) + 2], rest, credentials))
+
+
+class Beginnings:
+    """The beginnings that the connections keep, which take a bounded number of bytes."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        """Bytes charged for the kept beginnings."""
+
+    def __repr__(self) -> str:
+        return f"<Beginnings {self.size} bytes>"
+
+    def keep(self, line: bytes, credentials: bytes, former: Beginning | None) -> Beginning | None:
+        """Keep the beginning of a line that is divided into these credentials and a rest, in place of `former`.
+
+        Returns None if the line has no such beginning, or if there is no room.  The connection's next line then has to
+        be divided, which costs some microseconds.
+        """
+        self.drop(former)
+        found = beginning_of(line, credentials)
+        if found is None or self.size + (cost := _beginning_cost(found)) > MOST_BEGINNING_BYTES:
+            return None
+        self.size += cost
+        return found
+
+    def drop(self, beginning: Beginning | None) -> None:
+        """Called when a connection no longer keeps a beginning."""
+        if beginning is not None:
+            self.size -= _beginning_cost(beginning)
+
+
+def _beginning_cost(beginning: Beginning) -> int:
+    return _BEGINNING_COST + 2 * len(beginning.line)
 
 
 class CredentialLines:

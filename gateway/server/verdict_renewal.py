@@ -42,7 +42,7 @@ class ScheduledRenewals:
     """The renewals with a timer whose verdicts are remembered.
 
     While they exceed the bound, each renewal rests as soon as it has no reads.  The idle renewals are therefore always
-    within the bound.  The number of client connections bounds the renewals that have reads.
+    within the bound.  The bounds on live reads bound the renewals that have reads.
     """
 
     __slots__ = ("_renewals", "cost")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,15 @@ import uvloop
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from gateway.app import RunningGateway
 from gateway.auth.signed_urls import PARAMETERS
+from gateway.server import verdict_keys
 from gateway.server.live_requests import LiveRequests
 from gateway.server.request_keys import Presented
-from gateway.server.verdict_keys import Beginning, CredentialLines, beginning_of
+from gateway.server.verdict_keys import Beginning, Beginnings, CredentialLines, beginning_of
 from tests.scenarios.credentials import WALL, signed, signed_rule
-from tests.server.conftest import BOUND_S, Pair, close, connect, get, start_pair, stop_pair, write
+from tests.server.conftest import BOUND_S, Pair, close, connect, get, read_response, start_pair, stop_pair, write
+from tests.waiting import eventually
 
 NAMES = ("expires", "signature", "key", "token")
 PARTS = (
@@ -55,6 +59,74 @@ def test_a_line_is_divided_into_its_credentials_and_the_rest(query: str, rest: s
     lines, line = CredentialLines(NAMES), f"GET /s?{query} HTTP/1.1".encode()
     divided = lines.divide(line)
     assert divided == (f"GET /s\r\n{rest} HTTP/1.1".encode(), credentials.encode())
+
+
+def test_beginnings_take_a_bounded_number_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    line, credentials = b"GET /s?key=k&signature=s&offset=4 HTTP/1.1", b"key=k&signature=s"
+    beginnings = Beginnings()
+    first = beginnings.keep(line, credentials, None)
+    monkeypatch.setattr(verdict_keys, "MOST_BEGINNING_BYTES", 2 * beginnings.size + 1)
+    second = beginnings.keep(line, credentials, None)
+    assert first == second == beginning_of(line, credentials)
+    assert beginnings.keep(line, credentials, None) is None
+    # One that is replaced makes room for its successor.
+    assert beginnings.keep(line, credentials, second) == second
+    for one in (first, second, None):
+        beginnings.drop(one)
+    assert beginnings.size == 0
+
+
+async def test_a_connection_that_polls_with_a_signed_url_keeps_the_beginning_of_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    divided: list[bytes] = []
+    divide = CredentialLines.divide
+
+    def divide_and_count(lines: CredentialLines, line: bytes) -> Any:
+        divided.append(line)
+        return divide(lines, line)
+
+    monkeypatch.setattr(CredentialLines, "divide", divide_and_count)
+    pair = await _begin(tmp_path)
+    gateway = pair.fast
+    beginnings = gateway.clients.joins.beginnings
+    # The first reader's requests are parsed, and the others join it.
+    wires = [await connect(gateway) for _ in range(3)]
+    links = [signed("/s"), signed("/s", WALL + 7_200), signed("/s", WALL + 7_300)]
+    others = [b"%d" % (WALL + 7_200), b"%d" % (WALL + 7_300)]
+    wires[0][1].write(get(f"{links[0]}&offset=-1"))
+    tail = (await read_response(wires[0][0])).headers["stream-next-offset"][0]
+
+    async def poll(links: list[str]) -> None:
+        """A long-poll of each reader, one after the other, which an append answers."""
+        nonlocal tail
+        for waiting, (link, (_, writer)) in enumerate(zip(links, wires, strict=True), 1):
+            # As the official clients do, the cursor may stand before the offset.
+            writer.write(get(f"{link}&cursor=7&offset={tail}&live=long-poll"))
+            await eventually(partial(_are_waiting, gateway, waiting))
+        await write(pair.fast, "POST", signed("/s", methods="append"), b"abc", Content_Type="text/plain")
+        for reader, _ in wires:
+            tail = (await read_response(reader)).headers["stream-next-offset"][0]
+
+    try:
+        for _ in range(3):
+            await poll(links)
+        kept = beginnings.size
+        assert kept > 0
+        divided.clear()
+        await poll(links)
+        assert not [line for line in divided if any(mark in line for mark in others)]
+        # Other credentials, of equal length, replace the beginning.
+        await poll([links[0], links[2], links[1]])
+        divided.clear()
+        await poll([links[0], links[2], links[1]])
+        assert not [line for line in divided if any(mark in line for mark in others)]
+        assert beginnings.size == kept
+    finally:
+        for _, writer in wires:
+            await close(writer)
+        await eventually(lambda: beginnings.size == 0)
+        await stop_pair(pair)
 
 
 @pytest.mark.parametrize("target", ["/s", "/s?", "/s?offset=4&key", "/s?x?key=1", "/s&key=1?offset=4", "/key=1"])
@@ -235,6 +307,10 @@ def _beginning(line: bytes) -> Beginning:
     beginning = beginning_of(line, divided.credentials)
     assert beginning is not None
     return beginning
+
+
+def _are_waiting(gateway: RunningGateway, number: int) -> bool:
+    return len(gateway.routes.verdicts.live_reads()) == number
 
 
 async def _begin(folder: Path) -> Pair:
