@@ -199,6 +199,8 @@ class _Again:
 
     __slots__ = ("_at", "_channel", "_group", "_request", "use")
 
+    waits: Final = None
+
     def __init__(self, channel: Handling, request: bytes | None, at: str, group: GivenUp) -> None:
         self._channel: Handling | None = channel
         self._request = request

@@ -228,6 +228,9 @@ class ReadingConnection(WritingConnection):
         elif self._is_body_full:
             self._resume_reading()
 
+    def input_waited_s(self) -> float:
+        return self._clients.turns.waited_s(self.waits)
+
     async def late(self) -> None:
         await self._clients.late_bodies.turn()
 

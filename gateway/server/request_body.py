@@ -1,7 +1,12 @@
 """A client's request body, read as it arrives and bounded in size, idle time, rate and total time.
 
-Only time spent waiting for the client counts towards the rate and the total time.  While the origin reads nothing, the
-client may be unable to send.
+Only time spent waiting for the client counts towards the time limits and the rate.  While the origin reads nothing, the
+client may be unable to send.  While input of the connection waits for the gateway (`gateway.server.turns`), the body's
+next bytes may have arrived already.
+
+A client could keep its connection's input waiting with frames that carry nothing of the body.  The gateway's delay is
+therefore deducted for at most `client_idle_timeout_s` in one wait for the next piece, and for at most
+`client_body_timeout_s` in all waits of a body.  So such a client doubles these two times at most.
 
 A small body is collected before the request takes a connection to the origin, so that a slow client holds no such
 connection.  A body with a Content-Length is collected for as long as the client's limits allow.  The client of a
@@ -34,6 +39,10 @@ _SMALL_PIECE: Final = 1 << 9
 times the piece's length.
 """
 _MOST_JOINED: Final = 1 << 14
+_CHECK_S: Final = 0.02
+"""The least seconds between two checks of a body whose time has passed while its connection's input waited."""
+_LEAST_LEFT_S: Final = 0.001
+"""A body with less time left than this is late.  The loop's clock counts milliseconds."""
 
 
 class Flow(Protocol):
@@ -41,6 +50,9 @@ class Flow(Protocol):
 
     def unread(self, size: int) -> None:
         """Called with the number of unread bytes, so that the connection can pause or resume reading."""
+
+    def input_waited_s(self) -> float:
+        """Return the seconds for which arrived input of the connection has waited for the gateway, in all."""
 
     async def late(self) -> None:
         """Wait until a late body may fail.  Called when the body has missed a time limit.  Many bodies may be late at
@@ -54,6 +66,7 @@ class RequestBody:
     """
 
     __slots__ = (
+        "_deducted_s",
         "_flow",
         "_length",
         "_pieces",
@@ -76,6 +89,8 @@ class RequestBody:
         """Bytes that have arrived, including bytes that are already read."""
         self._waited_s = 0.0
         """Seconds for which the reader has waited for the client, in all."""
+        self._deducted_s = 0.0
+        """Seconds that were deducted from `_waited_s`, because the connection's input waited for the gateway."""
         self.exceeded: str | None = None
         """The configuration key of the client limit that the body has exceeded."""
         self._waiter: asyncio.Future[None] | None = None
@@ -202,7 +217,6 @@ class RequestBody:
         """Wait, in a task, for the next piece or the end.  Raises the body's error if it has failed."""
         if self.error is not None:
             raise self.error.anew()
-        loop = asyncio.get_running_loop()
         bounds = {
             "client_idle_timeout_s": limits.client_idle_timeout_s,
             "client_min_rate": upload_time_left(
@@ -211,20 +225,43 @@ class RequestBody:
             "client_body_timeout_s": limits.client_body_timeout_s - self._waited_s,
         }
         bound = min(bounds, key=bounds.__getitem__)
-        began = loop.time()
-        self._waiter = loop.create_future()
-        try:
-            async with asyncio.timeout(bounds[bound]):
-                await self._waiter
-        except TimeoutError:
+        most_deducted_s = min(limits.client_idle_timeout_s, limits.client_body_timeout_s - self._deducted_s)
+        if not await self._arrives(bounds[bound], most_deducted_s):
             self.error = RequestTimeout()
             self.exceeded = bound
-        finally:
-            self._waited_s += loop.time() - began
         if isinstance(self.error, RequestTimeout):
             await self._flow.late()
         if self.error is not None:
             raise self.error.anew()
+
+    async def _arrives(self, allowed_s: float, most_deducted_s: float) -> bool:
+        """Wait for the next piece or the end.  Returns False if the client has taken longer than `allowed_s`.  The
+        time for which the connection's input waits for the gateway is deducted, up to `most_deducted_s`."""
+        loop, flow = asyncio.get_running_loop(), self._flow
+        began, before_s, left_s = loop.time(), flow.input_waited_s(), allowed_s
+
+        def deducted() -> float:
+            return min(flow.input_waited_s() - before_s, loop.time() - began, most_deducted_s)
+
+        try:
+            while True:
+                waiter = self._waiter = loop.create_future()
+                try:
+                    async with asyncio.timeout(left_s):
+                        await waiter
+                    return True
+                except TimeoutError:
+                    left_s = deducted() - (loop.time() - began - allowed_s)
+                if self._waiter is not waiter:
+                    # More has arrived in the turn in which the time has passed.
+                    return True
+                if left_s < _LEAST_LEFT_S:
+                    return False
+                left_s = max(left_s, _CHECK_S)
+        finally:
+            deducted_s = deducted()
+            self._deducted_s += deducted_s
+            self._waited_s += loop.time() - began - deducted_s
 
     async def _more_until(self, time: float, limits: LimitsConfig) -> bool:
         """Wait for the next piece or the end, at most until this time of the loop's clock.  Returns whether more has

@@ -22,6 +22,7 @@ from gateway.limits.slow_clients import ReadingWindow
 from gateway.server.client_connections import Clients
 from gateway.server.handling import Handling
 from gateway.server.phase import Phase
+from gateway.server.turns import InputWaits
 from gateway.telemetry.access_record import CloseReason
 
 
@@ -108,6 +109,7 @@ class TimedConnection(Handling, asyncio.Protocol):
         "_shared",
         "_shared_bytes",
         "_tick",
+        "_waits",
         "_window",
         "cut_reason",
         "has_partial_head",
@@ -143,6 +145,15 @@ class TimedConnection(Handling, asyncio.Protocol):
         self._shared: SharedBytes | None = None
         """Divides the cost of the latest large answer's bytes among its clients."""
         self._tick = NEVER
+        self._waits: InputWaits | None = None
+        """The value of `waits`; None until it is needed."""
+
+    @property
+    def waits(self) -> InputWaits:
+        """Measures the waits of the connection's input."""
+        if self._waits is None:
+            self._waits = InputWaits.of(self.transport)
+        return self._waits
 
     @abstractmethod
     def _probe(self) -> None:

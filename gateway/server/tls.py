@@ -29,7 +29,7 @@ from typing import Any, Final
 
 from gateway.limits.accounts import Account
 from gateway.server.timeouts import CLOSE_NOTIFY
-from gateway.server.turns import Turns
+from gateway.server.turns import INPUT_WAITS, InputWaits, Turns
 
 SLICE_BYTES: Final = 1 << 14
 """The most bytes fed to OpenSSL at a time.  Also the most plain text in one record (RFC 8446 section 5.1)."""
@@ -94,6 +94,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         "_unwritten",
         "_unwritten_bytes",
         "use",
+        "waits",
     )
 
     def __init__(
@@ -108,6 +109,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         """`turns` bounds the input read in one turn of the loop; None for no bound."""
         super().__init__()
         self._turns = turns
+        self.waits = InputWaits()
         self.use: Account | None = None
         """The account of the client's network; None if the connection belongs to no network."""
         self._raw = raw
@@ -453,6 +455,8 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         if name == CLOSE_NOTIFY:
             return self._has_close_notify
+        if name == INPUT_WAITS:
+            return self.waits
         if name not in _TLS_INFO:
             return self._raw.get_extra_info(name, default)
         if name == "ssl_object":

@@ -20,8 +20,14 @@ class Flow:
     def __init__(self) -> None:
         self.late_bodies = 0
         self.gate = asyncio.Event()
+        self.is_behind = False
+        self.checks = 0
 
     def unread(self, size: int) -> None: ...
+
+    def input_waited_s(self) -> float:
+        self.checks += 1
+        return asyncio.get_running_loop().time() if self.is_behind else 0.0
 
     async def late(self) -> None:
         self.late_bodies += 1
@@ -89,3 +95,77 @@ async def test_a_body_of_unknown_length_that_is_late_while_it_is_gathered_is_not
     # Its turn comes only after the time for which it would have been gathered.
     with pytest.raises(RequestTimeout):
         await gathering
+
+
+TIGHT = [
+    LimitsConfig(client_idle_timeout_s=0.05),
+    LimitsConfig(client_body_timeout_s=0.05),
+    LimitsConfig(client_min_rate=1 << 20, client_idle_timeout_s=0.05),
+]
+
+
+@pytest.mark.parametrize("limits", TIGHT, ids=["idle", "body", "rate"])
+async def test_a_body_is_not_late_while_its_input_waits_for_the_gateway(limits: LimitsConfig) -> None:
+    flow = Flow()
+    flow.gate.set()
+    flow.is_behind = True
+    body = RequestBody(flow, 3)
+    gathering = asyncio.create_task(body.gather(limits))
+    # The first check is at the beginning, and the second when a limit has passed.
+    await eventually(lambda: flow.checks == 2 or gathering.done())
+    body.feed(b"abc")
+    body.complete()
+    assert await gathering == b"abc"
+
+
+async def test_a_body_that_arrives_in_the_turn_in_which_its_time_ends_is_read() -> None:
+    flow = Flow()
+    flow.gate.set()
+    body = RequestBody(flow, 3)
+    gathering = asyncio.create_task(body.gather(LimitsConfig(client_idle_timeout_s=0.05)))
+    await eventually(lambda: flow.checks == 1)
+
+    def input_waited_s() -> float:
+        if not body.is_whole:
+            body.feed(b"abc")
+            body.complete()
+        return 0.0
+
+    flow.input_waited_s = input_waited_s  # type: ignore[method-assign]
+    assert await gathering == b"abc"
+
+
+async def test_input_that_waits_for_ever_holds_a_body_for_a_bounded_time() -> None:
+    flow = Flow()
+    flow.gate.set()
+    flow.is_behind = True
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    with pytest.raises(RequestTimeout):
+        await RequestBody(flow, 3).gather(LimitsConfig(client_idle_timeout_s=0.1))
+    # uvloop counts milliseconds.
+    assert loop.time() - began > 0.19, "the timeout, and as much again for the gateway"
+
+
+async def test_a_body_that_trickles_while_input_waits_has_a_total_bound() -> None:
+    flow = Flow()
+    flow.gate.set()
+    loop = asyncio.get_running_loop()
+    limits = LimitsConfig(client_idle_timeout_s=0.05, client_body_timeout_s=0.1, client_min_rate=0)
+    body, began = RequestBody(flow, None), loop.time()
+    latest = began
+
+    def input_waited_s() -> float:
+        nonlocal latest
+        if (now := loop.time()) - latest > 0.04:
+            # A byte arrives whenever the idle time has passed.
+            latest = now
+            body.feed(b"x")
+        return now
+
+    flow.input_waited_s = input_waited_s  # type: ignore[method-assign]
+    with pytest.raises(RequestTimeout):
+        async for _ in body.chunks(limits):
+            pass
+    assert body.exceeded == "client_body_timeout_s"
+    assert loop.time() - began > 0.19

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hyperframe.frame import GoAwayFrame
 
 from gateway.aio.batches import Batch
-from gateway.app import RunningGateway
+from gateway.app import RunningGateway, start_gateway
+from gateway.config.gateway import GatewayConfig
 from gateway.limits.accounts import Account
-from gateway.server.turns import CRUMBS_REST, FLOOD_S, PARTS_S, REQUESTS_S, Turns, TurnTaker
+from gateway.origin.app import start_origin
+from gateway.server.turns import CRUMBS_REST, FLOOD_S, PARTS_S, REQUESTS_S, InputWaits, Turns, TurnTaker
 from tests.scenarios.http2_wire import Call, Http2Wire
-from tests.server.conftest import BOUND_S, Held, Pair, always_late, ask, connect, get, read_response, write
+from tests.server.conftest import BOUND_S, Held, Pair, always_late, ask, connect, get, port_of, read_response, write
+from tests.transports import HTTP_2, TLS, listening, made
 from tests.waiting import eventually
 
 LAST = b"GET /end HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"
@@ -54,6 +58,7 @@ class Client:
     def __init__(self, loop: Loop, name: str, use: Account | None, cost_s: float = REQUESTS_S / 4.1) -> None:
         self.loop, self.name, self.use, self.cost_s = loop, name, use, cost_s
         self.left = 0
+        self.waits = InputWaits()
 
     def ask(self, requests: int = 1) -> None:
         self.left = requests
@@ -202,6 +207,28 @@ def test_crumbs_delay_neither_requests_nor_other_parts(loop: Loop) -> None:
     Client(loop, "request", Account("reader"), REQUESTS_S / 10).ask(3)
     assert loop.begun == ["crumbs", *["part"] * 3, *["request"] * 3]
     assert len(loop.turns) == 1
+
+
+def test_a_wait_in_two_layers_counts_once(loop: Loop) -> None:
+    waits = InputWaits()
+    below, above = Crumbs(loop, "below", None, 0.0), Upload(loop, "above", None, 0.0)
+    below.waits = above.waits = waits
+    below.left = above.left = 1
+    loop.turns.count_begun()
+    loop.now += 1
+    loop.turns.defer_crumbs(below)
+    loop.now += 1
+    assert loop.turns.must_wait(above, is_request=False)
+    loop.now += 1
+    assert loop.turns.waited_s(waits) == 2
+    loop.next()
+    assert loop.begun == ["above"]
+    loop.now += 1
+    assert loop.turns.waited_s(waits) == 3, "the input below waits on"
+    [(_, read)] = loop.timers
+    read()
+    loop.now += 1
+    assert loop.turns.waited_s(waits) == 3
 
 
 def test_input_that_is_no_request_delays_no_request(loop: Loop) -> None:
@@ -429,6 +456,61 @@ async def test_a_run_of_tiny_frames_rests_after_each_part(pair: Pair, size: int,
         assert (await wire.answer_of(wire.call)).status == 204
     assert bool(deferred) is are_crumbs
     wire.writer.close()
+
+
+@pytest.mark.parametrize("transport", [HTTP_2, TLS])
+async def test_a_body_is_not_late_while_its_crumbs_wait(transport: str, tmp_path: Path) -> None:
+    origin, trust = await start_origin(), made(tmp_path)
+    settings = {"admin": "127.0.0.1:0", "client_idle_timeout_s": 0.2, "client_min_rate": 0}
+    gateway = await start_gateway(GatewayConfig.for_origin(origin.url, **settings, **listening(transport, trust)))
+    loop = asyncio.get_running_loop()
+    held: list[Callable[[], None]] = []
+    held_at, has_passed = 0.0, False
+
+    def later(delay_s: float, call: Callable[[], None]) -> None:
+        nonlocal held_at
+        if has_passed:
+            loop.call_later(delay_s, call)
+        else:
+            held_at = loop.time()
+            held.append(call)
+
+    class Checked(Turns):
+        def waited_s(self, waits: InputWaits) -> float:
+            nonlocal has_passed
+            if held and not has_passed and loop.time() - held_at > 0.15:
+                # The idle time of the body has passed.
+                has_passed = True
+                for call in held:
+                    loop.call_soon(call)
+            return super().waited_s(waits)
+
+    try:
+        gateway.clients.turns = Checked(loop.call_soon, later)
+        async with asyncio.timeout(BOUND_S):
+            if transport == TLS:
+                reader, writer = await asyncio.open_connection("127.0.0.1", port_of(gateway), ssl=trust.client)
+                writer.write(b"PUT /s HTTP/1.1\r\nHost: h\r\nContent-Type: text/plain\r\nContent-Length: 300\r\n\r\n")
+                for _ in range(300):
+                    writer.write(b"x")
+                status = (await read_response(reader)).status
+            else:
+                wire = Gathering(*await connect(gateway))
+                writer = wire.writer
+                await wire.greet()
+                wire.gathered = b""
+                await wire.ask("/s", {"Content-Type": "text/plain", "Content-Length": "300"}, "PUT", ends=False)
+                for n in range(300):
+                    await wire.part(b"x", ends=n == 299)
+                writer.write(wire.gathered)
+                wire.gathered = None
+                status = (await wire.answer_of(wire.call)).status
+        writer.close()
+        assert status == 201
+    finally:
+        await gateway.stop()
+        await origin.stop(grace_s=0)
+    assert has_passed
 
 
 async def test_requests_over_http_2_that_are_taken_back_at_once_begin_a_turn(pair: Pair) -> None:

@@ -31,6 +31,7 @@ from gateway.server.request import Request
 from gateway.server.request_body import RequestBody
 from gateway.server.request_records import end_sse
 from gateway.server.timeouts import WheelTimer
+from gateway.server.turns import InputWaits
 from gateway.telemetry.access_record import CloseReason
 
 _log = logging.getLogger("gateway.server")
@@ -63,6 +64,10 @@ class StreamConnection(Protocol):
     scheme: str
     use: Account | None
     """The account of the client's network; None if the connection belongs to no network."""
+
+    @property
+    def waits(self) -> InputWaits:
+        """Measures the waits of the connection's input."""
 
     @property
     def client(self) -> str | None:
@@ -258,6 +263,10 @@ class StreamChannel(Handling):
         if session.out_bytes:
             # The output has window updates, which `unread` has added.
             self._connection.wake()
+
+    def input_waited_s(self) -> float:
+        """Return the seconds for which arrived input of the connection has waited for the gateway, in all."""
+        return self._clients.turns.waited_s(self._connection.waits)
 
     async def late(self) -> None:
         """Wait until the late request body may fail."""

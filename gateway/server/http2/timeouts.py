@@ -24,6 +24,7 @@ from gateway.server.client_connections import Clients
 from gateway.server.http2.channel import StreamChannel
 from gateway.server.request import Channel
 from gateway.server.timeouts import CLOSE_NOTIFY, LOOK_S, PROBE_AGAIN_S, WheelTimer, is_refused
+from gateway.server.turns import InputWaits
 from gateway.telemetry.access_record import CloseReason
 
 _LINGER_S: Final = 1.0
@@ -52,6 +53,7 @@ class TimedHttp2Connection(asyncio.Protocol):
         "_leave_timer",
         "_quiet_checks",
         "_unsent",
+        "_waits",
         "_write_timer",
         "clients",
         "session",
@@ -78,11 +80,20 @@ class TimedHttp2Connection(asyncio.Protocol):
         """Whether the connection is being cut because its client is slow or memory is short."""
         self._quiet_checks = 0
         self._unsent = 0
+        self._waits: InputWaits | None = None
+        """The value of `waits`; None until it is needed."""
         wheel = clients.wheel
         self._idle_timer = WheelTimer(wheel, self._check_idle)
         self._head_timer = WheelTimer(wheel, self._on_head_timeout)
         self._write_timer = WheelTimer(wheel, self._check_progress)
         self._leave_timer = WheelTimer(wheel, self._send_last_goaway)
+
+    @property
+    def waits(self) -> InputWaits:
+        """Measures the waits of the connection's input."""
+        if self._waits is None:
+            self._waits = InputWaits.of(self.transport)
+        return self._waits
 
     @property
     @abstractmethod
