@@ -350,7 +350,7 @@ class RunningGateway:
         await self.listeners.stop_accepting(only_shared=True)
         # Live readers must end before idle connections are closed, and the timer wheel may end them up to one tick
         # late.  Therefore end them a tick earlier.
-        self.engine.begin_drain(timeout_s * 0.4, max(timeout_s * 0.4, timeout_s * 0.8 - TICK_S))
+        self.engine.begin_drain(timeout_s * 0.4, max(timeout_s * 0.4, timeout_s * 0.8 - TICK_S), is_final=True)
         self._frontend.begin_drain()
         idle_at = gone_at - timeout_s * 0.2
         await self._frontend.close_connections(

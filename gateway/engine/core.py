@@ -418,9 +418,12 @@ class Engine:
         """Give the client no allowance for new streams until `until`, when its ban ends."""
         self._cold_read_limit.suspend(account, until)
 
-    def begin_drain(self, spread_s: float, within_s: float = math.inf) -> None:
-        """End all live readers, spread over `spread_s` seconds, the last of them within `within_s` seconds."""
-        self.drain.begin_drain(self.clock.now(), spread_s, within_s)
+    def begin_drain(self, spread_s: float, within_s: float = math.inf, *, is_final: bool = False) -> None:
+        """End all live readers, spread over `spread_s` seconds, the last of them within `within_s` seconds.
+
+        `is_final` states that connections are cut soon after that.
+        """
+        self.drain.begin_drain(self.clock.now(), spread_s, within_s, is_final=is_final)
         self.live.drain_readers(spread_s, within_s)
         self.s2.drain_readers(spread_s, within_s)
 

@@ -102,7 +102,7 @@ class Sse:
 
         The caller must call `close` on a subscription.  Raises Uncacheable or a GatewayError.
         """
-        if self._is_too_late():
+        if self._is_too_late(read):
             raise Stopping
 
         async def subscribe(read: Read, stream: Stream) -> Subscription | Answer:
@@ -119,14 +119,18 @@ class Sse:
 
     def subscribe_now(self, read: Read, stream: Stream) -> Subscription | None:
         """Return a subscription if the origin need not be asked, else None; `start` or `close` must be called."""
-        if self._is_too_late():
+        if self._is_too_late(read):
             return None
         topic = self._reads.join(read, stream)
         return Subscription(self, read, stream, topic, stream.tape.resolve(read.start)) if topic is not None else None
 
-    def _is_too_late(self) -> bool:
+    def _is_too_late(self, read: Read) -> bool:
         """Return whether a new reader would be drained so soon that its client would assume that SSE does not work."""
-        return self.drain.is_set and self.drain.within_s(self.clock.now()) < SHORTEST_S
+        return self._drains(read) and self.drain.within_s(self.clock.now()) < SHORTEST_S
+
+    def _drains(self, read: Read) -> bool:
+        """Return whether a drain ends this read.  It does not end the reads of other workers (`drain_readers`)."""
+        return self.drain.is_set and not read.source.is_handed
 
     def _held(self, read: Read, stream: Stream) -> Subscription | None:
         """Return a subscription that begins with bytes in memory, if it may begin without the origin's answer."""
@@ -187,7 +191,7 @@ class Sse:
         cursor = int(topic.cursors.next_for(read.cursor, self.clock.wall(), self._reads.rng))
         subscriber = Subscriber(topic, subscription.at, cursor, wire, self, now, lifetime_s)
         subscriber.first = subscription.first
-        if self._reads.drain.is_set:
+        if self._drains(read):
             subscriber.drain_within(self.drain.delay_s(now, self._reads.rng), self.drain.within_s(now))
         return subscriber
 

@@ -69,14 +69,15 @@ class Drain:
     def __init__(self) -> None:
         self.is_set = False
         self.spread_s = 0.0
-        self._within_s = math.inf
+        self._late_within_s = math.inf
         self._ends_at = 0.0
         self._gone_at = math.inf
 
-    def begin_drain(self, now: float, spread_s: float, within_s: float = math.inf) -> None:
+    def begin_drain(self, now: float, spread_s: float, within_s: float = math.inf, *, is_final: bool = False) -> None:
+        """`is_final` states that the gateway cuts its connections soon after `within_s`."""
         self.is_set = True
         self.spread_s = spread_s
-        self._within_s = within_s
+        self._late_within_s = 0.0 if is_final else within_s
         self._ends_at = now + spread_s
         self._gone_at = now + within_s
 
@@ -92,10 +93,10 @@ class Drain:
         """Return the seconds within which a reader that begins now must end.
 
         The result is the rest of the drain.  If the drain is over and the gateway still serves, the result is the whole
-        length of the drain.
+        length of the drain.  At the end of a final drain, the reader must end at once.
         """
         left_s = self._gone_at - now
-        return left_s if left_s > 0 else self._within_s
+        return left_s if left_s > 0 else self._late_within_s
 
 
 class LiveContext(Protocol):

@@ -332,18 +332,26 @@ class LiveTopics:
         self.restart(topic.stream)
 
     def drain_readers(self, spread_s: float, within_s: float) -> None:
-        """Drain all live readers at random times within `spread_s` seconds.  All must end within `within_s`."""
+        """Drain all live readers at random times within `spread_s` seconds.  All must end within `within_s`.
+
+        Readers that are other workers stay.  Without them, those workers would not know the tail, and would have to ask
+        for it before they could end each of their long-polls.
+        """
         self.cool_all()
-        self._drain_topics(list(self._topics.values()), spread_s, within_s)
+        self._drain_topics(list(self._topics.values()), spread_s, within_s, spares_workers=True)
 
     def drain_routes(self, routes: Collection[str], spread_s: float) -> None:
         """End the live readers of these routes, spread over `spread_s` seconds."""
         topics = [topic for topic in self._topics.values() if topic.stream.key.route in routes]
         self._drain_topics(topics, spread_s, spread_s)
 
-    def _drain_topics(self, topics: Iterable[Topic], spread_s: float, within_s: float) -> None:
+    def _drain_topics(
+        self, topics: Iterable[Topic], spread_s: float, within_s: float, *, spares_workers: bool = False
+    ) -> None:
         for topic in topics:
             for reader in tuple(topic.readers_now):
+                if spares_workers and reader in topic.handed:
+                    continue
                 for alone in reader.split():
                     alone.drain_within(self._rng.uniform(0, spread_s), within_s)
             topic.wake()

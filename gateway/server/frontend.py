@@ -262,11 +262,12 @@ class Frontend:
         """Wait until every connection has ended.  No connection is accepted after `accepts_until`.  Idle connections
         are closed at `idle_at`, and all others are cut at `gone_at`.  All times are in seconds of the event loop's
         clock.
+
+        A worker also waits until no other worker has connections, because they ask it for the tails of its streams.
         """
         now = asyncio.get_running_loop().time
-        for clients in self.every_clients:
-            await clients.emptied(accepts_until - now())
-        if self.others_are_empty is not None:
+        are_empty = [await clients.emptied(accepts_until - now()) for clients in self.every_clients]
+        if self.others_are_empty is not None and all(are_empty):
             await self.others_are_empty(accepts_until - now())
         await self.listeners.stop_accepting()
         for clients in self.every_clients:
@@ -275,6 +276,8 @@ class Frontend:
         for clients in self.every_clients:
             await clients.emptied(gone_at - now())
             await clients.abort()
+        if self.others_are_empty is not None:
+            await self.others_are_empty(gone_at - now())
 
     def _admits(self, answer: RememberedAnswer, peer: Peer, section: Section) -> bool:
         """Return whether authorisation and rate limits permit a remembered answer to be sent to this peer."""

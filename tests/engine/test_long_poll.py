@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from gateway.aio.timers import TICK_S
 from gateway.errors import UpstreamUnreachable
 from gateway.tape.stream import End
 from tests.engine.bench import BINARY, BinaryOrigin, EngineBench, LongPoll, Start, bring, confirm
@@ -190,6 +191,17 @@ async def test_a_drain_sends_those_who_wait_off_one_after_the_other(start: Start
     assert left[-1] == 0
     assert len(set(left)) > 3
     assert {client.answers[0].status for client in clients} == {204}
+
+
+async def test_a_wait_that_begins_after_the_reads_of_a_final_drain_have_ended_ends_at_once(start: Start) -> None:
+    bench = start(BinaryOrigin(b"ab"))
+    await waiting(bench)
+    bench.engine.begin_drain(4.0, 8.0, is_final=True)
+    bench.clock.advance(8.1)
+    late = await bench.poll("/s?offset=0002&live=long-poll")
+    bench.clock.advance(TICK_S)
+    await pass_turns()
+    assert [answer.status for answer in late.answers] == [204]
 
 
 async def test_cursors_only_grow_for_a_client(start: Start) -> None:
