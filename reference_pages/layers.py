@@ -14,6 +14,7 @@ _PURPOSES: Final = {
     "cli": "command line, server processes",
     "commands": "clients at the terminal",
     "config": "values and their sources",
+    "configured_files": "what the files say",
     "engine": "the life of one request",
     "errors": "what can go wrong",
     "http": "HTTP/1.1 and HTTP/2, no sockets",
