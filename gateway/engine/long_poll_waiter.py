@@ -11,6 +11,7 @@ Waiters that one event wakes share the rendered response if their answers are eq
 from __future__ import annotations
 
 from collections.abc import Coroutine, Hashable, Iterable
+from contextlib import suppress
 from typing import NamedTuple, Protocol
 
 from gateway.aio.clock import Clock
@@ -236,6 +237,8 @@ class Waiter:
             self._was_confirmed = True
         if self._is_asking:
             self._has_missed = True
+            if self._has_timed_out:
+                self._answer_sooner()
             return
         waiting, topic = self._waiting, self._waiting.topic
         if topic.not_shareable is not None or (waiting.stream.varies_by_origin and waiting.read.web_origin is not None):
@@ -272,6 +275,18 @@ class Waiter:
                 answers[answer_key] = rendered
         elif found is Poll.ASK:
             self._ask(waiting.polls.poll_asking(waiting.read, waiting.stream, topic, outcome))
+
+    def _answer_sooner(self) -> None:
+        """Answer a wait that has timed out while the origin is being asked, if the topic has the answer now."""
+        polls, read, stream, topic, found = *self._waiting, None
+        if topic.is_confirmed and topic.not_shareable is None and not stream.varies_by_origin:
+            # If the stream has ended, the origin's answer decides.
+            with suppress(StreamEnded, TailMovedBack):
+                found = polls.poll_now(read, stream, topic, Outcome.FOLLOWED)
+                if found is Poll.WAIT:
+                    found = polls.timeout_confirmed(read, stream, topic)
+        if isinstance(found, Answer):
+            self._finish(found)
 
     def _suits(self, shared: Rendered) -> bool:
         """Return whether a shared answer suits this client: the client's cursor must not go back (section 8.1)."""

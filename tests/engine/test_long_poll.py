@@ -75,6 +75,32 @@ async def test_time_that_runs_out_while_nobody_can_vouch_for_the_tail_is_a_look(
     assert len(bench.upstream.asked) > asked
 
 
+@pytest.mark.parametrize("brought", [b"", b"cd"])
+async def test_who_has_asked_when_time_ran_out_is_answered_by_the_follower_if_that_is_sooner(
+    start: Start, brought: bytes
+) -> None:
+    origin = BinaryOrigin(b"ab")
+    bench = start(origin, long_poll_timeout_s=1)
+    await bench.body()
+    client = await bench.poll("/s?offset=0002&live=long-poll")
+    live, held = await bench.live_request(), list[Asked]()
+    # The follower's question for the lifetime is answered.
+    bench.upstream.script = lambda asked: held.append(asked) if asked.query else origin(asked)
+    bench.clock.advance(1.1)
+    await eventually(lambda: bool(held), look_s=0)
+    confirm(live, "0002")
+    if brought:
+        bring(live, brought, "0004")
+    await eventually(lambda: bool(client.answers), look_s=0)
+    assert (client.answers[0].status, client.bodies) == ((200, [b"cd"]) if brought else (204, [b""]))
+    for asked in held:
+        origin(asked)
+    await eventually(lambda: not bench.engine.fetches, look_s=0)
+    await pass_turns()
+    assert (len(client.answers), client.has_left) == (1, False)
+    assert repr(bench.engine.live) == "1 topics, 1 followed, 0 readers"
+
+
 @pytest.mark.parametrize("status", [404, 410])
 async def test_a_stream_that_ends_is_told_to_all_who_wait(start: Start, status: int) -> None:
     bench = start(BinaryOrigin(b"ab"))
