@@ -273,6 +273,20 @@ def test_short_records_that_hold_next_to_nothing_are_crumbs(contexts: Contexts, 
     run(contexts, scenario)
 
 
+@pytest.mark.parametrize("at_once", [1, 2, 63])
+def test_a_few_tiny_records_that_arrive_alone_are_read_at_once(contexts: Contexts, at_once: int) -> None:
+    async def scenario(contexts: Contexts) -> None:
+        turns = Held()
+        wired = Wired(contexts, turns=turns)
+        for n in range(1, 101):
+            wired.transport.data_received(b"".join(wired.sealed(b"x") for _ in range(at_once)))
+            assert len(wired.up.data) == n * at_once
+        assert not turns.takers
+        assert not wired.raw.is_paused
+
+    run(contexts, scenario)
+
+
 def test_what_came_behind_the_handshake_is_not_lost(contexts: Contexts) -> None:
     assert Wired(contexts, early=b"GET / HTTP/1.1\r\n\r\n").up.data == b"GET / HTTP/1.1\r\n\r\n"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hyperframe.frame import GoAwayFrame
@@ -12,6 +13,8 @@ from hyperframe.frame import GoAwayFrame
 from gateway.aio.batches import Batch
 from gateway.app import RunningGateway, start_gateway
 from gateway.config.gateway import GatewayConfig
+from gateway.http.http2.session import Session
+from gateway.http.http2.streams import Event
 from gateway.limits.accounts import Account
 from gateway.origin.app import start_origin
 from gateway.server.turns import CRUMBS_REST, FLOOD_S, PARTS_S, REQUESTS_S, InputWaits, Turns, TurnTaker
@@ -455,6 +458,65 @@ async def test_a_run_of_tiny_frames_rests_after_each_part(pair: Pair, size: int,
     async with asyncio.timeout(BOUND_S):
         assert (await wire.answer_of(wire.call)).status == 204
     assert bool(deferred) is are_crumbs
+    wire.writer.close()
+
+
+async def test_input_that_arrives_while_an_http_2_connection_waits_is_only_kept(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway = pair.strict
+    await write(gateway, "PUT", "/s", b"abc", Content_Type="text/plain")
+    wire = Gathering(*await connect(gateway))
+    await wire.greet()
+    wire.gathered, calls = b"", []
+    for _ in range(20):
+        await wire.ask("/s?offset=-1")
+        calls.append(wire.call)
+    flood, wire.gathered = wire.gathered, None
+    turns = gateway.clients.turns
+    waiting = gateway.clients.turns = Held()
+    wire.writer.write(flood[:-200])
+    await eventually(lambda: bool(waiting.takers))
+    (client,) = gateway.clients
+    readings: list[bytes] = []
+    receive = Session.receive
+
+    def noting(session: Session, data: bytes, *bounds: Any) -> list[Event]:
+        readings.append(data)
+        return receive(session, data, *bounds)
+
+    monkeypatch.setattr(Session, "receive", noting)
+    for at in range(-200, 0, 50):
+        held = client.held_bytes
+        wire.writer.write(flood[at : at + 50 or None])
+        await eventually(lambda held=held: client.held_bytes == held + 50)
+    assert not readings
+    assert len(waiting.takers) == 1, "the connection waits for its turn already"
+    gateway.clients.turns = turns
+    waiting.takers[0].take_turn()
+    async with asyncio.timeout(BOUND_S):
+        for call in calls:
+            assert (await wire.answer_of(call)).body == b"abc"
+    wire.writer.close()
+
+
+async def test_a_tiny_frame_that_arrives_alone_is_read_at_once(pair: Pair) -> None:
+    gateway = pair.strict
+    await write(gateway, "PUT", "/s", b"", Content_Type="text/plain")
+    wire = await _wire(gateway)
+    fields = {"Content-Type": "text/plain", "Content-Length": "100"}
+    await wire.ask("/s", fields, "POST", ends=False)
+    await wire.part(b"x")
+    await eventually(lambda: [one.held_bytes for one in gateway.clients] == [1])
+    (client,) = gateway.clients
+    waiting = gateway.clients.turns = Held()
+    for n in range(2, 100):
+        await wire.part(b"x")
+        await eventually(lambda n=n: client.held_bytes == n)
+    await wire.part(b"x", ends=True)
+    async with asyncio.timeout(BOUND_S):
+        assert (await wire.answer_of(wire.call)).status == 204
+    assert not waiting.takers
     wire.writer.close()
 
 

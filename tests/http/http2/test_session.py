@@ -128,6 +128,24 @@ def test_no_more_other_frames_are_read_than_asked_for_and_the_rest_is_read_later
     assert server.session.input_bytes == 0
 
 
+@pytest.mark.parametrize("cut", [1, 5, 50, 1_000])
+def test_kept_input_is_read_later_in_the_order_of_its_arrival(cut: int) -> None:
+    server = Server()
+    flood = request(1, POST, ends=False) + b"".join(data(1, bytes((n,)) * 9) for n in range(20))
+    last = b"".join(data(1, bytes((n,)) * 9, ends=n == 39) for n in range(20, 40))
+    events = server.session.receive(flood, 0.0, 1, 8)
+    unread = server.session.input_bytes
+    for at in range(0, len(last), cut):
+        server.session.keep(last[at : at + cut])
+    assert server.session.input_bytes == unread + len(last), "what has been read is no longer held"
+    for _ in range(4):
+        events += server.session.receive(b"", 0.0, 1, 8)
+    assert not server.session.has_more
+    received = b"".join(event.data for event in events if isinstance(event, DataReceived))
+    assert received == b"".join(bytes((n,)) * 9 for n in range(40))
+    assert isinstance(events[-1], BodyEnded)
+
+
 def test_a_long_settings_frame_is_a_flood_by_itself() -> None:
     server = Server()
     server.take(frame(frames.SETTINGS, 0, 0, setting(Setting.INITIAL_WINDOW_SIZE, 5)[9:] * 2_730))
