@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import selectors
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from gateway.cli.supervisor import sockets
 from gateway.cli.supervisor.forking import Workers
+from gateway.cli.supervisor.process import WorkerSupervisor, _Phase
 from gateway.cli.supervisor.reload_round import ReloadRound
 from gateway.cli.supervisor.slots import MOST_DELAY_S, STEADY_S, Backoff, Slot, end_of, may_accept
 from gateway.cli.supervisor.sockets import HandedSockets, ListeningSockets
+from gateway.cli.supervisor.worker import _Orders
 from gateway.config.errors import ConfigError
 from gateway.config.gateway import GatewayConfig
+from gateway.workers.control import Control
 from gateway.workers.shared_memory import SharedMemory, SlotState
+from tests.waiting import pass_turns
 
 
 def test_the_first_death_costs_nothing_and_the_next_ones_ever_more() -> None:
@@ -41,6 +48,29 @@ def test_no_worker_accepts_at_the_start_before_all_are_prepared() -> None:
     assert may_accept(slots, is_starting=False) == [slots[0]], "a slot's next worker need not wait"
     slots[1].is_prepared = True
     assert may_accept(slots, is_starting=True) == slots
+
+
+@pytest.mark.parametrize(("phase", "admitted"), [(_Phase.STARTING, [[], [0, 1]]), (_Phase.SERVING, [[0], [0, 0, 1]])])
+def test_the_supervisor_admits_workers_as_they_say_that_they_are_prepared(
+    phase: _Phase, admitted: list[list[int]]
+) -> None:
+    slots, so_far = [Slot(0), Slot(1)], list[int]()
+    workers = SimpleNamespace(admit=lambda slot: so_far.append(slot.number))
+    supervisor = cast(WorkerSupervisor, SimpleNamespace(_slots=slots, _phase=phase, _workers=workers))
+    for slot, wanted in zip(slots, admitted, strict=True):
+        WorkerSupervisor._hear(supervisor, slot, {"kind": "prepared"})
+        assert so_far == wanted
+
+
+async def test_a_worker_that_is_prepared_waits_for_the_supervisors_word() -> None:
+    heard: dict[str, Callable[[dict[str, object]], object]] = {}
+    told: list[str] = []
+    control = SimpleNamespace(on=heard.__setitem__, start=lambda _orphaned: None, tell=told.append)
+    waiting = asyncio.create_task(_Orders(cast(Control, control)).until_accepting())
+    await pass_turns()
+    assert (told, waiting.done()) == (["prepared"], False)
+    heard["accept"]({})
+    await waiting
 
 
 @pytest.mark.parametrize(
