@@ -523,7 +523,7 @@ async def test_a_tiny_frame_that_arrives_alone_is_read_at_once(pair: Pair) -> No
 @pytest.mark.parametrize("transport", [HTTP_2, TLS])
 async def test_a_body_is_not_late_while_its_crumbs_wait(transport: str, tmp_path: Path) -> None:
     origin, trust = await start_origin(), made(tmp_path)
-    settings = {"admin": "127.0.0.1:0", "client_idle_timeout_s": 0.2, "client_min_rate": 0}
+    settings = {"admin": "127.0.0.1:0", "client_idle_timeout_s": 0.3, "client_min_rate": 0}
     gateway = await start_gateway(GatewayConfig.for_origin(origin.url, **settings, **listening(transport, trust)))
     loop = asyncio.get_running_loop()
     held: list[Callable[[], None]] = []
@@ -540,7 +540,7 @@ async def test_a_body_is_not_late_while_its_crumbs_wait(transport: str, tmp_path
     class Checked(Turns):
         def waited_s(self, waits: InputWaits) -> float:
             nonlocal has_passed
-            if held and not has_passed and loop.time() - held_at > 0.15:
+            if held and not has_passed and loop.time() - held_at > 0.25:
                 # The idle time of the body has passed.
                 has_passed = True
                 for call in held:
