@@ -132,6 +132,11 @@ class Client:
             reader, writer = await asyncio.open_connection(parts.hostname, parts.port, limit=_READ_BYTES)
         return cls(tally, reader, writer)
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether the server has closed the connection."""
+        return self._reader.at_eof()
+
     async def send(
         self,
         method: str,

@@ -207,6 +207,11 @@ async def write(storm: Storm, log: Log, rng: Random) -> None:
         headers = {**JSON, "Producer-Id": log.path, "Producer-Epoch": "0", "Producer-Seq": str(number)}
         body = json.dumps({"path": log.path, "n": number}).encode()
         while True:
+            if client is not None and client.is_closed:
+                # A gateway that stops closes idle connections at the end.
+                storm.counts["idle closed"] += 1
+                client.close()
+                client = None
             try:
                 client = client or await storm.client()
                 reply = await client.send("POST", log.path, headers, body)
