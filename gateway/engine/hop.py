@@ -261,7 +261,8 @@ class _Asking:
 
     def failed(self, error: GatewayError) -> None:
         self._pending = None
-        is_lost = isinstance(error, UpstreamBroken | UpstreamUnavailable | UpstreamUnreachable)
+        # An owner whose answer is invalid is alive.
+        is_lost = isinstance(error, UpstreamUnavailable | UpstreamUnreachable)
         if self._owner is None or not is_lost or self._is_given_up:
             self._hop.is_over(self)
             self._requester.failed(error)

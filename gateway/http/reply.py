@@ -27,7 +27,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from enum import Enum, auto
-from typing import Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 from multidict import CIMultiDict, CIMultiDictProxy, istr
@@ -143,6 +143,9 @@ class ReplyParser:
         self._begin()
 
     _read_lines = staticmethod(read_lines)
+    _most_head: ClassVar[float] = MOST_HEAD_BYTES
+    _most_line: ClassVar[float] = MOST_LINE_BYTES
+    _most_fields: ClassVar[float] = MOST_FIELDS
 
     def __repr__(self) -> str:
         return f"<ReplyParser {self.state}{', awaited' if self.is_awaited else ''}>"
@@ -228,7 +231,7 @@ class ReplyParser:
         else:
             head, rest = data[:end], data[end:]
         self._head_bytes += len(head)
-        if self._head_bytes > MOST_HEAD_BYTES:
+        if self._head_bytes > self._most_head:
             raise self._broken("head too long")
         try:
             self._llhttp.feed_data(head)
@@ -236,7 +239,7 @@ class ReplyParser:
             raise self._broken("not HTTP") from error
         if found >= 0:
             return self._take_head(rest, events)
-        if not self._fields and self._head_bytes > 2 * MOST_LINE_BYTES:
+        if not self._fields and self._head_bytes > 2 * self._most_line:
             raise self._broken("line too long")
         return b""
 
@@ -246,7 +249,8 @@ class ReplyParser:
         status, version, fields = self._llhttp.get_status_code(), self._llhttp.get_http_version(), self._head_fields
         if status < 100 or status == 101 or version not in _VERSIONS or _CONTROL.search(self._reason) is not None:
             raise self._broken("status line not allowed")
-        if len(fields) > MOST_FIELDS or (self._head_bytes > MOST_LINE_BYTES and self._longest_line() > MOST_LINE_BYTES):
+        most_line = self._most_line
+        if len(fields) > self._most_fields or (self._head_bytes > most_line and self._longest_line() > most_line):
             raise self._broken("too large or too many fields")
         headers = CIMultiDictProxy(
             CIMultiDict(

@@ -27,6 +27,8 @@ from gateway.protocol.freshness_headers import Lifetime
 HOP: Final = "Gateway-Hop"
 HOP_RECORD: Final = "Gateway-Hop-Record"
 _ABSENT: Final = "-"
+_PLAIN: Final = "".join(sorted(set(map(chr, range(0x21, 0x7F))) - {"%", _ABSENT}))
+"""The characters that words repeat as they are."""
 
 
 class HopAsk(NamedTuple):
@@ -80,7 +82,7 @@ class Remembered(NamedTuple):
 
     def rendered(self) -> str:
         """Return the facts as one word."""
-        return _word(json.dumps(self, separators=(",", ":")))
+        return _word(json.dumps(self, separators=(",", ":"), ensure_ascii=False))
 
     @classmethod
     def parse(cls, word: str) -> Remembered:
@@ -161,7 +163,7 @@ class HopSaid(NamedTuple):
 
 def _word(text: str | None) -> str:
     """Return a word without spaces for a text; `_text` reads it.  No text, and an empty one, have the word `-`."""
-    return quote(text, safe="", errors="surrogateescape").replace(_ABSENT, "%2D") if text else _ABSENT
+    return quote(text, safe=_PLAIN, errors="surrogateescape").replace(_ABSENT, "%2D") if text else _ABSENT
 
 
 def _text(word: str) -> str | None:

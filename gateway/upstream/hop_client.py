@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from math import inf
 
 from gateway.aio.tasks import Tasks
 from gateway.http.reply import ReplyParser
@@ -26,9 +27,14 @@ from gateway.upstream.reply import Reply
 
 class _HopReplyParser(ReplyParser):
     """Parses the replies of another worker.  `HOP_RECORD` has another value in each of them, so it is no part of what
-    these replies have in common."""
+    these replies have in common.
+
+    A head has no bounds here: it repeats what the bounds of origins' heads have let in, maybe of several replies, maybe
+    twice (`gateway.protocol.hop.Remembered`).
+    """
 
     __slots__ = ()
+    _most_head = _most_line = _most_fields = inf
 
     @staticmethod
     def _read_lines(lines: list[bytes]) -> ReadLines | None:

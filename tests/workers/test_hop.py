@@ -17,13 +17,15 @@ from gateway.aio.clock import ManualClock
 from gateway.engine.hop import WATCH_S, Following, HopUpstream
 from gateway.engine.others_writes import OthersWrites
 from gateway.engine.response_heads import origin_error_answer
-from gateway.errors import GatewayError, UpstreamBroken, UpstreamTimeout
+from gateway.errors import GatewayError, UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
 from gateway.http.outgoing import RenderedHeaders
-from gateway.http.request_parser import LONGEST_LINE, Mark, RequestHead, RequestParser
+from gateway.http.reply import MOST_HEAD_BYTES, MOST_LINE_BYTES
+from gateway.http.request_parser import LONGEST_LINE, MOST_FIELDS, Mark, RequestHead, RequestParser
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.forwarded_headers import request_headers_for_origin, response_headers_for_client, storable_headers
 from gateway.protocol.freshness_headers import Lifetime
 from gateway.protocol.hop import HOP, HOP_RECORD, Alone, HopAsk, HopSaid, Remembered
+from gateway.protocol.names import MAX_OFFSET_CHARS
 from gateway.protocol.sharing import Group, Partition, StreamKey
 from gateway.server.hop import HEAD_TIMES, HopDress, HopLiveAnswers
 from gateway.server.live import LiveRequest
@@ -82,10 +84,13 @@ def test_what_is_said_survives(said: HopSaid) -> None:
     assert HopSaid.of({HOP_RECORD: said.rendered()}) == said
 
 
-def test_an_owner_takes_the_longest_query_that_clients_may_send() -> None:
-    target = "/s?" + "/" * (LONGEST_LINE - 3)
-    asked = HopAsk("default", "", target[3:], "").rendered()
-    head = f"GET {target} HTTP/1.1\r\nHost: w\r\n{HOP}: {asked}\r\n\r\n".encode()
+def test_an_owner_takes_the_longest_request_that_clients_may_send() -> None:
+    query = "-" * (LONGEST_LINE - 3)
+    asked = HopAsk("default", "", query, "").rendered()
+    # The offset is the origin's, and all characters may be quoted.
+    target = f"/s?{'%2D' * len(query)}&offset={'%2D' * MAX_OFFSET_CHARS}"
+    fields = "X: y\r\n" * MOST_FIELDS
+    head = f"GET {target} HTTP/1.1\r\nHost: w\r\n{HOP}: {asked}\r\n{fields}\r\n".encode()
     parser = RequestParser(HEAD_TIMES)
     try:
         assert [type(event) for event in parser.feed(head)] == [RequestHead, Mark]
@@ -213,26 +218,46 @@ class Reply:
         self.is_closed = True
 
 
-async def test_replies_of_another_worker_have_one_shape(tmp_path: Path) -> None:
-    path, records = f"{tmp_path}/hop", iter((SAME, SAME._replace(as_of=2.0)))
+async def _taken(path: str, *heads: bytes) -> list[Any]:
+    """The replies with these heads, as the client of other workers takes them."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        for said in records:
+        for head in heads:
             await reader.readuntil(b"\r\n\r\n")
-            head = f"HTTP/1.1 204 No Content\r\nVary: hop\r\n{HOP_RECORD}: {said.rendered()}\r\n\r\n"
-            writer.write(head.encode())
+            writer.write(b"HTTP/1.1 204 No Content\r\n%b\r\n" % head)
         writer.close()
 
     async with await asyncio.start_unix_server(answer, path):
         client = HopClient([path])
         call = OriginCall("GET", "http://worker-0:1/s", CIMultiDict(), Bounds())
-        replies = [await client.send(call) for _ in range(2)]
+        replies = [await client.send(call) for _ in heads]
         for reply in replies:
             reply.close()
         await client.close()
-    assert [HopSaid.of(reply.headers) for reply in replies] == [SAME, SAME._replace(as_of=2.0)]
-    assert replies[0].head.shape is not None
-    assert replies[0].head.shape is replies[1].head.shape
+    return replies
+
+
+async def test_replies_of_another_worker_have_one_shape(tmp_path: Path) -> None:
+    said = SAME, SAME._replace(as_of=2.0)
+    heads = (f"Vary: hop\r\n{HOP_RECORD}: {one.rendered()}\r\n".encode() for one in said)
+    first, second = await _taken(f"{tmp_path}/hop", *heads)
+    assert [HopSaid.of(reply.headers) for reply in (first, second)] == list(said)
+    assert first.head.shape is not None
+    assert first.head.shape is second.head.shape
+
+
+async def test_a_reply_of_another_worker_repeats_the_largest_head_of_an_origin(tmp_path: Path) -> None:
+    value = '\xff\udcff\\"' * (MOST_HEAD_BYTES // 128 // 5)
+    headers = tuple((f"X-{number}", value) for number in range(128))
+    # The keys of several replies are collected.
+    keys = tuple(f"{number}-" * (MOST_LINE_BYTES // 16) for number in range(16))
+    facts = Remembered("a/b", "9" * MOST_LINE_BYTES, False, 1.0, False, False, keys, headers)
+    said = SAME._replace(remembered=facts)
+    fields = {HOP_RECORD: said.rendered(), "Surrogate-Key": " ".join(keys), **dict(headers)}
+    head = "".join(f"{name}: {value}\r\n" for name, value in fields.items()).encode(errors="surrogateescape")
+    (reply,) = await _taken(f"{tmp_path}/hop", head)
+    assert HopSaid.of(reply.headers) == said
+    assert dict(reply.headers) == fields
 
 
 class Looks:
@@ -293,7 +318,7 @@ class Hops:
     def lose_owner(self) -> None:
         """Lose the connections to the owner, which is asked twice."""
         for _ in range(2):
-            self.others.asked[-1].requester.failed(UpstreamBroken())
+            self.others.asked[-1].requester.failed(UpstreamUnreachable())
 
     def kill_owner(self) -> None:
         assert self.owner is not None
@@ -424,10 +449,19 @@ def test_a_timeout_and_a_reader_that_leaves_end_the_request() -> None:
     assert (len(hops.reader.failures), len(hops.others.asked), hops.origin.asked) == (1, 3, [])
 
 
-def test_a_connection_that_the_owner_has_cut_costs_no_wait_and_no_request_to_the_origin() -> None:
+def test_an_owner_with_an_invalid_answer_is_alive() -> None:
     hops = Hops()
     hops.ask()
     hops.others.asked[0].requester.failed(UpstreamBroken())
+    assert [type(error) for error in hops.reader.failures] == [UpstreamBroken]
+    hops.clock.advance(1.0)
+    assert (len(hops.others.asked), hops.origin.asked) == (1, [])
+
+
+def test_a_connection_that_the_owner_has_cut_costs_no_wait_and_no_request_to_the_origin() -> None:
+    hops = Hops()
+    hops.ask()
+    hops.others.asked[0].requester.failed(UpstreamUnreachable())
     hops.others.asked[1].requester.head_arrived(cast(Any, Reply.of(SAME.rendered())))
     assert (hops.others.hosts, len(hops.reader.replies)) == ([f"worker-{hops.owner}:1"] * 2, 1)
     hops.clock.advance(1.0)
