@@ -174,6 +174,8 @@ class Engine:
             self.negative_cache,
             self._cold_read_limit,
         )
+        if self.others is not None:
+            self.s2.streams.tell_ended = self.others.ended
         self.limit_clients(limits)
 
     def __repr__(self) -> str:

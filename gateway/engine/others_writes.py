@@ -162,6 +162,11 @@ class OthersWrites:
         name = b"%d.%d" % (self._generation, self._count)
         self._log.note(self.index_of(group), _text(_APPENDED, name, *group, str(start), *(queries or ())))
 
+    def ended(self, key: StreamKey) -> None:
+        """Record that the origin has shown that an S2 stream has ended: records of any number may be another stream's
+        now."""
+        self.appended(key.group, {key.query}, 0)
+
     def _end(self, write: SentRequest, text: bytes) -> None:
         request = write.request
         name = self._own.pop(write)

@@ -110,7 +110,8 @@ class HopSaid(NamedTuple):
     identity: str | None = None
     """The origin's identifier of the incarnation, if there is one."""
     is_stale: bool = False
-    """Whether the answer was given because the origin has failed."""
+    """Whether the answer states what the origin said earlier: because the origin has failed, or, of an S2 stream,
+    because the owner trusts the tail that its session has stated."""
     lifetime: Lifetime | None = None
     """The stream's lifetime, if the owner knows it."""
     alone: Alone | None = None

@@ -52,7 +52,7 @@ from gateway.server.context import RequestContext, ResponseRecorder
 from gateway.server.deferred import DeferredRequest, WaitingRead
 from gateway.server.delivery import Delivery
 from gateway.server.handler import RequestHandler
-from gateway.server.hop_s2 import s2_read
+from gateway.server.hop_s2 import HopS2Answers, s2_read
 from gateway.server.interpreting import LIVE, HeaderFacts, RequestMeaning, mode_of
 from gateway.server.joins import Joins
 from gateway.server.live import LiveAnswers, LiveRequest
@@ -62,7 +62,6 @@ from gateway.server.request import Answered, Request
 from gateway.server.request_admission import Admission
 from gateway.server.request_keys import Sections
 from gateway.server.request_records import Observers
-from gateway.server.s2 import S2Answers
 from gateway.server.sockets import serve_on
 from gateway.tape.stream import Stream
 from gateway.telemetry.access_record import NO_ACCESS_LOG
@@ -349,7 +348,7 @@ class HopHandler(RequestHandler):
         self._recorder: _HopRecorder = _HopRecorder(node, engine, admission, self._observers, self._dress)
         live = HopLiveAnswers(node, engine, self._dress)
         joins = Joins(Sections([]))
-        self._s2 = S2Answers(engine.s2, self._recorder, live)
+        self._s2 = HopS2Answers(engine.s2, self._recorder, live, partial(self._dress.said, None))
         self.live_requests = _HopLiveRequests(engine, live, joins, self._observers, admission, authoriser)
 
     def handle(self, request: Request) -> Work | None:

@@ -6,16 +6,24 @@ of no records.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from multidict import CIMultiDict
 
 from gateway.engine.route import Route
 from gateway.engine.s2.fetch import S2Source
+from gateway.engine.s2.reads import S2Reads
 from gateway.engine.s2.request import BASIN_HEADER, S2CheckTail, S2Read, S2ReadRecords, parse_path, parse_read
+from gateway.engine.s2.unary_read import S2Answer
 from gateway.errors import BadRequest
-from gateway.protocol.hop import HopAsk
+from gateway.protocol.cache_status import Outcome
+from gateway.protocol.hop import HOP_RECORD, HopAsk, HopSaid
 from gateway.protocol.sharing import Group, StreamKey
 from gateway.protocol.target import Target
 from gateway.s2.read_query import BadQuery, parse_read_query
+from gateway.server.context import RequestContext, ResponseRecorder
+from gateway.server.live import LiveAnswers
+from gateway.server.s2 import S2Answers
 from gateway.telemetry.access_record import RecordedStream
 from gateway.upstream.call import Shared
 from gateway.upstream.s2_client import PROBE
@@ -38,8 +46,26 @@ def s2_read(
     named = RecordedStream.named(route.name, path.stream, asked.query, key.partition, is_s2=True)
     url, shared, config = route.url + path.stream, Shared(key, True), route.config
     source = S2Source(route, named, url, sent, route.bounds, route.live_bounds, shared)
-    trust_s = config.tail_heard_s if config.consistency == "bounded-staleness" else 0.0
+    is_session = isinstance(wanted, S2ReadRecords) and not wanted.form.is_unary
+    # What a session says counts as the origin's own word.
+    trust_s = config.tail_heard_s if config.consistency == "bounded-staleness" and not is_session else 0.0
     return S2Read(key, source, asked.client, config.live_linger_s, trust_s, is_handed=True), wanted
+
+
+class HopS2Answers(S2Answers):
+    """Answers other workers, and says which answers state a tail from memory."""
+
+    def __init__(
+        self, reads: S2Reads, recorder: ResponseRecorder, live: LiveAnswers, said: Callable[[], HopSaid]
+    ) -> None:
+        """`said` returns what is said of every answer."""
+        super().__init__(reads, recorder, live)
+        self._said = said
+
+    def _dress(self, context: RequestContext, answer: S2Answer) -> None:
+        if answer.outcome is Outcome.HIT and answer.span is None:
+            answer.headers[HOP_RECORD] = self._said()._replace(is_stale=True).rendered()
+        super()._dress(context, answer)
 
 
 def _is_probe(query: str) -> bool:

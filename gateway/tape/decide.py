@@ -398,6 +398,8 @@ class RecordProgress:
     tail: StreamPosition | None = None
     """A tail that was valid after the request arrived, or that a follower has named recently.  None if no such tail is
     known, or if the read is beyond it."""
+    is_tail_trusted: bool = False
+    """Whether a follower has named `tail`, perhaps before the request arrived."""
     topic: RecordTopic | None = None
     """The stream's topic, once the read has joined it."""
     has_records: bool = False
@@ -412,18 +414,19 @@ class RecordProgress:
         """Record that the read has taken everything before `at`."""
         if at > self.at:
             self.at = at
-            if self.tail is not None:
-                self.trust(self.tail)
+            if self.tail is not None and self.tail.seq_num < at:
+                self.tail = None
 
     def trust(self, tail: StreamPosition | None) -> None:
         """Record that the stream ends at `tail`.  If the read is already beyond `tail`, this statement may be older
         than the client's request, so the tail becomes unknown."""
         self.tail = tail if tail is not None and tail.seq_num >= self.at else None
+        self.is_tail_trusted = True
 
     def found_tail(self, tail: StreamPosition, *, is_clamped: bool = False) -> None:
         """Record that the stream has no records between the read's position and `tail`.  With `is_clamped`, a read that
         starts beyond the tail continues at the tail."""
-        self.tail = tail
+        self.tail, self.is_tail_trusted = tail, False
         self.is_complete = self.has_records
         if not self.has_records:
             self.at = tail.seq_num if is_clamped else max(self.at, tail.seq_num)

@@ -61,6 +61,8 @@ class FoundRecords:
     records: tuple[Record, ...]
     tail: StreamPosition | None = None
     """The tail, if the reply reaches the tail and states it."""
+    is_remembered: bool = False
+    """As of `AtTail`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,8 @@ class AtTail:
     """The origin has no record at the start of the read or after it."""
 
     tail: StreamPosition
+    is_remembered: bool = False
+    """Whether the stream's owner, another worker, has stated the tail from memory: there may be records after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +137,7 @@ class S2Client:
         if isinstance(outcome, FoundRecords):
             if outcome.records or outcome.tail is None:
                 raise UpstreamBroken("Origin's answer to a probe of the tail names no tail")
-            return AtTail(outcome.tail)
+            return AtTail(outcome.tail, outcome.is_remembered)
         return outcome
 
     async def checked_tail(self) -> AtTail | S2Refused:
@@ -153,7 +157,7 @@ class S2Client:
         if refused is None:
             return reply
         reply.close()
-        return _at_tail(refused) or refused
+        return _at_tail(refused, reply) or refused
 
     async def write(
         self, method: str, url: str, more: dict[str, str], body: bytes | None = None, most_bytes: int = 0
@@ -168,21 +172,21 @@ class S2Client:
         url = f"{self.url}/records?{encode_read_query(query)}"
         async with await self._ask("GET", url, {"Accept": protobuf.CONTENT_TYPE}, self.bounds) as reply:
             if (refused := await self._refusal(reply, _READ)) is not None:
-                return _at_tail(refused) or refused
+                return _at_tail(refused, reply) or refused
             body = await reply.read(MOST_BODY_BYTES)
             self.received(reply, len(body))
             try:
                 batch = protobuf.decode_read_batch(body)
             except protobuf.BadProtobuf as error:
                 raise UpstreamBroken from error
-            return FoundRecords(batch.records, batch.tail)
+            return FoundRecords(batch.records, batch.tail, _is_remembered(reply))
 
     async def _checked_tail(self) -> AtTail | S2Refused:
         async with await self._ask("GET", f"{self.url}/records/tail", {"Accept": CONTENT_TYPE}, self.bounds) as reply:
             if (refused := await self._refusal(reply, _READ)) is not None:
                 return refused
             try:
-                return AtTail(decode_tail(await reply.read(MOST_ERROR_BYTES)))
+                return AtTail(decode_tail(await reply.read(MOST_ERROR_BYTES)), _is_remembered(reply))
             except BadJson as error:
                 raise UpstreamBroken from error
 
@@ -219,9 +223,13 @@ async def _past_drains(ask: Callable[[], Awaitable[T]]) -> T:
     return outcome
 
 
-def _at_tail(refused: S2Refused) -> AtTail | None:
+def _is_remembered(reply: Reply) -> bool:
+    return reply.said is not None and reply.said.is_stale
+
+
+def _at_tail(refused: S2Refused, reply: Reply) -> AtTail | None:
     if refused.status == 416:
         error = parse_error(416, refused.body)
         if isinstance(error, Unwritten):
-            return AtTail(error.tail)
+            return AtTail(error.tail, _is_remembered(reply))
     return None

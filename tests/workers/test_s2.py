@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -65,8 +65,9 @@ async def _client_of_each(gateway: GatewayProcess, stack: AsyncExitStack) -> lis
     return list(found.values())
 
 
-@pytest.fixture
-async def s2_site() -> AsyncIterator[S2Site]:
+@asynccontextmanager
+async def _site(**more: object) -> AsyncIterator[S2Site]:
+    """Run a site with these further settings of the gateway."""
     async with AsyncExitStack() as stack:
         origin = await start_s2_origin()
         stack.push_async_callback(origin.stop, grace_s=0)
@@ -77,6 +78,7 @@ async def s2_site() -> AsyncIterator[S2Site]:
             admin="127.0.0.1:0",
             shutdown_timeout_s=0.5,
             client_new_streams_per_s=0,
+            **more,
         )
         gateway = await GatewayProcess.start(config, WORKERS)
         stack.push_async_callback(gateway.stop)
@@ -84,6 +86,12 @@ async def s2_site() -> AsyncIterator[S2Site]:
         direct = Client(http, origin.url)
         await direct.send("POST", "/v1/basins", {"basin": BASIN, "config": {"create_stream_on_append": True}})
         yield S2Site(origin, gateway, direct, await _client_of_each(gateway, stack))
+
+
+@pytest.fixture
+async def s2_site() -> AsyncIterator[S2Site]:
+    async with _site() as site:
+        yield site
 
 
 async def test_sessions_at_all_workers_are_one_session_at_the_origin(s2_site: S2Site) -> None:
@@ -124,6 +132,48 @@ async def test_no_worker_shows_records_of_a_deleted_stream(s2_site: S2Site) -> N
         for client in clients:
             assert (await client.read()).status in (404, 409)
         await eventually(lambda: _is_gone(s2_site.direct))
+
+
+@pytest.mark.parametrize("is_recreated", [True, False])
+async def test_all_workers_learn_what_one_has_learned_of_a_stream_that_ended_at_the_origin(
+    s2_site: S2Site, *, is_recreated: bool
+) -> None:
+    clients, direct = s2_site.clients, s2_site.direct
+    await direct.append(*"abcd")
+    for client in clients:
+        assert (await client.read("seq_num=0&count=2")).texts == ["a", "b"]
+    await direct.send("DELETE", f"/v1/streams/{STREAM}")
+    await eventually(lambda: _is_gone(direct))
+    if is_recreated:
+        await direct.append(*"xy")
+    assert (await clients[0].tail()).status == (200 if is_recreated else 404)
+    for client in clients:
+        read = await client.read("seq_num=0&count=2")
+        assert read.texts == ["x", "y"] if is_recreated else read.status == 404
+
+
+async def test_a_tail_that_the_owner_remembers_proves_no_other_stream() -> None:
+    """The owner trusts the tail that its session has stated, although the workers have passed on a later record."""
+    async with _site(consistency="bounded-staleness", tail_heard_s=60.0) as site, AsyncExitStack() as stack:
+        counters, direct = site.origin.origin.counters, site.direct
+        # The session stops amid a record that is longer than this.
+        stall = site.origin.origin.faults.stall(4_000, kind=Call.READ_SESSION)
+        await direct.append("0", "1", "2", timestamp=1000)
+        client, sockets = await _client(site.gateway, stack, 0)
+        sessions = [await client.session("seq_num=0") for _ in range(SESSIONS)]
+        for session in sessions:
+            assert await session.texts(3) == ["0", "1", "2"]
+        assert len(sockets.workers(site.gateway)) == WORKERS
+        await counters.sessions_are(Call.READ_SESSION, 1)
+        await direct.append(long := "3" * 9_000)
+        for reader in site.clients:
+            assert (await reader.read("timestamp=5000&count=5")).texts == [long]
+            assert (await reader.tail()).json["tail"]["seq_num"] in (3, 4)  # type: ignore[index]
+            assert (await reader.read("seq_num=3&count=5")).status in (200, 416)
+        stall.release()
+        for session in sessions:
+            assert await session.texts(1) == [long]
+        client.close()
 
 
 async def _is_gone(client: Client) -> bool:

@@ -72,6 +72,7 @@ async def start_read(stream: S2Stream, query: ReadQuery, read: S2Read) -> tuple[
             if isinstance(tail, S2Refused):
                 return tail
             progress.at, progress.tail = max(0, tail.seq_num - tail_offset), tail
+            progress.is_tail_trusted = trusted is not None
         case FromTimestamp(timestamp):
             start = await _start_at(stream, query, timestamp, read.client)
             if isinstance(start, S2Refused):
@@ -279,7 +280,7 @@ class S2Reads:
                         progress.found_tail(fetched.outcome.tail, is_clamped=query.is_clamped)
                 case RecordAnswer.UNWRITTEN:
                     assert progress.tail is not None
-                    return unwritten_answer(progress.tail)
+                    return unwritten_answer(progress.tail, is_trusted=progress.is_tail_trusted)
                 case RecordAnswer.GONE:
                     raise TailMovedBack
                 case _:

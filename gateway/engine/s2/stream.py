@@ -18,7 +18,7 @@ the new stream (`TailMovedBack`).
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 from gateway.aio.clock import Clock
@@ -27,6 +27,7 @@ from gateway.engine.s2.fetch import S2Fetch, S2Fetched, S2Fetches, S2Origin, S2Q
 from gateway.engine.s2.topic import S2Batch, S2Topic
 from gateway.errors import ShortOfMemory, TailMovedBack
 from gateway.limits.queues import Askers
+from gateway.protocol.sharing import StreamKey
 from gateway.s2.read_query import FromSeqNum, Start
 from gateway.s2.records import ReadBatch, Record, StreamPosition, metered_bytes, total_metered_bytes
 from gateway.tape.record_stream import RecordStream
@@ -64,6 +65,8 @@ class S2Shared:
     tasks: Tasks
     soon: Callable[[Callable[[], object]], object]
     """Schedules a function for the end of the event loop's turn."""
+    ended: Callable[[StreamKey], object] = lambda key: None
+    """Called when the origin has shown that a stream with known records has ended, so that other workers learn it."""
 
 
 class S2Stream:
@@ -157,7 +160,7 @@ class S2Stream:
     ) -> StreamPosition | S2Refused:
         async def send(askers: Askers) -> AtTail | S2Refused:
             end = self.end_seq_num
-            found = await ask(self.source, askers)
+            found = await self._ask(lambda source: ask(source, askers), end)
             self.stream.contacted(self._shared.clock.now())
             if isinstance(found, S2Refused):
                 self.refused(found)
@@ -169,6 +172,17 @@ class S2Stream:
         assert isinstance(found, AtTail | S2Refused)
         self._checked(found)
         return found.tail if isinstance(found, AtTail) else found
+
+    async def _ask(self, ask: Callable[[S2Source], Awaitable[T]], end: int) -> T:
+        """Return the answer to a question; `end` is the value of `end_seq_num` now.
+
+        A tail from the memory of the stream's owner, another worker, may be older than what this worker knows.  Then
+        only the origin itself can tell whether the stream was re-created.
+        """
+        found = await ask(self.source)
+        if isinstance(found, AtTail) and found.is_remembered and self.tape.contradicts(found.tail, end):
+            found = await ask(replace(self.source, shared=None))
+        return found
 
     # -- records
 
@@ -285,7 +299,7 @@ class S2Stream:
     async def _read_joined(self, start: Start, limits: Limits, end: int, fetch: S2Fetch) -> S2Outcome:
         askers = fetch.askers
         earlier = self.tape.neighbours(start.seq_num) if isinstance(start, FromSeqNum) else ()
-        outcome = await self._shared.origin.read(self.source, start, limits, askers)
+        outcome = await self._ask(lambda source: self._shared.origin.read(source, start, limits, askers), end)
         if isinstance(outcome, FoundRecords) and outcome.records:
             records = outcome.records
             first = start.seq_num if isinstance(start, FromSeqNum) else records[0].seq_num
@@ -312,7 +326,7 @@ class S2Stream:
         ):
             for record in (joint.held,) if joint.held in earlier else joint:
                 again = FromSeqNum(record.seq_num)
-                outcome = await self._shared.origin.read(self.source, again, Limits(1), askers)
+                outcome = await self._read_again(record, record.seq_num + 1, askers)
                 self.check()
                 if isinstance(outcome, FoundRecords):
                     found = outcome.records[0] if outcome.records else None
@@ -326,6 +340,10 @@ class S2Stream:
             self.stream.verified(self._shared.clock.now())
         return None
 
+    async def _read_again(self, record: Record, end: int, askers: Askers) -> S2Outcome:
+        start, origin = FromSeqNum(record.seq_num), self._shared.origin
+        return await self._ask(lambda source: origin.read(source, start, Limits(1), askers), end)
+
     async def verify(self, end: int, askers: Askers) -> S2Refused | None:
         """Read the last record in memory again, unless the stream was confirmed recently and no write casts doubt on
         it.
@@ -338,7 +356,7 @@ class S2Stream:
         if held is None or is_sure:
             return None
         start = FromSeqNum(held.seq_num)
-        outcome = self._learn(start, await self._shared.origin.read(self.source, start, Limits(1), askers), end)
+        outcome = self._learn(start, await self._read_again(held, end, askers), end)
         if isinstance(outcome, S2Refused):
             return outcome
         # If the last record has been trimmed, all records in memory have been trimmed.
@@ -406,7 +424,7 @@ class S2Stream:
 
         Raises TailMovedBack if the tail belongs to another stream.
         """
-        if tail.seq_num < end or self.tape.contradicts(tail, end):
+        if self.tape.contradicts(tail, end):
             self.replaced()
         if self.tape.record(tail.seq_num - 1) is not None:
             self.stream.verified(self._shared.clock.now())
@@ -416,9 +434,15 @@ class S2Stream:
         if error.status in (401, 403):
             self.is_source_refused = True
         elif error.is_absent:
-            self._shared.store.drop_stream(self.stream, End.DELETED)
+            self._end(End.DELETED)
 
     def replaced(self) -> None:
         """Drop the stream's record, because the stream was re-created.  Raises TailMovedBack."""
-        self._shared.store.drop_stream(self.stream, End.RECREATED)
+        self._end(End.RECREATED)
         raise TailMovedBack
+
+    def _end(self, why: End) -> None:
+        # Requests for unknown names must not fill the write log.
+        is_known = self.end_seq_num > 0
+        if self._shared.store.drop_stream(self.stream, why) and is_known:
+            self._shared.ended(self.stream.key)

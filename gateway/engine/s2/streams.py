@@ -309,7 +309,9 @@ class S2Streams:
         table: LiveTable,
     ) -> None:
         clock = surroundings.clock
-        self._shared = S2Shared(origin, store, clock, surroundings.tasks, _soon)
+        self.tell_ended: Callable[[StreamKey], object] = lambda key: None
+        """Tells other workers that a stream has ended at the origin."""
+        self._shared = S2Shared(origin, store, clock, surroundings.tasks, _soon, lambda key: self.tell_ended(key))
         self._surroundings = surroundings
         self._table = table
         self._streams: dict[Stream, S2Stream] = {}

@@ -52,9 +52,9 @@ def json_answer(status: int, body: bytes, outcome: Outcome, span: tuple[int, int
     return S2Answer(status, CIMultiDict({"Content-Type": json_format.CONTENT_TYPE}), body, outcome, span)
 
 
-def unwritten_answer(tail: StreamPosition) -> S2Answer:
+def unwritten_answer(tail: StreamPosition, *, is_trusted: bool) -> S2Answer:
     """Return the 416 for a read whose start is at or after the tail."""
-    return json_answer(416, unwritten_body(tail), Outcome.REVALIDATED)
+    return json_answer(416, unwritten_body(tail), Outcome.HIT if is_trusted else Outcome.REVALIDATED)
 
 
 class S2RefusedToAnother(Exception):
@@ -155,7 +155,7 @@ class S2UnaryRead:
                     return self._batch()
                 case RecordAnswer.UNWRITTEN:
                     assert progress.tail is not None
-                    return unwritten_answer(progress.tail)
+                    return unwritten_answer(progress.tail, is_trusted=progress.is_tail_trusted)
                 case RecordAnswer.GONE:
                     raise TailMovedBack
                 case Awaited.CHANGE:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import cast
 
 import pytest
@@ -10,10 +11,12 @@ from multidict import CIMultiDict
 
 from gateway.aio.clock import ManualClock
 from gateway.aio.tasks import Tasks
+from gateway.engine.route import Route
 from gateway.engine.s2.fetch import S2Fetched, S2Origin, S2Source
 from gateway.engine.s2.reads import start_read
 from gateway.engine.s2.request import S2Read
 from gateway.engine.s2.stream import VERIFIED_S, S2Shared, S2Stream
+from gateway.errors import TailMovedBack
 from gateway.limits.queues import Askers
 from gateway.protocol.sharing import Group, Partition, StreamKey
 from gateway.s2.read_query import FromSeqNum, FromTimestamp, ReadQuery, Start
@@ -22,11 +25,14 @@ from gateway.tape.eviction import POLICIES
 from gateway.tape.record_stream import RecordStream
 from gateway.tape.records import Limits
 from gateway.tape.store import TapeStore
+from gateway.telemetry.access_record import RecordedStream
 from gateway.telemetry.metrics import NoMetrics
-from gateway.upstream.s2_client import FoundRecords, S2Refused
+from gateway.upstream.call import Bounds, Shared
+from gateway.upstream.s2_client import AtTail, FoundRecords, S2Refused
 from tests.waiting import pass_turns
 
 KEY = StreamKey(Group("http://o", "/v1/streams/s"), "", Partition("r"))
+SOURCE = S2Source(cast(Route, None), cast(RecordedStream, None), "http://o/s", CIMultiDict(), Bounds(), Bounds())
 
 
 class Origin:
@@ -172,3 +178,45 @@ async def test_a_record_found_by_its_time_is_not_unwritten_by_the_tail_of_before
     )
     assert not isinstance(begun, S2Refused)
     assert (begun[0].at, begun[0].tail) == (5, StreamPosition(6, 100))
+
+
+@pytest.mark.parametrize(("told", "is_replaced"), [(10, False), (2, True)])
+async def test_only_the_origin_proves_that_a_stream_was_created_again(
+    origin: Origin, stream: S2Stream, monkeypatch: pytest.MonkeyPatch, told: int, *, is_replaced: bool
+) -> None:
+    """The stream's owner, another worker, remembers an earlier tail; the origin says `told`."""
+    origin.is_open, asked, ended = True, list[Shared | None](), list[StreamKey]()
+    await fetch(stream, 0, 10)
+    stream.source = replace(SOURCE, shared=Shared(KEY, False))
+
+    async def tail(source: S2Source, askers: Askers) -> AtTail:
+        asked.append(source.shared)
+        return (
+            AtTail(StreamPosition(9, 8), is_remembered=True)
+            if source.shared
+            else AtTail(StreamPosition(told, told - 1))
+        )
+
+    monkeypatch.setattr(origin, "tail", tail, raising=False)
+    monkeypatch.setattr(stream, "_shared", replace(stream._shared, ended=ended.append))
+    if is_replaced:
+        with pytest.raises(TailMovedBack):
+            await stream.tail("a")
+    else:
+        assert await stream.tail("a") == StreamPosition(told, told - 1)
+    assert asked == [Shared(KEY, False), None]
+    assert ended == [KEY] * is_replaced
+
+
+@pytest.mark.parametrize("known", [0, 3])
+async def test_others_are_told_of_the_end_of_known_streams_only(
+    origin: Origin, stream: S2Stream, monkeypatch: pytest.MonkeyPatch, known: int
+) -> None:
+    """Any client can ask for names of streams that do not exist."""
+    ended: list[StreamKey] = []
+    monkeypatch.setattr(stream, "_shared", replace(stream._shared, ended=ended.append))
+    origin.is_open, origin.end = True, known
+    await fetch(stream, 0, 5)
+    origin.refusal = S2Refused(404, CIMultiDict(), b"")
+    assert (await fetch(stream, known, 5)).outcome is origin.refusal
+    assert ended == [KEY] * bool(known)
