@@ -46,6 +46,9 @@ _FAILURES: Final[dict[str, type[GatewayError]]] = {
 _AGAIN_S: Final = 0.01
 _MOST_WAITS: Final = 30
 """How often a failed request waits `_AGAIN_S` for the supervisor to notice that the owner has died."""
+LEAST_FOLLOWED: Final = 1_024
+"""The worker forgets the live requests of topics that have ended when it remembers at least this many live requests,
+and twice as many as it had topics the last time."""
 _UNSETTLED_S: Final = 1.0
 """For so long after a change, workers may have different views of the owners."""
 
@@ -84,10 +87,12 @@ class HopUpstream:
         """The requests that wait for the answer of another worker."""
         self._followed: dict[StreamKey, int | None] = {}
         """Whom the latest live request for each tape was sent to; None stands for the origin."""
+        self._most_followed = LEAST_FOLLOWED
+        self._live: tuple[Following, ...] = ()
         self._timer: Timer | None = None
 
     def __repr__(self) -> str:
-        return f"<HopUpstream {len(self._asking)} asking, {self.owners!r}>"
+        return f"<HopUpstream {len(self._asking)} asking, {len(self._followed)} followed, {self.owners!r}>"
 
     def ask(self, requester: Requester, call: OriginCall) -> PendingRequest:
         """Send one request, to the owner of its stream if that is another worker."""
@@ -128,6 +133,9 @@ class HopUpstream:
     def sends(self, asking: _Asking, owner: int | None) -> None:
         """Record that a request is sent to this owner; None stands for the origin."""
         if asking.is_live:
+            if len(self._followed) >= self._most_followed:
+                self._forget_ended(stream.key for _, stream in self._topics())
+                self._most_followed = max(LEAST_FOLLOWED, 2 * len(self._followed))
             self._followed[asking.shared.key] = owner
         if owner is not None:
             self._asking.add(asking)
@@ -148,6 +156,7 @@ class HopUpstream:
     def watch(self, *live: Following) -> None:
         """Look regularly whether the owners have changed, until `close`."""
         seen, is_settled = self._epoch, False
+        self._live = live
 
         def look() -> None:
             nonlocal seen, is_settled
@@ -157,20 +166,27 @@ class HopUpstream:
             # Look once more when all workers have the same view: until then, some requests stay with this worker.
             was_settled, is_settled = is_settled, self.clock.now() >= self._changed_at + _UNSETTLED_S
             if is_new or is_settled != was_settled:
-                self._owners_changed(live)
+                self._owners_changed()
 
         self._timer = self.clock.call_later(WATCH_S, look)
 
-    def _owners_changed(self, live: Iterable[Following]) -> None:
+    def _owners_changed(self) -> None:
         for asking in list(self._asking):
             asking.owners_changed()
-        topics = [(following, topic.stream) for following in live for topic in following.topics()]
-        for key in self._followed.keys() - {stream.key for _, stream in topics}:
-            del self._followed[key]
+        topics = self._topics()
+        self._forget_ended(stream.key for _, stream in topics)
         for following, stream in topics:
             key = stream.key
             if key in self._followed and self._followed[key] != self.owner_for(Shared(key, False)):
                 following.restart(stream)
+
+    def _topics(self) -> list[tuple[Following, Stream]]:
+        return [(following, topic.stream) for following in self._live for topic in following.topics()]
+
+    def _forget_ended(self, keys: Iterable[StreamKey]) -> None:
+        """Forget the live requests of all tapes but those that have topics."""
+        for key in self._followed.keys() - set(keys):
+            del self._followed[key]
 
     async def close(self) -> None:
         if self._timer is not None:

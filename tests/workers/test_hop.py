@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from multidict import CIMultiDict
 
 from gateway.aio.clock import ManualClock
-from gateway.engine.hop import WATCH_S, Following, HopUpstream
+from gateway.engine.hop import LEAST_FOLLOWED, WATCH_S, Following, HopUpstream
 from gateway.engine.others_writes import OthersWrites
 from gateway.engine.response_heads import origin_error_answer
 from gateway.errors import GatewayError, UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
@@ -427,6 +428,23 @@ def test_a_stream_of_either_protocol_is_followed_anew_when_it_has_another_owner(
         hops.kill_owner()
         hops.clock.advance(2 * WATCH_S)
         assert set(following.restarted) == {stream}
+
+
+def test_live_requests_of_topics_that_have_ended_are_forgotten() -> None:
+    hops = Hops()
+    stays = hops.key
+    hops.followed.streams.append(stream := Stream(stays, Tape()))
+    hops.ask(is_live=True)
+    hops.others.asked[0].requester.head_arrived(cast(Any, Reply.of(SAME.rendered())))
+    for number in range(2 * LEAST_FOLLOWED):
+        hops.key = stays._replace(query=str(number))
+        hops.ask(is_live=True).give_up()
+    found = re.search(r"(\d+) followed", repr(hops.hop))
+    assert found is not None
+    assert 0 < int(found[1]) <= LEAST_FOLLOWED
+    hops.kill_owner()
+    hops.clock.advance(2 * WATCH_S)
+    assert set(hops.followed.restarted) == {stream}
 
 
 def test_an_owner_that_answers_no_more_does_not_hold_readers_up() -> None:
