@@ -156,6 +156,8 @@ class Listeners:
         """Passes connections to other workers; None without any."""
         self.inherited: frozenset[int] = frozenset()
         """The indexes of the listeners whose queues another process goes on with when this one stops accepting."""
+        self.is_shared = False
+        """Whether another process may accept from the same sockets."""
         self._tasks = Tasks()
         clients.on_arrivals = self._look
 
@@ -326,7 +328,7 @@ class Listeners:
                 if not is_inherited:
                     queues += [adopt(one.fileno()) for one in server.sockets]
                 server.close()
-            for sock in [accepted for queue in queues for accepted in accept_queued(queue)]:
+            for sock in [accepted for queue in queues for accepted in accept_queued(queue, is_shared=self.is_shared)]:
                 await loop.connect_accepted_socket(factory, sock)
 
     def close(self) -> None:

@@ -244,16 +244,19 @@ _WITHOUT_SYN: Final = b"".join(
 )
 
 
-def accept_queued(listening: socket.socket) -> list[socket.socket]:
+def accept_queued(listening: socket.socket, *, is_shared: bool = False) -> list[socket.socket]:
     """Accept every connection in the kernel's queue of a listening socket, then close the socket.
 
     The close resets connections that reach the queue after the last look at it.  New connections are therefore ignored
-    first.  Their clients repeat the SYN after a second, and reach the next process or are refused.  No other process
-    may hold the socket, because it would get no new connections either.
+    first.  Their clients repeat the SYN after a second, and reach the next process or are refused.
+
+    A process that shares the socket (`is_shared`) would get no new connections either.  For a shared socket, nothing is
+    therefore ignored: the queue outlives this close as long as the other process holds the socket.
     """
     accepted: list[socket.socket] = []
     listening.setblocking(False)
-    _ignore_new(listening)
+    if not is_shared:
+        _ignore_new(listening)
     with listening, suppress(OSError):
         while True:
             sock, _ = listening.accept()

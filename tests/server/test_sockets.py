@@ -1,4 +1,6 @@
-"""Unix sockets: of several processes that want one path, one gets it, and clients reach that one."""
+"""Listening sockets: of several processes that want one path of a Unix socket, one gets it, and clients reach that one.
+
+And how a process leaves the queue of a socket."""
 
 from __future__ import annotations
 
@@ -87,6 +89,26 @@ def test_a_client_that_comes_after_the_last_look_at_the_queue_is_not_reset(
         assert late.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
         with pytest.raises(OSError, match="not connected"):
             late.getpeername()
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_another_process_gets_connections_from_a_shared_socket_that_this_one_has_left(is_shared: bool) -> None:
+    with socket.socket() as kept, socket.socket() as early, socket.socket() as late:
+        kept.bind(("127.0.0.1", 0))
+        kept.listen(16)
+        early.connect(kept.getsockname())
+        for accepted in accept_queued(kept.dup(), is_shared=is_shared):
+            accepted.close()
+        late.setblocking(False)
+        late.connect_ex(kept.getsockname())
+        if is_shared:
+            kept.settimeout(BOUND_S)
+            accepted, address = kept.accept()
+            accepted.close()
+            assert address == late.getsockname()
+        else:
+            with pytest.raises(OSError, match="not connected"):
+                late.getpeername()
 
 
 def _reaches(path: str, wanted: UnixSocket) -> bool:

@@ -21,7 +21,7 @@ from tests.certificates import Authority
 from tests.commands import warm
 from tests.scenarios.wire import Wire
 from tests.waiting import eventually
-from tests.workers.process import ROOT, GatewayProcess, runs
+from tests.workers.process import ROOT, GatewayProcess, children, runs
 
 BOUND_S = 30.0
 CREATE = {"Content-Type": "text/plain"}
@@ -353,6 +353,66 @@ async def test_a_version_that_does_not_start_leaves_the_old_one_as_it_was(start:
     assert gateway.worker_pids() == workers
     assert [await read(gateway.url) for _ in range(8)] == [b"hello"] * 8
     await gateway.stop()
+
+
+async def next_version(gateway: GatewayProcess) -> tuple[int, list[int]]:
+    """Begin an upgrade.  The next supervisor, stopped as soon as it has forked its workers, and these workers."""
+    old = {*gateway.worker_pids()}
+    os.kill(gateway.pid, signal.SIGUSR2)
+    found: list[int] = []
+
+    def is_forking() -> bool:
+        found[:] = set(gateway.worker_pids()) - old
+        return bool(found and children(found[0]))
+
+    await eventually(is_forking, within_s=4 * BOUND_S, look_s=0.001, state=gateway.said)
+    (supervisor,) = found
+    os.kill(supervisor, signal.SIGSTOP)
+    return supervisor, children(supervisor)
+
+
+async def test_a_next_version_that_ends_before_it_serves_leaves_the_old_one_its_sockets(
+    start: Start, origin: RunningOrigin, tmp_path: Path
+) -> None:
+    path = tmp_path / "gateway.sock"
+    listeners = [{"address": "127.0.0.1:0"}, {"address": f"unix:{path}"}]
+    gateway = await start(listeners=listeners, shutdown_timeout_s=2)
+    for count, number in enumerate((signal.SIGKILL, signal.SIGTERM), 1):
+        supervisor, workers = await next_version(gateway)
+        os.kill(supervisor, number)
+        os.kill(supervisor, signal.SIGCONT)
+        for pid in (supervisor, *workers):
+            await ended(pid)
+        await has_given_up(gateway, count)
+        await are_answered(gateway.url, 20)
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+    await gateway.stop()
+
+
+async def test_the_next_version_serves_if_the_old_supervisor_dies_while_it_starts(start: Start) -> None:
+    gateway = await start(shutdown_timeout_s=2)
+    old = gateway.worker_pids()
+    supervisor, _ = await next_version(gateway)
+    os.kill(gateway.pid, signal.SIGKILL)
+    for pid in old:
+        await ended(pid)
+    os.kill(supervisor, signal.SIGCONT)
+    gateway.pid = supervisor
+    await are_answered(gateway.url, 20)
+    await gateway.stop()
+
+
+async def has_given_up(gateway: GatewayProcess, count: int) -> None:
+    """Wait until this many upgrades have failed."""
+    text = "not upgraded, all stays as it was"
+    await eventually(lambda: gateway.said().count(text) == count, within_s=BOUND_S, state=gateway.said)
+
+
+async def are_answered(url: str, count: int) -> None:
+    """Each of so many new connections is answered."""
+    async with asyncio.timeout(BOUND_S):
+        assert await asyncio.gather(*(read(url) for _ in range(count))) == [b"hello"] * count
 
 
 def private_folder(gateway: GatewayProcess) -> Path:

@@ -13,7 +13,7 @@ import os
 import selectors
 import signal
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from enum import Enum
 from importlib import import_module
@@ -140,7 +140,7 @@ class WorkerSupervisor:
         """End the workers that have not ended, and leave nothing behind."""
         self._workers.kill()
         self._stop_upgrade("the gateway stops")
-        self._sockets.close()
+        self._sockets.close(self._predecessor.shared)
         self._private.close()
         signal.set_wakeup_fd(-1)
         self._workers.close()
@@ -313,8 +313,9 @@ class WorkerSupervisor:
         why = f"cannot start: {failure['text']}" if failure is not None else how
         again = f"in {delay_s:.1f} s" if delay_s else "now"
         print_message(f"{name} {why}; another one starts {again}")
-        if not was_serving:
-            # The next worker may fail in the same way.  Clients are better served by the other workers.
+        if not was_serving and self._upgrade is None:
+            # The next worker may fail in the same way.  Clients are better served by the other workers.  During an
+            # upgrade, however, a worker of the next version may have begun to accept from the same queues.
             self._sockets.stop_listening(slot.number)
 
     # -- reload and drain
@@ -373,10 +374,7 @@ class WorkerSupervisor:
         upgrade.release()
         self._end_upgrade(f"upgraded: process {upgrade.pid} serves, and this one drains", is_done=True)
         self._manager.hand_over(upgrade.pid)
-        taken = set(messages[0]["taken"])
-        self._phase = _Phase.DRAINING
-        self._end_workers(tuple(index for index, place in self._sockets.places.items() if place.key in taken))
-        self._sockets.close(taken)
+        self._leave(messages[0]["taken"])
 
     def _end_upgrade(self, outcome: str, *, is_done: bool = False) -> None:
         print_message(outcome)
@@ -396,12 +394,19 @@ class WorkerSupervisor:
     def _drain(self) -> None:
         """Have all workers drain and end."""
         self._stop_upgrade("the gateway stops")
-        self._phase = _Phase.DRAINING
         self._manager.stopping()
-        self._end_workers(())
-        # From now on each socket belongs to its worker alone, which accepts what waits in the queue before it closes
-        # the socket.
-        self._sockets.close()
+        # If this version does not serve yet, the previous one goes on.
+        self._leave(self._predecessor.shared)
+
+    def _leave(self, taken: Collection[str]) -> None:
+        """Have all workers drain and end.  Another version goes on with the sockets of the addresses `taken`.
+
+        From now on each other socket belongs to its worker alone, which accepts what waits in the queue before it
+        closes the socket.
+        """
+        self._phase = _Phase.DRAINING
+        self._end_workers(tuple(index for index, place in self._sockets.places.items() if place.key in taken))
+        self._sockets.close(taken)
 
     def _end_workers(self, inherited: tuple[int, ...]) -> None:
         self._kill_at = self._now() + self._config.server.shutdown_timeout_s + _SPARE_S

@@ -91,7 +91,7 @@ class ListeningSockets:
             opened.places[ADMIN] = admin = Place(_ADMIN_KEY, 1, handed.take(_ADMIN_KEY))
             _complete(admin, config.server.admin_address, is_shared=False)
         except BaseException:
-            opened.close()
+            opened.close(handed.taken)
             raise
         return opened
 

@@ -2,8 +2,12 @@
 
 The supervisor starts the program again, with its own arguments, and hands over every listening socket and the shared
 memory.  The new supervisor forks its workers.  Once all of them are prepared, they accept from the same queues as the
-old workers, and the old workers drain.  If the new supervisor ends before that, nothing has changed: no connection has
-reached the new workers.
+old workers, and the old workers drain.  If the new supervisor ends before all are prepared, nothing has changed: the
+new workers end without touching the sockets.
+
+Until the old workers drain, the two versions share each open socket and its state.  If either supervisor dies, the
+other version goes on.  A worker without a supervisor therefore never makes the kernel ignore new connections
+(`gateway.server.sockets.accept_queued`).
 """
 
 from __future__ import annotations
@@ -106,6 +110,12 @@ class Predecessor:
             sock = socket.socket(fileno=fd)
             sock.set_inheritable(False)
             self._channel = ChannelEnd(sock)
+
+    @property
+    def shared(self) -> tuple[str, ...]:
+        """The addresses whose sockets that version accepts from as well: all that it has handed over, until it has been
+        told that this version serves."""
+        return tuple(self.sockets.taken) if self._channel is not None else ()
 
     def shared_memory(self, workers: int) -> SharedMemory:
         """Return the memory of both versions, or a new one if the layouts differ."""

@@ -58,7 +58,12 @@ async def _serve(handed: Handed, config: GatewayConfig, load: Load, *, has_file:
     control = handed.place.control
     orders = _Orders(control)
     handed = replace(handed, until_accepting=orders.until_accepting)
-    gateway = await started(start_gateway(config, load=load, handed=handed), *bind_addresses(config))
+    try:
+        gateway = await started(start_gateway(config, load=load, handed=handed), *bind_addresses(config))
+    except _SupervisorGoneError:
+        # The sockets may be those of a previous version, which goes on.  This worker has not touched them.
+        shutil.rmtree(handed.place.folder, ignore_errors=True)
+        return
     gateway.has_file = has_file
     gateway.wait_for_others(orders.others_are_empty)
 
@@ -71,7 +76,9 @@ async def _serve(handed: Handed, config: GatewayConfig, load: Load, *, has_file:
         gateway.engine.health.probe_all()
     inherited = await orders.end
     if orders.is_alone:
-        # Another gateway may want the ports.
+        # Another gateway may want the ports.  If the supervisor has ended during an upgrade, another version of this
+        # gateway accepts from the same sockets.
+        gateway.listeners.is_shared = True
         await gateway.listeners.stop_accepting()
     await gateway.stop(inherited)
     if orders.is_alone:
@@ -81,6 +88,10 @@ async def _serve(handed: Handed, config: GatewayConfig, load: Load, *, has_file:
 
 async def _reload(gateway: RunningGateway, control: Control) -> None:
     control.tell("reloaded", text=await reloaded(gateway))
+
+
+class _SupervisorGoneError(Exception):
+    """The supervisor has ended before this worker was to accept connections."""
 
 
 class _Orders:
@@ -93,6 +104,8 @@ class _Orders:
         self.is_alone = False
         """Whether the supervisor is gone."""
         self._may_accept = asyncio.Event()
+        self._is_too_late = False
+        """Whether the supervisor has ended before this worker was to accept connections."""
         self._are_others_empty = asyncio.Event()
         control.on("accept", lambda _message: self._may_accept.set())
         control.on("end", self._end)
@@ -104,9 +117,14 @@ class _Orders:
 
         At the start of a gateway, no worker accepts before all are prepared: if one of them cannot start, the gateway
         ends, and would cut connections that another one has accepted.
+
+        Raises _SupervisorGoneError if the supervisor ends first: another worker may never have been prepared, and a
+        previous version may go on with the sockets.
         """
         self._control.tell("prepared")
         await self._may_accept.wait()
+        if self._is_too_late:
+            raise _SupervisorGoneError
 
     async def others_are_empty(self, within_s: float) -> None:
         """Tell the supervisor that this worker has no connections left, and wait until no worker has any.
@@ -125,6 +143,7 @@ class _Orders:
 
     def _orphaned(self) -> None:
         self.is_alone = True
+        self._is_too_late = not self._may_accept.is_set()
         self._may_accept.set()
         self._are_others_empty.set()
         if not self.end.done():
