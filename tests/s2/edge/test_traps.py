@@ -413,9 +413,13 @@ class TestBoundedStaleness:
         assert (await edge.client.tail()).json["tail"]["seq_num"] == 2  # type: ignore[index]
         assert (await edge.client.read("tail_offset=1")).texts == ["b"]
         assert (await edge.client.read("seq_num=1")).texts == ["b"]
-        assert (await edge.client.read("seq_num=2")).status == 416
+        unwritten = await edge.client.read("seq_num=2")
+        assert (unwritten.status, unwritten.headers["Cache-Status"]) == (416, "durable-gateway; hit")
         assert edge.counters.total_requests == 0
         edge.clock.advance(11)
+        unwritten = await edge.client.read("seq_num=2")
+        assert (unwritten.status, "hit" in unwritten.headers["Cache-Status"]) == (416, False)
+        edge.counters.reset()
         assert (await edge.client.tail()).json["tail"]["seq_num"] == 2  # type: ignore[index]
         assert edge.counters.total_requests == 1
         session.close()
