@@ -24,8 +24,9 @@ def test_every_answer_under_faults_is_true(seed: int) -> None:
 def test_a_gateway_with_a_fault_is_found_out(name: str) -> None:
     (mutant,) = [one for one in MUTANTS if one.name == name]
     with mutant.at_work():
-        result = chaos(1, 60.0, most_violations=1)
-    assert result.violations
+        # One run may miss the fault for good: a stream that was once found to be one reader's is shared no more.
+        found = any(chaos(seed, 20.0, most_violations=1).violations for seed in (1, 5, 9))
+    assert found
 
 
 def test_faults_that_chaos_seldom_meets_fail_the_tests_of_their_rules() -> None:
