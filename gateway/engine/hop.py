@@ -184,7 +184,7 @@ class HopUpstream:
         return [(following, topic.stream) for following in self._live for topic in following.topics()]
 
     def _forget_ended(self, keys: Iterable[StreamKey]) -> None:
-        """Forget the live requests of all tapes but those that have topics."""
+        """Forget all live requests except those for `keys`, which have topics."""
         for key in self._followed.keys() - set(keys):
             del self._followed[key]
 

@@ -88,7 +88,7 @@ def look_at(
 
 
 def _followed(engine: Engine) -> int:
-    """Return how many streams are followed, without those that other workers follow for this one."""
+    """Return the number of streams that this worker follows at the origin, and not at another worker."""
     hop, live, s2 = engine.hop, engine.live, engine.s2.streams
     if hop is None:
         return len(live) + s2.followed

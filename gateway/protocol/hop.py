@@ -192,7 +192,7 @@ class OwnersRecord:
         self.life: Final = f"{next(_lives)}"
         """The name of this worker's own record."""
         self.said: HopSaid | None = None
-        """What the owner said last; None if no owner but this worker has been asked."""
+        """The latest answer of an owner; None if no other worker has been asked."""
         self._incarnation = ""
         self._name = ""
 

@@ -102,7 +102,7 @@ class HopDress:
         return HopSaid(self._owner, at, life, name, stream.identity, lifetime=lifetime)
 
     def failed(self, key: StreamKey) -> HopSaid:
-        """Return what is to be said if the origin has failed to answer and there are no bytes to send."""
+        """Return the record for an answer without bytes, because the origin has failed to answer."""
         stream = self._engine.store.find(key)
         remembered = self._remembered(stream)
         return self.said(stream if remembered is not None else None)._replace(remembered=remembered)

@@ -117,9 +117,9 @@ class SharedCounts:
     def _take_at_once(self, key: int, what: Counted, most: int) -> bool:
         """Count one more without the lock, if the limit is far.  Returns whether it is counted.
 
-        Several workers may do so at once.  Each of them counts one at a time, and looks again afterwards, when all see
-        what it has counted.  So they count at most one each beyond what the last of them has seen, and the distance is
-        larger than that.
+        Several workers may do so at once.  Each worker counts one at a time, and looks at the sum again afterwards.
+        Together they can pass the sum that one of them sees by one for each worker at most.  This way is taken only if
+        the limit is further away than that.
         """
         row = self._find(key)
         if row == _NO_ROW:

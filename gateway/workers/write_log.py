@@ -8,14 +8,14 @@ Each worker has a *place* in the shared memory (`gateway.workers.shared_memory`)
 with one *cell* for each place.  A cell holds the number of the place's latest record for a path with this hash, and how
 many of its writes to such paths are under way.  A worker compares the row with the row that it saw last.  If they are
 equal, no other worker has written.  This takes one slice of the memory, however many workers there are.  Paths with
-equal hashes share a row, so a worker may read records of other paths in vain.
+equal hashes share a row, so some of the records that a worker reads there may be of other paths.
 
 Each record has the number of the same place's previous record in the same row.  A place keeps its latest `RECORDS`
 records.  A reader that needs an older record cannot have it: the record is *lost*, and the reader must assume that
 anything has happened to the path.
 
 If a worker dies, its supervisor makes an empty record for each row in which the worker had writes under way (`settle`).
-To the others, an empty record is as good as a lost one: the origin may have executed the writes, and nobody will tell.
+The others treat an empty record like a lost one, because the origin may have executed the writes.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ class _SupervisorGoneError(Exception):
 
 
 class _Orders:
-    """What the supervisor has told this worker about its beginning and its end."""
+    """The supervisor's orders to this worker: when to accept connections, and when to end."""
 
     def __init__(self, control: Control) -> None:
         self._control = control
