@@ -38,7 +38,7 @@ from gateway.server.request import Answered, Channel, Request
 from gateway.server.request_keys import Known, Presented, Section, Sections
 from gateway.server.sockets import ARRIVALS_PER_LOOK
 from gateway.server.turns import Turns
-from gateway.server.verdict_keys import Beginning
+from gateway.server.verdict_keys import Beginning, VerdictKey
 from gateway.telemetry.metrics import MetricsRecorder
 
 _log = logging.getLogger("gateway.server")
@@ -201,9 +201,9 @@ class Clients:
         """The streams for which the origin has recently refused a reader.  Usually empty."""
         self.limits_hits = False
         """Whether rate limits apply, so that every remembered answer needs a call of `admits`."""
-        self.admits: Callable[[RememberedAnswer, Peer, Section], bool] = admit_any
+        self.admits: Callable[[RememberedAnswer, Peer, Section, VerdictKey | None], bool] = admit_any
         """Returns whether a remembered answer may be sent to this peer.  Called if the answer needs authorisation or if
-        `limits_hits` is set."""
+        `limits_hits` is set.  The last argument is the key of the verdict on the peer's request."""
         self.join: Callable[[Channel, Join, Section, Presented | None], bool] = refuse_join
         """Begins a live answer without parsing the request.  Returns False if the request has to be parsed.  The last
         argument is set if the request's line and credentials differ from the first request's."""
@@ -218,7 +218,7 @@ class Clients:
         self.wheel = Wheel(SystemClock())
         self.sent_bytes = 0
         """Body bytes of live answers that the metrics do not include yet."""
-        self.on_hit: Callable[[RememberedAnswer, Peer, bytes, Section, float], None] | None = None
+        self.on_hit: Callable[[RememberedAnswer, Peer, bytes, Section, float, VerdictKey | None], None] | None = None
         """Called after each remembered answer if hits are logged or traced one by one.  The arguments are the answer,
         its connection, the request, its header section, and the time of the request in monotonic seconds."""
         self.proxies: Proxies | None = None
@@ -371,7 +371,7 @@ class Clients:
     async def emptied(self, timeout_s: float) -> bool:
         """Wait until no connection is left, for at most `timeout_s` seconds.  Returns whether none is left.
 
-        If the event loop is late, events that were due within this time are processed before the return.
+        If the event loop is late, what was to happen within that time happens before the return.
         """
         # Wait for the loop's next turn, in which it makes the protocol of a connection that has just been accepted.
         await asyncio.sleep(0)
@@ -477,7 +477,7 @@ class Clients:
         await self.emptied(_ABORT_S)
 
 
-def admit_any(answer: RememberedAnswer, peer: Peer, section: Section) -> bool:
+def admit_any(answer: RememberedAnswer, peer: Peer, section: Section, key: VerdictKey | None) -> bool:
     """Admit the request, because there are no rate limits and no rules of authorisation."""
     return True
 

@@ -45,6 +45,7 @@ from gateway.server.request import Answered, Request
 from gateway.server.request_admission import Admission
 from gateway.server.request_keys import Section, Sections
 from gateway.server.request_records import Observers
+from gateway.server.verdict_keys import VerdictKey
 from gateway.telemetry.access_record import Client, Record
 from gateway.telemetry.metrics import Sent
 from gateway.telemetry.tracing import NO_TRACER
@@ -279,13 +280,14 @@ class Frontend:
         if self.others_are_empty is not None:
             await self.others_are_empty(gone_at - now())
 
-    def _admits(self, answer: RememberedAnswer, peer: Peer, section: Section) -> bool:
-        """Return whether authorisation and rate limits permit a remembered answer to be sent to this peer."""
+    def _admits(self, answer: RememberedAnswer, peer: Peer, section: Section, key: VerdictKey | None) -> bool:
+        """Return whether authorisation and rate limits permit a remembered answer to be sent to this peer.  `key` is
+        the key of the verdict on the peer's request; None if there is no verdict on it."""
         parties, usage = NO_PARTIES, None
         if answer.is_guarded:
             # This repeats the code of `Verdicts.holds`, because every remembered answer on a route with rules passes
             # here, and a call costs time.
-            key, verdicts = answer.verdict_key, self.routes.verdicts
+            verdicts = self.routes.verdicts
             allowed = section.allowed.get(key) if key is not None else None
             if allowed is None or allowed.edition != verdicts.edition or verdicts.wall() >= allowed.until:
                 return False
@@ -344,15 +346,24 @@ class Frontend:
         guards = (route.guard for route in self.routes.routes)
         return frozenset(name for guard in guards if guard is not None for name in guard.parameters)
 
-    def _note_hit(self, answer: RememberedAnswer, peer: Peer, request: bytes, section: Section, began: float) -> None:
-        """Log and trace a remembered answer.  Its request was read at `began`, in monotonic seconds."""
+    def _note_hit(
+        self,
+        answer: RememberedAnswer,
+        peer: Peer,
+        request: bytes,
+        section: Section,
+        began: float,
+        key: VerdictKey | None,
+    ) -> None:
+        """Log and trace a remembered answer.  Its request was read at `began`, in monotonic seconds.  `key` is the key
+        of the verdict on the request."""
         if answer.repeated is not None:
             address, proxies = peer.client, peer.proxies
             if proxies is not None:
                 address = section.client_address(proxies, address)
             client: Client = address
-            if answer.is_guarded and answer.verdict_key is not None:
-                allowed = section.allowed.get(answer.verdict_key)
+            if answer.is_guarded and key is not None:
+                allowed = section.allowed.get(key)
                 client = allowed.caller(address) if allowed is not None else address
             self._access_log.repeat(answer.repeated, began, self._now(), client, section.text)
         if self._tracer is not NO_TRACER:

@@ -178,7 +178,7 @@ class HopDress:
 
 
 class _HopInterpreter:
-    """Converts the requests of other workers into reads."""
+    """Makes reads of the requests of other workers."""
 
     def __init__(self, node: str, routes: Callable[[str], Route | None]) -> None:
         self._node = node

@@ -21,7 +21,7 @@ from gateway.engine.sse import SseOpening
 from gateway.protocol.mode import Mode
 from gateway.server.poll_group import PollGroup
 from gateway.server.request_keys import Known, Meaning, Section, Sections
-from gateway.server.verdict_keys import Beginnings, NamedStream, VerdictKey
+from gateway.server.verdict_keys import Beginnings, VerdictKey
 from gateway.tape.stream import Stream
 from gateway.telemetry.access_record import CommonFacts
 
@@ -113,13 +113,10 @@ class Joins:
         if (split := self._sections.split(request)) is None:
             return None
         line, section = split
-        join.line, join.key, join.alias = line, line, request
         join.verdict_key = join.verdict_key or line
-        if isinstance(stream := join.verdict_key, NamedStream) and stream.credentials:
-            lines = self._sections.credential_lines
-            if lines is None or (divided := lines.divide(line)) is None:
-                return None
-            join.key = divided.rest
+        if (key := self._sections.common_line(line, join.verdict_key)) is None:
+            return None
+        join.line, join.key, join.alias = line, key, request
         meaning = self._sections.for_lives(section, rules)
         self._forget(join.key, meaning)
         self._size += _cost(meaning, join)

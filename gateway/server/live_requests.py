@@ -26,9 +26,7 @@ from gateway.server.request import Channel
 from gateway.server.request_admission import Admission
 from gateway.server.request_keys import Presented, Section
 from gateway.server.request_records import Observers
-from gateway.server.verdict_keys import NamedStream
 from gateway.telemetry.access_record import CommonFacts
-from gateway.tuples import make
 
 # Module names are faster to look up than enum members, and every live request needs these members.
 _SSE, _LIVE = Mode.SSE, Stage.LIVE
@@ -144,11 +142,7 @@ class LiveRequests:
             return False
         allowed, parties, line, key = None, NO_PARTIES, None, join.verdict_key
         if presented is not None:
-            # The verdict must be on the same stream, because the join was found without the credentials.
-            assert isinstance(key, NamedStream)
-            _, line, credentials = presented
-            route_of, path, query, _ = key
-            key = make(NamedStream, (route_of, path, query, credentials))
+            _, line, key = presented
         if read.route.guard is not None:
             # This repeats the code of `Verdicts.holds` and `GuardedReads.ends_in_s`, because every authorised live read
             # passes here, and calls cost time.

@@ -15,7 +15,7 @@ from gateway.protocol.mode import Mode
 from gateway.server.joins import Join
 from gateway.server.reading import ReadingConnection
 from gateway.server.remembered import RememberedAnswer
-from gateway.server.request_keys import Presented, Section
+from gateway.server.request_keys import Known, Presented, Section
 from gateway.server.verdict_keys import Beginning
 
 _log = logging.getLogger("gateway.server")
@@ -34,8 +34,8 @@ class RecognisingConnection(ReadingConnection):
     """Whether the latest request with a remembered answer or a join had exactly the bytes under which
     `RememberedAnswers.exact` or `Joins.exact` holds this answer or join."""
     _beginning: Beginning | None
-    """The beginning of the request line of the latest long-poll by credentials in its query that has joined others.
-    None if there was none, or no room for it."""
+    """The beginning of the latest request line with credentials that was answered by a remembered answer, or as a
+    long-poll that has joined others.  None if there was none, or no room for it."""
     client: str | None
     """The client's address without its port; None without an address, as at a Unix socket."""
     proxies: Proxies | None
@@ -67,6 +67,7 @@ class RecognisingConnection(ReadingConnection):
         # equal bytes.
         if self._repeats and (exact := clients.exact.get(data)) is not None:
             answer, section = exact
+            key = answer.verdict_key
         elif self._repeats and (live := clients.joins.exact.get(data)) is not None and live[1].cost:
             return self._joins(*live)
         elif data[0] != _GET or (found := find(data, self._beginning)) is None:
@@ -74,31 +75,24 @@ class RecognisingConnection(ReadingConnection):
             return False
         else:
             known, section = found
+            presented = None
+            if isinstance(known, Presented):
+                presented, known = known, known.known
+                key = presented.key
+            else:
+                key = known.verdict_key
             if type(known) is not RememberedAnswer:
-                if type(known) is Presented and isinstance(join := known.join, Join):
-                    self._repeats = clients.repeats = False
-                    if not self._joins(join, section, known):
-                        return False
-                    # SSE readers need no beginning, because they seldom ask again.
-                    if join.mode is _LONGPOLL and (
-                        (former := self._beginning) is None or former.credentials is not known.credentials
-                    ):
-                        self._beginning = clients.joins.beginnings.keep(known.line, known.credentials, former)
-                    return True
-                if not isinstance(known, Join):
-                    return False
-                self._repeats = clients.repeats = known.alias == data
-                if self._repeats:
-                    clients.joins.found_by_meaning(known, section)
-                return self._joins(known, section)
+                return self._joins_known(data, known, section, presented)
             answer = known
-            self._repeats = clients.repeats = known.alias == data
+            self._repeats = clients.repeats = presented is None and answer.alias == data
+            if presented is not None:
+                self._keep_beginning(presented)
         began = self._now()
         if (
             began >= answer.until or answer.version is not answer.stream.version or clients.refusals
         ) and not clients.is_current(answer, data):
             return False
-        if (clients.limits_hits or answer.is_guarded) and not clients.admits(answer, self, section):
+        if (clients.limits_hits or answer.is_guarded) and not clients.admits(answer, self, section, key):
             return False
         self._is_active = True
         answer.hits += 1
@@ -108,8 +102,29 @@ class RecognisingConnection(ReadingConnection):
             self._shared_bytes, self._shared = answer.body_bytes, answer.shared
             transport.writelines(answer.pieces)
         if (on_hit := clients.on_hit) is not None:
-            on_hit(answer, self, data, section, began)
+            on_hit(answer, self, data, section, began, key)
         return True
+
+    def _joins_known(self, data: bytes, known: Known, section: Section, presented: Presented | None) -> bool:
+        """Begin a live answer if `known` is a remembered live request.  Returns False if the request has to be
+        parsed."""
+        if not isinstance(known, Join):
+            return False
+        clients = self._clients
+        self._repeats = clients.repeats = presented is None and known.alias == data
+        if self._repeats:
+            clients.joins.found_by_meaning(known, section)
+        has_joined = self._joins(known, section, presented)
+        # SSE readers need no beginning, because they seldom ask again.
+        if presented is not None and has_joined and known.mode is _LONGPOLL:
+            self._keep_beginning(presented)
+        return has_joined
+
+    def _keep_beginning(self, presented: Presented) -> None:
+        """Keep the beginning of a request line with credentials, for the client's next line."""
+        credentials, former = presented.key.credentials, self._beginning
+        if former is None or former.credentials is not credentials:
+            self._beginning = self._clients.joins.beginnings.keep(presented.line, credentials, former)
 
     def _joins(self, join: Join, section: Section, presented: Presented | None = None) -> bool:
         """Begin a live answer for a request with this header section.  Returns False if the request has to be parsed.

@@ -113,7 +113,8 @@ class RememberedAnswer(Known):
         """Whether each request for the answer needs authorisation."""
         self.verdict_key = verdict_key
         """A section of headers keeps the verdicts on requests with these headers.  This is the key of the verdict on
-        requests for this answer: the stream, or the request line.  The line is empty until the answer is remembered."""
+        the first request for this answer: the stream, or the request line.  The line is empty until the answer is
+        remembered."""
         run, outcome, status, headers, body, saved_bytes, copied, shared = answer
         self.stream = run.stream
         self.edition = run.edition
@@ -157,7 +158,8 @@ class RememberedAnswer(Known):
         self.hits = 0
         """The number of hits (requests that got this answer) that the metrics do not include yet."""
         self.key: tuple[bytes, Meaning] | None = None
-        """The request line and the header section's meaning."""
+        """The line that all requests for the answer have in common (`Sections.common_line`), and the header section's
+        meaning."""
         self.request = b""
         """The bytes of the first request that got this answer."""
         self.alias = b""
@@ -349,6 +351,10 @@ class RememberedAnswers:
         cost = 2 * (len(request) - len(remembered.alias))
         if request in self.exact or (split := self._sections.split(request)) is None:
             return
+        assert remembered.key is not None
+        if split[0] != remembered.key[0]:
+            # The line has credentials, and the verdict's key has those of the earlier bytes.
+            return
         if cost <= 0 or (self.cost + cost <= self.budget_bytes and self._store.lend(cost, remembered.stream)):
             self._charge(remembered, cost)
             del self.exact[remembered.alias]
@@ -386,6 +392,11 @@ class RememberedAnswers:
         if (split := self._sections.split(request)) is None:
             return
         line, section = split
+        if remembered.is_guarded:
+            remembered.verdict_key = remembered.verdict_key or line
+            if (key := self._sections.common_line(line, remembered.verdict_key)) is None:
+                return
+            line = key
         meaning = self._sections.for_hits(section, rules)
         stream = remembered.stream
         if stream.ended is not None or not stream.is_awake or stream.version.edition != remembered.edition:
@@ -403,8 +414,6 @@ class RememberedAnswers:
             return
         self._charge(remembered, cost)
         remembered.key, remembered.request, remembered.alias = (line, meaning), request, request
-        if remembered.is_guarded:
-            remembered.verdict_key = remembered.verdict_key or line
         meaning.learn(line, remembered)
         self._all[remembered] = None
         self.exact[request] = (remembered, section)

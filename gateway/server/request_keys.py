@@ -21,7 +21,8 @@ read only for the kinds of routes that have an entry for the same request line.
 Clients send the same header section with many request lines.  From a section's second appearance on, `Sections` keeps
 the section with its meanings and the client's address.  The section's lines are then not read again.
 
-If a request line has credentials in its query, its join is found by the line without them (`verdict_keys.py`).
+If a request line has credentials in its query, its answer or join is found by the line without them
+(`verdict_keys.py`).
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from gateway.engine.route import HeaderRules
 from gateway.http.known import lines_named, web_origin
 from gateway.http.request_parser import MOST_FIELDS
 from gateway.protocol.client_address import Proxies
-from gateway.server.verdict_keys import Beginning, CredentialLines, StreamNames, VerdictKey
+from gateway.server.verdict_keys import Beginning, CredentialLines, NamedStream, StreamNames, VerdictKey
 from gateway.tuples import make
 
 MAX_REQUEST_BYTES: Final = 4_096
@@ -96,12 +97,13 @@ _HEAD_END: Final = b"\r\n\r\n"
 
 
 class Presented(NamedTuple):
-    """The join of a request with credentials in its query.  The request's line differs from the first request's line in
-    its credentials only."""
+    """The answer or join of a request with credentials in its query.  The request's line differs from the first
+    request's line in its credentials only."""
 
-    join: Known
+    known: Known
     line: bytes
-    credentials: bytes
+    key: NamedStream
+    """The key of the verdict on this request: the stream, and the request's own credentials."""
 
 
 _ALLOWED: Final = b"allowed origin"
@@ -132,6 +134,10 @@ class Known:
     """The base of remembered answers and joins."""
 
     __slots__ = ()
+
+    verdict_key: VerdictKey | None
+    """The key of the verdict on the first request: the stream, or the request line.  None if requests need no verdict.
+    """
 
 
 class Meaning:
@@ -271,6 +277,14 @@ def _verdict_cost(key: VerdictKey, allowed: Allowed) -> int:
     return _VERDICT_COST + length + sum(map(len, allowed.parties)) + asked
 
 
+def _presented(known: Known, line: bytes, credentials: bytes) -> Presented:
+    first = known.verdict_key
+    # The known line has a verdict under the credentials of its own query.
+    assert isinstance(first, NamedStream)
+    route, path, query, _ = first
+    return make(Presented, (known, line, make(NamedStream, (route, path, query, credentials))))
+
+
 def _keys_cost(keys: tuple[Key, ...]) -> int:
     return sum(_KEY_COST + len(text) for _, text in keys)
 
@@ -361,7 +375,7 @@ class Sections:
     def _find_presented(
         self, lines: CredentialLines, line: bytes, section: Section
     ) -> tuple[Presented, Section] | None:
-        """Find the join of a request with credentials in its query."""
+        """Find the answer or join of a request with credentials in its query."""
         if not section.allowed or (divided := lines.divide(line)) is None:
             return None
         rest, credentials = divided
@@ -369,16 +383,16 @@ class Sections:
             if rest in kind.lines and kind not in section.kinds:
                 self._keys(section, kind)
         for meanings, key in section.keys:
-            if (meaning := meanings.get(key)) is not None and (join := meaning.known.get(rest)) is not None:
-                return make(Presented, (join, line, credentials)), section
+            if (meaning := meanings.get(key)) is not None and (known := meaning.known.get(rest)) is not None:
+                return _presented(known, line, credentials), section
         return None
 
     def find(self, request: bytes, beginning: Beginning | None = None) -> tuple[Known | Presented, Section] | None:
         """Find the answer or join of an equal request, and this request's header section.  Returns None if there is no
         such answer.
 
-        `beginning` is the beginning of the client's latest request line.  If this line begins in the same way, its join
-        is found without dividing the line.
+        `beginning` is the beginning of the client's latest request line.  If this line begins in the same way, its
+        answer or join is found without dividing the line.
         """
         if len(request) > MAX_REQUEST_BYTES:
             return None
@@ -389,8 +403,8 @@ class Sections:
             if beginning is not None and section.allowed and line.startswith(beginning.line):
                 rest = beginning.rest + line[len(beginning.line) :]
                 for meanings, key in section.keys:
-                    if (meaning := meanings.get(key)) is not None and (join := meaning.known.get(rest)) is not None:
-                        return make(Presented, (join, line, beginning.credentials)), section
+                    if (meaning := meanings.get(key)) is not None and (known := meaning.known.get(rest)) is not None:
+                        return _presented(known, line, beginning.credentials), section
             for meanings, key in section.keys:
                 if (meaning := meanings.get(key)) is not None and (known := meaning.known.get(line)) is not None:
                     return known, section
@@ -415,6 +429,19 @@ class Sections:
             self._add(section, kind, keys)
         lines = self.credential_lines if section is not None else None
         return self._find_presented(lines, line, section) if lines is not None and section is not None else None
+
+    def common_line(self, line: bytes, key: VerdictKey) -> bytes | None:
+        """Return the part of a request line that is common to all requests with the same answer.  `key` is the key of
+        the verdict on this request.
+
+        This is the whole line, unless the verdict is kept under credentials in the line's query.  Returns None if the
+        line cannot be divided.
+        """
+        if not isinstance(key, NamedStream) or not key.credentials:
+            return line
+        lines = self.credential_lines
+        divided = lines.divide(line) if lines is not None else None
+        return divided.rest if divided is not None else None
 
     def split(self, request: bytes) -> tuple[bytes, Section] | None:
         """Split a GET into its request line and its header section.  Returns None for a request that cannot be

@@ -3,12 +3,13 @@
 A verdict is kept with the header section in which the client presents its credential.  If a query contains a
 credential, such as the signature of a signed URL, each client has request lines of its own, and each long-poll has a
 new line, because its offset and cursor have moved on.  `CredentialLines.divide` divides a line into the credentials and
-the rest.  The rest selects the live answer, so that clients with different signed URLs wait together.  The credentials,
-with the stream, select the verdict.
+the rest.  The rest selects the answer, so that clients with different signed URLs share remembered answers, and wait
+together for live ones.  The credentials, with the stream, select the verdict.
 
 A line is divided before it is parsed, so it may be malformed.  Both parts keep the spelling and the order of their
-parameters.  Together they therefore determine every parameter, its value, and whether the line is well-formed.  A join
-or a verdict is remembered under a part only if the whole line was parsed, and if the parser found the same credentials.
+parameters.  Together they therefore determine every parameter, its value, and whether the line is well-formed.  An
+answer, a join or a verdict is remembered under a part only if the whole line was parsed, and if the parser found the
+same credentials.
 If both parts of a later line are found, the parser would therefore find the same stream, offset and credentials in that
 line.
 """

@@ -114,7 +114,7 @@ def _send(connection: Connection, answer: RememberedAnswer, data: bytes, section
     answer.hits += 1
     transport.write(answer.joined or b"".join(answer.pieces))
     if clients.on_hit is not None:
-        clients.on_hit(answer, connection, data, section, connection._now())
+        clients.on_hit(answer, connection, data, section, connection._now(), answer.verdict_key)
 
 
 def _hit_if(is_valid: Any) -> Patches:

@@ -23,11 +23,12 @@ from gateway.ops.access_log.live_reads import JoinedRead
 from gateway.protocol import target
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.stream_version import Version
+from gateway.server import request_keys
 from gateway.server.live_requests import LiveRequests
 from gateway.server.poll_group import PollGroup
 from gateway.server.remembered import RememberedAnswer, RememberedAnswers
-from gateway.server.request_keys import Section
-from gateway.server.verdict_keys import VerdictKey
+from gateway.server.request_keys import Known, Presented, Section
+from gateway.server.verdict_keys import NamedStream, VerdictKey
 from gateway.tape import decide
 from gateway.tape import stream as stream_module
 from gateway.tape.decide import RecordProgress
@@ -288,6 +289,17 @@ def poll_that_leaves_its_group_has_no_line() -> Patches:
 @mutant("a verdict is on one stream and one credential")
 def join_takes_any_verdict_of_its_section() -> Patches:
     return [(LiveRequests, "join", joins_by_any_verdict())]
+
+
+@mutant("a verdict is on one stream and one credential")
+def request_is_judged_by_the_first_credentials_in_a_query() -> Patches:
+    return [(request_keys, "_presented", presented_by_the_first)]
+
+
+def presented_by_the_first(known: Known, line: bytes, _: bytes) -> Presented:
+    """A request that differs in its credentials gets the verdict on the first request."""
+    assert isinstance(known.verdict_key, NamedStream)
+    return Presented(known, line, known.verdict_key)
 
 
 @mutant("a verdict is void once another edition has begun")

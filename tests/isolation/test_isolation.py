@@ -18,7 +18,7 @@ from gateway.server.guarded_reads import GuardedRead, GuardedReads
 from gateway.server.interpreting import RequestMeaning
 from gateway.server.live_requests import LiveRequests
 from gateway.server.verdict_keys import NamedStream
-from tests.chaos.mutants_of_rules import joins_by_any_verdict
+from tests.chaos.mutants_of_rules import joins_by_any_verdict, presented_by_the_first
 from tests.isolation.isolation import isolated
 
 STEPS: Final = 250
@@ -61,6 +61,10 @@ def join_by_any_verdict() -> list[Patch]:
     return [(LiveRequests, "join", joins_by_any_verdict())]
 
 
+def judged_by_the_first_credentials_in_a_query() -> list[Patch]:
+    return [(request_keys, "_presented", presented_by_the_first)]
+
+
 def forgotten_expiry() -> list[Patch]:
     made = Allowed.__init__
 
@@ -92,6 +96,7 @@ MUTANTS: Final = (
     shared_verdict,
     verdict_on_every_stream,
     join_by_any_verdict,
+    judged_by_the_first_credentials_in_a_query,
     forgotten_expiry,
     forgotten_expiry_of_live_reads,
     revocation_lost_on_live_reads,

@@ -17,6 +17,7 @@ from gateway.origin.app import RunningOrigin
 from gateway.server.client_connections import Peer
 from gateway.server.remembered import RememberedAnswer
 from gateway.server.request_keys import Section
+from gateway.server.verdict_keys import VerdictKey
 from tests.scenarios.conftest import Edge, Hostile, Start, bounded
 from tests.scenarios.credentials import ISSUER, bearer, jwt_rule, signed, signed_rule
 from tests.scenarios.hostile import Asked, answer, part_of_stream
@@ -172,9 +173,9 @@ async def test_hits_of_a_route_without_rules_are_sent_without_a_look_at_those_of
     clients = edge.gateway.clients
     admits = clients.admits
 
-    def counted(answer: RememberedAnswer, peer: Peer, section: Section) -> bool:
+    def counted(answer: RememberedAnswer, peer: Peer, section: Section, key: VerdictKey | None) -> bool:
         looks.append(answer.route)
-        return admits(answer, peer, section)
+        return admits(answer, peer, section, key)
 
     clients.admits = counted
     try:

@@ -55,8 +55,8 @@ class Scene:
         """Whether a live request for this stream gets as far as its admission."""
         read = SimpleNamespace(route=self.route, key=SimpleNamespace(group="g"))
         join: Any = SimpleNamespace(read=read, mode=Mode.LONGPOLL, verdict_key=stream, most_s=MOST_S)
-        credentials = Presented(join, b"GET", presented) if presented is not None else None
-        LiveRequests.join(self.requests, self.channel, join, self.section, credentials)
+        own = Presented(join, b"GET", stream._replace(credentials=presented)) if presented is not None else None
+        LiveRequests.join(self.requests, self.channel, join, self.section, own)
         return bool(self.admitted)
 
 

@@ -189,7 +189,7 @@ FIELDS = [(":method", "GET"), (":scheme", "http"), (":authority", "edge"), (":pa
 
 async def test_over_http_2_a_remembered_answer_is_sent_and_reported_as_over_http_1() -> None:
     server, hits = Server(), list[bytes]()
-    server.clients.on_hit = lambda answer, peer, request, section, began: hits.append(request)
+    server.clients.on_hit = lambda answer, peer, request, section, began, key: hits.append(request)
     connection, transport = server.connect_http2()
     connection.data_received(http2_request(1, FIELDS))
     connection.flush()
@@ -200,7 +200,7 @@ async def test_over_http_2_a_remembered_answer_is_sent_and_reported_as_over_http
 
 async def test_over_http_2_a_remembered_answer_that_is_not_admitted_goes_to_the_handler() -> None:
     server = Server()
-    server.clients.limits_hits, server.clients.admits = True, lambda answer, peer, section: False
+    server.clients.limits_hits, server.clients.admits = True, lambda answer, peer, section, key: False
     connection, _ = server.connect_http2()
     connection.data_received(http2_request(1, FIELDS))
     assert [request.target for request in server.handled] == ["/a?offset=-1"]

@@ -129,6 +129,66 @@ async def test_a_connection_that_polls_with_a_signed_url_keeps_the_beginning_of_
         await stop_pair(pair)
 
 
+async def test_readers_with_signed_urls_share_one_remembered_answer(tmp_path: Path) -> None:
+    pair = await _begin(tmp_path)
+    gateway = pair.fast
+    remembered = gateway.clients.remembered
+    assert remembered is not None
+    links = [signed("/s", WALL + 7_200 + number) for number in range(4)]
+    wires = [await connect(gateway) for _ in links]
+    try:
+        for _ in range(3):
+            for link, (reader, writer) in zip(links, wires, strict=True):
+                writer.write(get(f"{link}&offset=-1"))
+                assert (await read_response(reader)).body == b"/s" * 9
+        assert len(remembered) == 1
+        # The first request of each is parsed, because its signature has to be verified.
+        served = remembered.served
+        for link, (reader, writer) in zip(links, wires, strict=True):
+            writer.write(get(f"{link}&offset=-1"))
+            await read_response(reader)
+        assert remembered.served == served + len(links)
+    finally:
+        for _, writer in wires:
+            await close(writer)
+        await stop_pair(pair)
+
+
+async def test_an_answer_to_one_signed_url_is_repeated_for_another_by_its_own_verdict(tmp_path: Path) -> None:
+    """The second link expires while the answer is rendered anew for it, second by second; the first goes on."""
+    pair = await _begin(tmp_path)
+    gateway, clock = pair.fast, pair.clock
+    links = [signed("/s", WALL + 7_200), signed("/s", WALL + 5)]
+
+    async def statuses() -> list[int]:
+        found = []
+        # The first request of each second renders the answer; it is the second link's here.
+        for link in reversed(links):
+            # Other clients' requests had the bytes of remembered answers, so that this client's are looked up first.
+            gateway.clients.repeats = True
+            reader, writer = await connect(gateway)
+            writer.write(get(f"{link}&offset=-1"))
+            found.append((await read_response(reader)).status)
+            await close(writer)
+        return found
+
+    try:
+        # A connection's first answer is not remembered.
+        reader, writer = await connect(gateway)
+        for _ in range(3):
+            writer.write(get(f"{links[0]}&offset=-1"))
+            await read_response(reader)
+        await close(writer)
+        for _ in range(4):
+            assert await statuses() == [200, 200]
+            clock.advance(1)
+        clock.advance(2)
+        for _ in range(2):
+            assert await statuses() == [401, 200]
+    finally:
+        await stop_pair(pair)
+
+
 @pytest.mark.parametrize("target", ["/s", "/s?", "/s?offset=4&key", "/s?x?key=1", "/s&key=1?offset=4", "/key=1"])
 def test_a_line_without_credentials_is_not_divided(target: str) -> None:
     lines = CredentialLines(NAMES)

@@ -331,7 +331,7 @@ class Http2Connection(TimedHttp2Connection):
         known, section = found
         presented = None
         if isinstance(known, Presented):
-            presented, known = known, known.join
+            presented, known = known, known.known
         if isinstance(known, Join):
             channel = self._channels[stream] = StreamChannel(self, stream, request)
             try:
@@ -344,17 +344,18 @@ class Http2Connection(TimedHttp2Connection):
             del self._channels[stream]
         if not isinstance(known, RememberedAnswer):
             return False
+        key = known.verdict_key if presented is None else presented.key
         began = clients.now()
         if (
             began >= known.until or known.version is not known.stream.version or clients.refusals
         ) and not clients.is_current(known, alias):
             return False
-        if (clients.limits_hits or known.is_guarded) and not clients.admits(known, self, section):
+        if (clients.limits_hits or known.is_guarded) and not clients.admits(known, self, section, key):
             return False
         known.hits += 1
         self._send_remembered(stream, known, request)
         if (on_hit := clients.on_hit) is not None:
-            on_hit(known, self, alias, section, began)
+            on_hit(known, self, alias, section, began, key)
         return True
 
     def _send_remembered(self, stream: Stream, answer: RememberedAnswer, request: Http2Request) -> None:
