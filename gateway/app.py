@@ -37,6 +37,7 @@ from gateway.ops.admin import admin_application
 from gateway.ops.admin.app import MOST_LINE_BYTES
 from gateway.ops.admin.connections import IDLE_S, AdminConnections
 from gateway.ops.admin.guard import Guard, admin_token
+from gateway.ops.admin.readiness import is_process_ready
 from gateway.ops.admin.subject import NothingToRead, NotUpgraded
 from gateway.ops.console.wiring import add_console
 from gateway.ops.gathering.worker_admin import WorkerAdmin
@@ -150,7 +151,7 @@ class RunningGateway:
 
     @property
     def is_ready(self) -> bool:
-        return self._is_open and not self.engine.drain.is_set
+        return is_process_ready(is_open=self._is_open, is_draining=self.engine.drain.is_set)
 
     @property
     def connections(self) -> int:

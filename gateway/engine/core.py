@@ -27,10 +27,10 @@ from gateway.engine.long_poll_waiter import WaitingPoll
 from gateway.engine.negative_cache import NegativeCache
 from gateway.engine.others_writes import OthersWrites
 from gateway.engine.path_events import Purge
+from gateway.engine.pending_writes import PendingWrites
 from gateway.engine.read import Read, Uncacheable
 from gateway.engine.read_runner import ReadRunner, is_kept, is_known_kept
 from gateway.engine.relay import Relay
-from gateway.engine.relayed_request import PendingWrites
 from gateway.engine.response_heads import head_answer, origin_error_answer
 from gateway.engine.s2.reads import S2Reads
 from gateway.engine.s2.writes import S2Writes

@@ -22,7 +22,7 @@ from typing import Final
 from cachetools import TLRUCache
 from multidict import CIMultiDict
 
-from gateway.engine.relayed_request import PendingWrites
+from gateway.engine.pending_writes import PendingWrites
 from gateway.engine.route import Route
 from gateway.limits.accounts import UNKNOWN, Account, Accounts
 from gateway.limits.rate_limits import Rate

@@ -8,7 +8,7 @@ Several writes to one path may be under way, and the origin may execute them in 
 write is *overtaken* if another write deletes or creates the stream, or may do so, while the first write is under way.
 The answer to the first write may then concern the earlier stream or the present one.
 
-A write is *pending* while the origin may still execute it (`gateway.engine.relayed_request`).  While pending writes may
+A write is *pending* while the origin may still execute it (`gateway.engine.pending_writes`).  While pending writes may
 re-create the stream, an acknowledgement may concern a new stream that no reply has shown yet.  The bytes in memory are
 then dropped.
 """
@@ -24,15 +24,8 @@ from gateway.aio.clock import Clock
 from gateway.engine.negative_cache import NegativeCache
 from gateway.engine.others_writes import OthersWrites, ReplyHead
 from gateway.engine.path_events import Acknowledged, PathChange
-from gateway.engine.relayed_request import (
-    CREATES,
-    NO_CHANGE,
-    Change,
-    PendingWrites,
-    RelayedRequest,
-    SentRequest,
-    may_remake,
-)
+from gateway.engine.pending_writes import PendingWrites, may_remake
+from gateway.engine.relayed_request import CREATES, NO_CHANGE, Change, RelayedRequest, SentRequest
 from gateway.errors import GatewayError
 from gateway.live.topics import LiveTopics
 from gateway.protocol.forwarded_headers import Headers, storable_headers

@@ -13,8 +13,8 @@ this request is charged to the client network (`net`) whose read started the fol
 network could use up all live requests, because each query that a client invents makes another stream.  Relayed live
 reads are counted too, because an HTTP/2 client can send many of them on one connection.
 
-A *hot* topic is followed for the sake of catch-up reads, and may have no live readers.  If the bound is reached, a hot
-topic without live readers is removed to make room for a live reader.
+If the bound is reached, a hot topic without live readers is removed to make room for a live reader
+(`gateway.live.hot_topics`).
 """
 
 from __future__ import annotations

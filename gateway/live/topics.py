@@ -2,9 +2,7 @@
 
 `gateway.live.table` has the code that these topics share with the topics of S2.
 
-A topic can also be *hot*.  If catch-up reads often ask the origin for the tail of a stream, one live request is
-cheaper.  The stream is then followed even without live readers.  Every `_COOLING_S` the topic is checked, and removed
-if the stream was read too rarely.  Hot topics take at most half of the live requests.
+A topic can also be *hot*: its stream is followed even without live readers (`gateway.live.hot_topics`).
 """
 
 from __future__ import annotations
@@ -17,6 +15,7 @@ from gateway.aio.clock import Timer
 from gateway.errors import GatewayError
 from gateway.live.follower import Follower
 from gateway.live.frames import KeptFrames
+from gateway.live.hot_topics import HotTopics
 from gateway.live.table import LiveTable
 from gateway.live.topic import BEATS, DeliveryTimes, LiveTimes, OriginAccess, Topic
 from gateway.protocol.names import START, is_before
@@ -28,7 +27,6 @@ from gateway.upstream.flight import StreamHead
 
 _CONNECTING_S = 0.5
 """How long a read that needs the tail may wait for a follower that has just been started."""
-_COOLING_S = 10.0
 _REVALIDATION_PAUSE_S = 1.0
 _FOLLOWER_PATIENCE_S = 1.0
 """How long a follower may take to receive an acknowledged write."""
@@ -49,6 +47,7 @@ class LiveTopics:
         self._rng = surroundings.rng
         self.table = table
         """The table that counts readers and live requests for these topics."""
+        self.hot = HotTopics(table, store, self._clock)
         self._topics: dict[Stream, Topic] = {}
         self._kept_frames = KeptFrames()
         self._expiries: dict[Topic, Timer] = {}
@@ -70,11 +69,6 @@ class LiveTopics:
     def find_topic(self, stream: Stream) -> Topic | None:
         """Return the stream's topic; None if it has none."""
         return self._topics.get(stream)
-
-    @property
-    def hot_count(self) -> int:
-        """The number of hot topics."""
-        return len(self.table.hot)
 
     def confirmed_at(self, stream: Stream, at: str) -> Topic | None:
         """Return the stream's topic if its follower has confirmed `at` as the tail, else None."""
@@ -133,39 +127,9 @@ class LiveTopics:
             self.expect(topic.stream)
 
     def heat(self, topic: Topic, per_s: float) -> None:
-        """Make the topic hot while its stream has at least `per_s` / 2 reads a second.
-
-        Does nothing if no live request is free for the topic.
-        """
-        table, net = self.table, topic.access.source.client
-        if topic in table.hot or topic.stream.tape.closed_at is not None or not table.has(topic):
-            return
-        if not table.has_share(net, topic) or len(table.hot) >= table.most // 2:
-            return
-        if not table.is_followed(topic) and (table.is_full or not self._store.may_grow):
-            return
-        self._cool_later(topic, per_s * _COOLING_S / 2)
-        table.charge(topic, net)
-        self._follow(topic)
-
-    def _cool_later(self, topic: Topic, least_reads: float) -> None:
-        reads = topic.stream.reads
-
-        def cool() -> None:
-            is_of_use = self.table.is_followed(topic) and topic.stream.tape.closed_at is None
-            if is_of_use and topic.stream.reads - reads >= least_reads:
-                self._cool_later(topic, least_reads)
-            else:
-                del self.table.hot[topic]
-                self.table.remove_unused(topic)
-
-        self.table.hot[topic] = self._clock.call_later(_COOLING_S, cool)
-
-    def cool_all(self) -> None:
-        """End all hot topics without live readers, because the gateway is draining."""
-        for topic in list(self.table.hot):
-            self.table.hot.pop(topic).cancel()
-            self.table.remove_unused(topic)
+        """Follow the topic's stream for catch-up reads, if the topic may become hot."""
+        if self.hot.heat(topic, per_s):
+            self._follow(topic)
 
     async def until_connected(self, stream: Stream) -> None:
         """Wait briefly until the stream's new follower has confirmed the tail or failed."""
@@ -213,7 +177,7 @@ class LiveTopics:
 
     def _check_brought(self, topic: Topic, acked: str) -> None:
         self._stalls.pop(topic, None)
-        if self._has_brought(topic, acked) or not (topic.readers or topic in self.table.hot):
+        if self._has_brought(topic, acked) or not (topic.readers or topic in self.hot):
             self.expect(topic.stream)
         else:
             self._tasks.start(self._fetch_stalled(topic), f"fetch stalled {acked}")
@@ -337,7 +301,7 @@ class LiveTopics:
         Readers that are other workers stay.  Without them, those workers would not know the tail, and would have to ask
         for it before they could end each of their long-polls.
         """
-        self.cool_all()
+        self.hot.cool_all()
         self._drain_topics(list(self._topics.values()), spread_s, within_s, spares_workers=True)
 
     def drain_routes(self, routes: Collection[str], spread_s: float) -> None:

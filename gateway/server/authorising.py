@@ -36,8 +36,8 @@ from gateway.protocol.names import STREAM_CLOSED, STREAM_FORKED_FROM, is_true
 from gateway.protocol.target import BadTarget, parse_target
 from gateway.server import cors
 from gateway.server.context import RequestContext
-from gateway.server.deferred import Answerer, UndecidedRequest
 from gateway.server.guarded_reads import GuardedReads
+from gateway.server.handling import Answerer, UndecidedRequest
 from gateway.server.interpreting import RequestMeaning
 from gateway.server.remembered import RememberedAnswers
 from gateway.server.request import Request

@@ -40,9 +40,8 @@ from gateway.server.authorising import Authoriser
 from gateway.server.client_connections import Work
 from gateway.server.concealing import conceal_absence, concealment_of, refuse_concealed
 from gateway.server.context import RequestContext, ResponseRecorder, Stage, learn_hit
-from gateway.server.deferred import DeferredRequest, UndecidedRequest, WaitingRead
 from gateway.server.delivery import Delivery
-from gateway.server.handling import INTERNAL_ERROR
+from gateway.server.handling import INTERNAL_ERROR, DeferredRequest, UndecidedRequest, WaitingRead
 from gateway.server.interpreting import LIVE, RequestInterpreter, RequestMeaning
 from gateway.server.joins import Joins
 from gateway.server.live import LiveAnswers

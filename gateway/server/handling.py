@@ -2,6 +2,9 @@
 
 The handler runs synchronously as far as it can, and a task does any work that has to wait.  If the handler fails before
 anything is written, the answer is a 500.  If it fails later, the connection is dropped.
+
+A *deferred* request waits without a task.  The first read of a stream waits for the fetch from the origin.  A request
+that has to be authorised may wait for a key set or for an authorisation service.
 """
 
 from __future__ import annotations
@@ -9,12 +12,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from typing import Final, cast
+from typing import Final, Protocol, cast
 from urllib.parse import quote, unquote
 
 from multidict import CIMultiDict
 
 from gateway.aio.tasks import begin
+from gateway.engine.first_read import FirstRead
+from gateway.engine.read import Read
 from gateway.engine.route import HeaderRules
 from gateway.http.outgoing import Fields
 from gateway.http.request_parser import Mark
@@ -25,9 +30,13 @@ from gateway.protocol.names import NOW
 from gateway.s2 import json_format
 from gateway.s2.errors import S2ErrorCode, error_body
 from gateway.server.client_connections import Handler, Work
+from gateway.server.context import RequestContext
+from gateway.server.interpreting import RequestMeaning
 from gateway.server.phase import Phase, PhasedChannel
 from gateway.server.remembered import RememberedAnswer
 from gateway.server.request import Channel, GivenUp, Request
+from gateway.tape.store import TapeStore
+from gateway.upstream.auth_services import WaitingRequest
 
 _log = logging.getLogger("gateway.server")
 
@@ -256,3 +265,86 @@ _S2_CODES: Final = {400: S2ErrorCode.BAD_HEADER, 414: S2ErrorCode.BAD_PATH, 431:
 def plain_text() -> CIMultiDict[str]:
     """Make the headers of a short plain-text answer of the gateway's own."""
     return CIMultiDict({"Content-Type": "text/plain; charset=utf-8", "Cache-Control": "no-store"})
+
+
+class Answerer(Protocol):
+    """The part of the request handler that resumes requests after their wait."""
+
+    def go_on(self, waiting: DeferredRequest) -> Work | None:
+        """Answer the request as far as possible without waiting.  Returns the work that is left for a task, or None."""
+
+    def abandon(self, context: RequestContext) -> None:
+        """Called when the request's client has left."""
+
+
+class DeferredRequest(ABC):
+    """A request that waits, and whose answer has not begun: until then it is the channel's `LiveAnswer`."""
+
+    __slots__ = ("_answerer", "context", "meaning")
+
+    def __init__(self, context: RequestContext, meaning: RequestMeaning, answerer: Answerer) -> None:
+        self.context = context
+        self.meaning = meaning
+        self._answerer = answerer
+
+    def holdings(self) -> tuple[Holding, ...]:
+        """Empty, because the answer has not begun."""
+        return NOTHING
+
+    def pump(self) -> None:  # noqa: B027
+        """Do nothing, because the answer has not begun."""
+
+    def client_left(self, channel: Channel) -> None:
+        """Stop the wait, and record the request as aborted."""
+        self._stop_waiting()
+        self._answerer.abandon(self.context)
+
+    def ready(self) -> None:
+        """Called when the wait is over: answer the request."""
+        request = self.context.request
+        request.channel.go_on(request, self._resume)
+
+    @abstractmethod
+    def _stop_waiting(self) -> None:
+        """Cancel the wait, because the client has left."""
+
+    def _resume(self, request: Request) -> Work | None:
+        return self._answerer.go_on(self)
+
+
+class WaitingRead(DeferredRequest):
+    """A first read, which waits for the fetch of its stream.  `store` has the tapes of all streams."""
+
+    __slots__ = ("_store", "first", "read")
+
+    def __init__(
+        self,
+        context: RequestContext,
+        meaning: RequestMeaning,
+        answerer: Answerer,
+        read: Read,
+        first: FirstRead,
+        store: TapeStore,
+    ) -> None:
+        super().__init__(context, meaning, answerer)
+        self.read = read
+        self.first = first
+        self._store = store
+
+    def _stop_waiting(self) -> None:
+        self.first.give_up(self._store)
+
+
+class UndecidedRequest(DeferredRequest):
+    """A request that waits for the verdict of authorisation."""
+
+    __slots__ = ("waiting",)
+
+    def __init__(self, context: RequestContext, meaning: RequestMeaning, answerer: Answerer) -> None:
+        super().__init__(context, meaning, answerer)
+        self.waiting: WaitingRequest | None = None
+        """The request's entry in the queue of `gateway.upstream.auth_services`; None before the request waits there."""
+
+    def _stop_waiting(self) -> None:
+        if self.waiting is not None:
+            self.waiting.leave_queue()

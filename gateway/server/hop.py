@@ -49,9 +49,9 @@ from gateway.server.authorising import Authoriser
 from gateway.server.client_connections import Clients, Work
 from gateway.server.connection import Connection
 from gateway.server.context import RequestContext, ResponseRecorder
-from gateway.server.deferred import DeferredRequest, WaitingRead
 from gateway.server.delivery import Delivery
 from gateway.server.handler import RequestHandler
+from gateway.server.handling import DeferredRequest, WaitingRead
 from gateway.server.hop_s2 import HopS2Answers, s2_read
 from gateway.server.interpreting import LIVE, HeaderFacts, RequestMeaning, mode_of
 from gateway.server.joins import Joins

@@ -4,8 +4,9 @@
 loop: take the bytes or records in memory, call the function, carry out the step, record the result in the read's
 progress.
 
-A write that is under way raises a doubt in the stream's version (`gateway.engine.writes`); the functions here see only
-the doubt.
+Writes are seen here by their effects on the stream: an acknowledged write names its end, and a write that may have
+been executed makes a revalidation necessary.  `gateway.engine.pending_writes` says what a write changes while it is
+under way.
 """
 
 from __future__ import annotations

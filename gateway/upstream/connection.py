@@ -34,17 +34,13 @@ from gateway.upstream.call import Endpoint
 from gateway.upstream.failures import ConnectionLost, UploadFailed
 from gateway.upstream.incoming import IncomingReply, send_body
 from gateway.upstream.intake import Intake
-from gateway.upstream.keep_alive import KeepAlive
+from gateway.upstream.keep_alive import ABANDONED_S, KeepAlive, outlasts_abandoned
 
 _KEEP_ALIVE: Final = istr("Keep-Alive")
 _CLOSED: Final = State.CLOSED
 _READS: Final = (b"GET ", b"HEAD ")
 _NO_LINGER: Final = struct.pack("ii", 1, 0)
 """The value of SO_LINGER with which the kernel resets the connection when its socket is closed."""
-LEFT_S: Final = 0.25
-"""If an abandoned reply ends within this number of seconds, the connection is kept."""
-MOST_LEFT_BYTES: Final = 1 << 16
-"""The most bytes of an abandoned reply that are read and dropped."""
 _JOINED_BYTES: Final = 1 << 14
 """A body up to this size is joined with its head, for a single write."""
 
@@ -259,10 +255,10 @@ class Connection(asyncio.Protocol):
         return self.is_reused
 
     def abandon(self) -> None:
-        """Discard the reply.  The connection is kept if the reply ends soon."""
+        """Abandon the reply.  The connection is kept if the reply is short and ends soon."""
         assert self._incoming is not None
         self._incoming.is_left = True
-        self.deadline.move(self._loop.time() + LEFT_S)
+        self.deadline.move(self._loop.time() + ABANDONED_S)
 
     def fail(self, error: BaseException) -> None:
         """Close the connection, and end its exchange, if there is one, with this error."""
@@ -375,7 +371,7 @@ class Connection(asyncio.Protocol):
         head = incoming.head
         if incoming.has_ended:
             self._finish(self._now())
-        elif max(incoming.unread_bytes, (head and head.content_length) or 0) > MOST_LEFT_BYTES:
+        elif not outlasts_abandoned(incoming.unread_bytes, head.content_length if head is not None else None):
             self.drop()
 
     def eof_received(self) -> bool:

@@ -1,4 +1,4 @@
-"""How long connections to origins are kept.
+"""How long connections to origins are kept, and when one is closed because its reply was abandoned.
 
 An HTTP/1.1 connection rests for a moment after each reply, while other connections carry the next requests.  A faulty
 origin may answer a request twice, or send a body that does not belong there.  Usually these bytes arrive during the
@@ -8,6 +8,10 @@ read as its reply.
 An idle connection is closed earlier than the origin announces in Keep-Alive.  Otherwise the origin might close the
 connection just when a request is sent, and a write cannot be sent again.  The age of a connection is bounded too,
 because the origin's name may resolve to another server later.
+
+If the gateway no longer needs a reply, because the client has left, it abandons the reply: the rest is read and
+dropped.  The connection is kept if the rest is short and arrives soon, and is closed otherwise.  Without this, a client
+could close kept connections by cancelling its reads.
 """
 
 from __future__ import annotations
@@ -17,6 +21,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
+ABANDONED_S: Final = 0.25
+"""If an abandoned reply ends within this number of seconds, the connection is kept."""
+MOST_ABANDONED_BYTES: Final = 1 << 16
+"""The most bytes of an abandoned reply that are read and dropped."""
 _MARGIN_S: Final = 1.0
 _MARGIN_SHARE: Final = 0.5
 """The gateway closes the connection `_MARGIN_S` before the announced timeout.  The margin is at most this share of the
@@ -55,6 +63,14 @@ class KeepAlive:
         if origin_s is None:
             return self.idle_s
         return min(self.idle_s, origin_s - min(_MARGIN_S, _MARGIN_SHARE * origin_s))
+
+
+def outlasts_abandoned(unread_bytes: int, content_length: int | None) -> bool:
+    """Return whether a connection may be kept although its reply was abandoned, because the reply is short.
+
+    The reply has this Content-Length, and `unread_bytes` of it have arrived so far.
+    """
+    return max(unread_bytes, content_length or 0) <= MOST_ABANDONED_BYTES
 
 
 @lru_cache(256)

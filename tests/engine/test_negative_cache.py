@@ -10,7 +10,8 @@ from multidict import CIMultiDict
 from gateway.aio.clock import ManualClock
 from gateway.config.routes import RouteConfig
 from gateway.engine.negative_cache import NegativeCache
-from gateway.engine.relayed_request import PendingWrites, RelayedRequest, SentRequest
+from gateway.engine.pending_writes import PendingWrites
+from gateway.engine.relayed_request import RelayedRequest, SentRequest
 from gateway.engine.route import Route
 from gateway.limits.accounts import Accounts, client_nets
 from gateway.protocol.mode import Mode

@@ -8,7 +8,8 @@ from multidict import CIMultiDict
 
 from gateway.aio.clock import ManualClock
 from gateway.config.gateway import GatewayConfig
-from gateway.engine.relayed_request import _MOST_BYTES, PendingWrites, RelayedRequest, SentRequest
+from gateway.engine.pending_writes import _MOST_BYTES, PendingWrites
+from gateway.engine.relayed_request import RelayedRequest, SentRequest
 from gateway.engine.route import Route
 from gateway.protocol.mode import Mode
 from gateway.protocol.sharing import Group

@@ -11,7 +11,8 @@ from multidict import CIMultiDict
 from gateway.aio.clock import ManualClock
 from gateway.config.gateway import GatewayConfig
 from gateway.engine.negative_cache import NegativeCache
-from gateway.engine.relayed_request import PendingWrites, RelayedRequest, SentRequest
+from gateway.engine.pending_writes import PendingWrites
+from gateway.engine.relayed_request import RelayedRequest, SentRequest
 from gateway.engine.route import Route
 from gateway.engine.writes import Writes
 from gateway.errors import UpstreamBroken

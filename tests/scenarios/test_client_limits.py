@@ -287,10 +287,10 @@ async def test_relayed_live_reads_take_the_places_of_followed_streams(
 async def heat(edge: Edge, target: str, headers: dict[str, str]) -> None:
     """Read a stream's tail until it is followed for that."""
     live = edge.gateway.engine.live
-    before = live.hot_count
+    before = len(live.hot)
     for _ in range(10):
         assert (await edge.get(target, headers)).status == 200
-        if live.hot_count > before:
+        if len(live.hot) > before:
             return
 
 
@@ -301,7 +301,7 @@ async def test_streams_followed_for_catch_up_reads_are_of_the_share_too(origin: 
         await heat(edge, f"/s?offset=now&hot={number}", MINE)
         wire = await edge.begin(f"/s?offset=-1&live=sse&hot={number}", MINE)
         assert (await wire.head()).status == 200
-    assert edge.gateway.engine.live.hot_count == 2
+    assert len(edge.gateway.engine.live.hot) == 2
     assert (await edge.get("/s?offset=-1&live=sse&more", MINE)).status == 429
     for number in range(2):
         wire = await edge.begin(f"/s?offset=-1&live=sse&others={number}", OTHERS)
@@ -317,9 +317,9 @@ async def test_a_net_without_a_share_left_has_no_more_streams_followed_for_catch
         wire = await edge.begin(f"/s?offset=-1&live=sse&mine={number}", MINE)
         assert (await wire.head()).status == 200
     await heat(edge, "/s?offset=now&hot", MINE)
-    assert edge.gateway.engine.live.hot_count == 0
+    assert len(edge.gateway.engine.live.hot) == 0
     await heat(edge, "/s?offset=now&hot", OTHERS)
-    assert edge.gateway.engine.live.hot_count == 1
+    assert len(edge.gateway.engine.live.hot) == 1
 
 
 async def test_streams_followed_for_catch_up_reads_give_way_to_live_readers(
@@ -330,19 +330,19 @@ async def test_streams_followed_for_catch_up_reads_give_way_to_live_readers(
     assert (await edge.put("/s", b"x")).status == 201
     for number in range(2):
         await heat(edge, f"/s?offset=now&hot={number}", MINE)
-    assert live.hot_count == 2
+    assert len(live.hot) == 2
     # Of the net's own share, and of all places.
     wire = await edge.begin("/s?offset=-1&live=sse&mine", MINE)
     assert (await wire.head()).status == 200
-    assert live.hot_count == 1
+    assert len(live.hot) == 1
     for number in range(2):
         wire = await edge.begin(f"/s?offset=-1&live=sse&others={number}", OTHERS)
         assert (await wire.head()).status == 200
-    assert live.hot_count == 1
+    assert len(live.hot) == 1
     third = {"X-Forwarded-For": "192.0.2.3"}
     wire = await edge.begin("/s?offset=-1&live=sse&third", third)
     assert (await wire.head()).status == 200
-    assert live.hot_count == 0
+    assert len(live.hot) == 0
     assert (await edge.get("/s?offset=-1&live=sse&fourth", third)).status == 503
 
 

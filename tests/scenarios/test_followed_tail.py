@@ -163,16 +163,16 @@ async def test_a_hot_tail_is_followed_until_it_cools_down(edge: Edge, counters: 
     for _ in range(200):
         assert (await edge.get("/s")).is_up_to_date
     assert sum(counters.requests.values()) <= 10
-    assert live.hot_count == counters.live_open == 1
+    assert len(live.hot) == counters.live_open == 1
     # With further reads it stays; `durable_gateway_subscribers` does not count it.
     for _ in range(4):
         edge.clock.advance(5.0)
         for _ in range(20):
             assert (await edge.get("/s")).is_up_to_date
-    assert live.hot_count == counters.live_open == 1
+    assert len(live.hot) == counters.live_open == 1
     edge.clock.advance(20.0)
     await bounded(counters.live_is(0))
-    assert live.hot_count == len(live) == 0
+    assert len(live.hot) == len(live) == 0
 
 
 async def test_a_tail_that_is_asked_for_now_and_then_is_not_followed(edge: Edge, counters: Counters) -> None:
@@ -198,7 +198,7 @@ async def test_hot_tails_leave_room_for_live_readers(edge: Edge, counters: Count
         await edge.put(f"/{number}", b'["a"]', JSON)
         for _ in range(10):
             await edge.get(f"/{number}")
-    assert edge.gateway.engine.live.hot_count == 2
+    assert len(edge.gateway.engine.live.hot) == 2
     for number in range(4, 6):
         wire = await edge.begin(f"/{number}?offset=-1&live=sse")
         assert (await wire.head()).status == 200

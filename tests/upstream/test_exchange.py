@@ -389,7 +389,7 @@ async def test_a_connection_is_kept_whose_read_is_answered_soon_after_it_was_lef
 async def test_a_connection_is_dropped_whose_read_was_left_and_is_answered_at_length(
     exchanges: Exchanges, answer: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection_module, "LEFT_S", 60.0)
+    monkeypatch.setattr(connection_module, "ABANDONED_S", 60.0)
     gate = asyncio.Event()
 
     async def script(peer: Peer) -> None:
@@ -407,7 +407,7 @@ async def test_a_connection_is_dropped_whose_read_was_left_and_is_answered_at_le
 async def test_a_write_that_is_left_drops_its_connection_at_once(
     exchanges: Exchanges, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection_module, "LEFT_S", 60.0)
+    monkeypatch.setattr(connection_module, "ABANDONED_S", 60.0)
 
     async def script(peer: Peer) -> None:
         await peer.asked()

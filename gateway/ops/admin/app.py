@@ -22,6 +22,7 @@ from gateway.ops.admin.origins import auth_lines, origins_endpoints, readiness_l
 from gateway.ops.admin.overview import overview_endpoints
 from gateway.ops.admin.plan import plan_endpoints
 from gateway.ops.admin.purge import purge_endpoints
+from gateway.ops.admin.readiness import readiness, unready_process
 from gateway.ops.admin.revoke import revoke_endpoints
 from gateway.ops.admin.streams import streams_endpoints
 from gateway.ops.admin.subject import Subject
@@ -36,9 +37,6 @@ query.
 
 QUESTIONS: Final = frozenset({"/api/tails"})
 """Endpoints that take a body but change nothing."""
-
-GATEWAY: Final = "gateway"
-"""The name of a gateway of one process among the things that are not ready."""
 
 _VERBOSE: Final = "verbose"
 """`/readyz?verbose` also lists the origins, so it needs the token, unlike the plain probe."""
@@ -74,7 +72,7 @@ class Alone:
         return endpoint.route()
 
     async def unready(self) -> list[str]:
-        return [] if self._subject.is_ready else [GATEWAY]
+        return unready_process(is_ready=self._subject.is_ready)
 
     async def exposition(self, accept: str) -> tuple[bytes, str]:
         return await self._subject.metrics.scrape(accept)
@@ -112,12 +110,9 @@ def admin_application(
         return web.Response(text="ok\n")
 
     async def readyz(request: web.Request) -> web.Response:
-        # The gateway is ready whatever the state of the origins.  If the origins are down, the gateway still answers
-        # from memory, and other requests fail at once.
-        unready = await answering.unready()
-        status, text = (503, "not ready\n") if unready else (200, "ready\n")
-        if _VERBOSE in request.query:
-            text += "".join(f"[-] {one}\n" for one in unready if one != GATEWAY)
+        is_verbose = _VERBOSE in request.query
+        status, text = readiness(await answering.unready(), is_verbose=is_verbose)
+        if is_verbose:
             text += readiness_lines(subject.engine.origins.snapshot())
             text += auth_lines(subject.auth_services)
         return web.Response(status=status, text=text)

@@ -29,6 +29,7 @@ from gateway.ops.admin.origins import ShownOrigins
 from gateway.ops.admin.overview import Overview, spared
 from gateway.ops.admin.plan import PlanShown
 from gateway.ops.admin.purge import PurgeBody, Purged
+from gateway.ops.admin.readiness import unready_workers
 from gateway.ops.admin.revoke import RevokeBody, Revoked
 from gateway.ops.admin.streams import MOST_ROWS, StreamDetail, StreamPage, StreamsQuery, TopQuery, TopStreams
 from gateway.ops.admin.subject import Subject
@@ -197,9 +198,9 @@ class Gathered:
         return endpoint.route_with(answered)
 
     async def unready(self) -> list[str]:
-        """Return the workers that do not serve."""
-        answers = {answer.slot: answer for answer in await self._peers.ask_all("GET", READY)}
-        return [f"worker {slot}" for slot in self._peers.slots if slot not in answers or not answers[slot].is_good]
+        """Return the workers that are not ready."""
+        ready = {answer.slot for answer in await self._peers.ask_all("GET", READY) if answer.is_good}
+        return unready_workers(self._peers.slots, ready)
 
     async def exposition(self, accept: str) -> tuple[bytes, str]:
         """Merge the metrics of all workers.  A worker that does not answer is represented by the counters that it has

@@ -1,0 +1,138 @@
+"""Pending writes: writes that the origin may execute at any moment, and their effect on answers from memory.
+
+A write is *pending* while the origin may still execute it: from when it is sent until it is answered.  If a write that
+may create or delete the stream gets no answer, it stays pending: the origin may have executed it, or may still do so.
+It stops being pending when a later write is acknowledged and the gateway has dropped all bytes that may belong to an
+earlier stream.  Pending writes are recorded by path rather than by stream record, so that they also count for records
+that are created later.
+
+While a write to a path is under way, reads of the path are answered from memory as before it, with two exceptions: no
+404 or 410 is repeated (`gateway.engine.negative_cache`), and no offset counts as beyond the tail
+(`gateway.engine.reply_recorder`).  The end of the write changes the stream's version (`gateway.engine.writes`), by
+which `gateway.tape.decide` finds what may be answered then.
+
+While a DELETE and a creating write are both pending, the origin may have re-created the stream without any reply
+showing it.  This cannot happen while only one kind is pending: after a DELETE there is no stream, and a PUT finds the
+existing stream.  A client that sends many slow writes of one kind therefore cannot make the gateway drop bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gateway.engine.relayed_request import APPENDS, DELETES, NO_CHANGE, Change, SentRequest
+from gateway.protocol.sharing import Group
+from gateway.tape.costs import texts_cost
+
+_MOST_BYTES: Final = 1 << 20
+"""The size limit of the unanswered writes.  Clients choose the length of paths."""
+_ENTRY_COST: Final = 300
+"""Size charged for each path, in addition to its strings: a tuple and a dictionary entry."""
+
+
+def may_remake(change: Change) -> bool:
+    """Return whether writes with this combined effect may delete the stream and create it again."""
+    return bool(change & DELETES) and change != DELETES
+
+
+class PendingWrites:
+    """The pending writes of each path: the writes that the origin may execute at any moment."""
+
+    def __init__(self) -> None:
+        self._under_way: dict[Group, set[SentRequest]] = {}
+        """Writes that have been sent and not answered yet."""
+        self._changes: dict[Group, dict[Change, int]] = {}
+        """The number of writes in `_under_way` with each effect.  Writes without effect are not counted."""
+        self._unanswered: dict[Group, Change] = {}
+        """The combined effects of each path's unanswered writes, latest path last."""
+        self._cost = 0
+        self.epoch = 0
+        """Counts the starts and ends of writes to all paths.  If it changes during a request, the reply may predate a
+        write."""
+
+    def __len__(self) -> int:
+        """The number of writes under way."""
+        return sum(map(len, self._under_way.values()))
+
+    def __repr__(self) -> str:
+        return f"<PendingWrites {len(self)} under way, {len(self._unanswered)} paths unanswered>"
+
+    def add_write(self, write: SentRequest) -> None:
+        """Record that a write is about to be sent; `remove_write` must follow."""
+        self.epoch += 1
+        group, change = write.request.group, write.change
+        writes = self._under_way.get(group)
+        if writes is None:
+            self._under_way[group] = {write}
+        else:
+            writes.add(write)
+        if change:
+            counts = self._changes.setdefault(group, {})
+            counts[change] = counts.get(change, 0) + 1
+
+    def remove_write(self, write: SentRequest) -> None:
+        """Record that a write has been answered, or never will be."""
+        self.epoch += 1
+        group = write.request.group
+        writes = self._under_way[group]
+        writes.discard(write)
+        if not writes:
+            del self._under_way[group]
+        if write.change:
+            counts = self._changes[group]
+            counts[write.change] -= 1
+            if not counts[write.change]:
+                del counts[write.change]
+                if not counts:
+                    del self._changes[group]
+
+    def is_under_way(self, group: Group) -> bool:
+        """Return whether a write to the path is under way.  The origin's refusals may then be out of date at any
+        moment."""
+        return group in self._under_way
+
+    def remember(self, write: SentRequest) -> list[Group]:
+        """Record that no answer came to a write that may create or delete the stream.
+
+        If the list is full, other paths are removed from it.  Returns the removed paths: the caller must assume that
+        their streams have been re-created.
+        """
+        group = write.request.group
+        change = self._unanswered.get(group, NO_CHANGE) | write.change
+        self.settle(group)
+        self._unanswered[group] = change
+        self._cost += _cost(group)
+        displaced = []
+        while self._cost > _MOST_BYTES:
+            oldest, change = next(iter(self._unanswered.items()))
+            self.settle(oldest)
+            # Failing origins leave many appends unanswered.  A path whose pending writes are only appends cannot have
+            # lost its stream, so it is left out of the result.
+            if change != APPENDS or self.change(oldest) & DELETES:
+                displaced.append(oldest)
+        return displaced
+
+    def settle(self, group: Group) -> None:
+        """Remove the path's unanswered writes, because no bytes of its earlier streams are kept."""
+        if self._unanswered.pop(group, None) is not None:
+            self._cost -= _cost(group)
+
+    def overtake(self, group: Group) -> None:
+        """Mark the path's other writes as overtaken: a write may have ended the stream to which they were sent."""
+        for write in self._under_way.get(group, ()):
+            write.is_overtaken = True
+
+    def change(self, group: Group, *, beside: SentRequest | None = None) -> Change:
+        """Return the combined effects of the path's pending writes, except `beside`."""
+        change = self._unanswered.get(group, NO_CHANGE)
+        if not self._changes:
+            return change
+        # Use the counts: clients may have any number of writes under way.
+        for other, count in self._changes.get(group, {}).items():
+            if count > (beside is not None and beside.change == other):
+                change |= other
+        return change
+
+
+def _cost(group: Group) -> int:
+    return _ENTRY_COST + texts_cost(group)

@@ -1,0 +1,73 @@
+"""Hot topics: the topics that are followed for the sake of catch-up reads, and may have no live readers.
+
+If catch-up reads often ask the origin for the tail of a stream, one live request is cheaper.  The topic then becomes
+hot (`heat`).  Every `_COOLING_S` it is checked, and it cools if the stream was read too rarely.
+
+Hot topics take at most half of the live requests.  If the bound on live requests is reached, a hot topic without live
+readers is removed to make room for a live reader (`gateway.live.table`).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gateway.aio.clock import Clock
+from gateway.live.table import LiveTable
+from gateway.live.topic import Topic
+from gateway.tape.store import TapeStore
+
+_COOLING_S: Final = 10.0
+
+
+class HotTopics:
+    """Decides which topics of Durable Streams are hot.  `LiveTable.hot` has these topics."""
+
+    def __init__(self, table: LiveTable, store: TapeStore, clock: Clock) -> None:
+        self._table = table
+        self._store = store
+        self._clock = clock
+
+    def __len__(self) -> int:
+        return len(self._table.hot)
+
+    def __repr__(self) -> str:
+        return f"<HotTopics {len(self)}>"
+
+    def __contains__(self, topic: Topic) -> bool:
+        return topic in self._table.hot
+
+    def heat(self, topic: Topic, per_s: float) -> bool:
+        """Make the topic hot while its stream has at least `per_s` / 2 reads a second.
+
+        Returns whether the topic has become hot.  The caller must then follow its stream.  Does nothing if no live
+        request is free for the topic.
+        """
+        table, net = self._table, topic.access.source.client
+        if topic in table.hot or topic.stream.tape.closed_at is not None or not table.has(topic):
+            return False
+        if not table.has_share(net, topic) or len(table.hot) >= table.most // 2:
+            return False
+        if not table.is_followed(topic) and (table.is_full or not self._store.may_grow):
+            return False
+        self._cool_later(topic, per_s * _COOLING_S / 2)
+        table.charge(topic, net)
+        return True
+
+    def _cool_later(self, topic: Topic, least_reads: float) -> None:
+        table, reads = self._table, topic.stream.reads
+
+        def cool() -> None:
+            is_of_use = table.is_followed(topic) and topic.stream.tape.closed_at is None
+            if is_of_use and topic.stream.reads - reads >= least_reads:
+                self._cool_later(topic, least_reads)
+            else:
+                del table.hot[topic]
+                table.remove_unused(topic)
+
+        table.hot[topic] = self._clock.call_later(_COOLING_S, cool)
+
+    def cool_all(self) -> None:
+        """End all hot topics without live readers, because the gateway is draining."""
+        for topic in list(self._table.hot):
+            self._table.hot.pop(topic).cancel()
+            self._table.remove_unused(topic)
