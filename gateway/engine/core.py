@@ -250,7 +250,7 @@ class Engine:
         stream = self.store.find(read.key)
         if stream is None:
             # Refuse the HEAD also if it would be relayed, because a relayed HEAD asks the origin too.
-            if not read.source.is_handed:
+            if not read.is_handed:
                 self._cold_read_limit.admit_read(read.route, read.source.client)
             return None
         if read.route.unshared.reason(read.key, HEAD) is not None:
@@ -426,7 +426,7 @@ class Engine:
         `is_final` states that connections are cut soon after that.
         """
         self.drain.begin_drain(self.clock.now(), spread_s, within_s, is_final=is_final)
-        self.live.drain_readers(spread_s, within_s)
+        self.live.drain_readers(spread_s, within_s, self.drain.ends)
         self.s2.drain_readers(spread_s, within_s)
 
     def undo_drain(self) -> None:

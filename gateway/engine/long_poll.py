@@ -222,8 +222,9 @@ class LongPoll:
     def wait(self, waiting: WaitingPoll, client: PollClient) -> Waiter:
         """Return a waiter that has not been started."""
         waiter = Waiter(waiting, client, waiting.read.route.config.long_poll_timeout_s)
-        if self._reads.drain.is_set:
-            drain, now = self._reads.drain, self.clock.now()
+        drain = self._reads.drain
+        if drain.ends(waiting.read):
+            now = self.clock.now()
             waiter.drain_within(drain.delay_s(now, self._reads.rng), drain.within_s(now))
         return waiter
 

@@ -194,6 +194,11 @@ class Waiter:
         """The offset from which the clients read.  The clients have all bytes before this offset."""
         return self._waiting.read.start
 
+    @property
+    def is_handed(self) -> bool:
+        """Whether another worker waits."""
+        return self._waiting.read.is_handed
+
     def join(self, now: float) -> bool:
         """Add a client with the same request; return False if that client must wait by itself."""
         stream, version = self._waiting.stream, self._version
@@ -430,6 +435,8 @@ class Waiter:
         found.topic.readers_now.add(self)
         found.topic.readers += self.clients - 1
         found.topic.extra_clients += self.clients - 1
+        if self.is_handed:
+            waiting.topic.hand_on(self, found.topic)
         return Poll.ASK
 
     def _replaced(self) -> Answer:

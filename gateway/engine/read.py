@@ -37,6 +37,8 @@ class Read(NamedTuple):
     only replies that hold for this web origin."""
     max_age_s: float | None = None
     """The greatest age in seconds of cached bytes that the client accepts; None if it states none."""
+    is_handed: bool = False
+    """Whether another worker asks, which has counted its client's read."""
 
     @property
     def shape(self) -> Shape:

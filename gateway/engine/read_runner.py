@@ -72,7 +72,7 @@ class ReadRunner:
         unshared = read.route.unshared
         if self._absence(read) is not None or (unshared.may_have_any and unshared.reason(read.key, read.shape)):
             return None
-        if not read.source.is_handed:
+        if not read.is_handed:
             self._cold_read_limit.admit_read(read.route, read.source.client)
         stream = self._store.create(Stream, read.key, self._clock.now())
         stream.hold()
@@ -161,6 +161,6 @@ class ReadRunner:
             # readers must ask the origin, too.
             is_over = existing.expiry.has_passed(self._clock.wall())
             self._live.drop_stream(existing, End.EXPIRED if is_over else End.PURGED)
-        elif existing is None and not read.source.is_handed:
+        elif existing is None and not read.is_handed:
             self._cold_read_limit.admit_read(read.route, read.source.client)
         return self._store.open(read.key, now)

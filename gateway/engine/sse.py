@@ -126,11 +126,7 @@ class Sse:
 
     def _is_too_late(self, read: Read) -> bool:
         """Return whether a new reader would be drained so soon that its client would assume that SSE does not work."""
-        return self._drains(read) and self.drain.within_s(self.clock.now()) < SHORTEST_S
-
-    def _drains(self, read: Read) -> bool:
-        """Return whether a drain ends this read.  It does not end the reads of other workers (`drain_readers`)."""
-        return self.drain.is_set and not read.source.is_handed
+        return self.drain.ends(read) and self.drain.within_s(self.clock.now()) < SHORTEST_S
 
     def _held(self, read: Read, stream: Stream) -> Subscription | None:
         """Return a subscription that begins with bytes in memory, if it may begin without the origin's answer."""
@@ -190,8 +186,8 @@ class Sse:
         # Draw the cursor only once: it may be jittered, and must not go back.
         cursor = int(topic.cursors.next_for(read.cursor, self.clock.wall(), self._reads.rng))
         subscriber = Subscriber(topic, subscription.at, cursor, wire, self, now, lifetime_s)
-        subscriber.first = subscription.first
-        if self._drains(read):
+        subscriber.first, subscriber.is_handed = subscription.first, read.is_handed
+        if self.drain.ends(read):
             subscriber.drain_within(self.drain.delay_s(now, self._reads.rng), self.drain.within_s(now))
         return subscriber
 

@@ -46,6 +46,10 @@ class LiveReader(Protocol):
     """A live reader without a task.  Its topic (the group of the stream's live readers) and its connection call its
     methods."""
 
+    @property
+    def is_handed(self) -> bool:
+        """Whether the reader is another worker."""
+
     def pump(self) -> None:
         """Send the stream's new bytes.  Called when the topic has changed."""
 

@@ -58,6 +58,14 @@ class Wire(Protocol):
         """End the response, regularly if `in_order`, otherwise truncated.  Called once."""
 
 
+class LiveRead(Protocol):
+    """A live read, before or after it has begun."""
+
+    @property
+    def is_handed(self) -> bool:
+        """Whether another worker reads, for its own clients."""
+
+
 class Drain:
     """The state of the drain.
 
@@ -83,6 +91,14 @@ class Drain:
 
     def undo(self) -> None:
         self.is_set = False
+
+    def ends(self, read: LiveRead) -> bool:
+        """Return whether a drain is on that ends this read.
+
+        The reads of other workers stay.  Without them, those workers would not know the tail, and would have to ask for
+        it before they could end each of their long-polls.
+        """
+        return self.is_set and not read.is_handed
 
     def delay_s(self, now: float, rng: Random) -> float:
         """Return the seconds after which a reader that begins now should end."""
@@ -132,6 +148,7 @@ class Subscriber:
         "at",
         "began",
         "first",
+        "is_handed",
         "least_cursor",
         "topic",
         "wire",
@@ -145,6 +162,8 @@ class Subscriber:
         self.at = at
         self.first: FirstTail | None = None
         """The tail that the origin has named for this subscriber's request.  The caller sets it before `start`."""
+        self.is_handed = False
+        """Whether another worker reads.  The caller sets it before `start`."""
         self._said_up_to_date = False
         """Whether the last control event has said that the client is up to date."""
         self.least_cursor = least_cursor

@@ -221,9 +221,16 @@ class Topic:
                 cut()
 
     def hand(self, reader: LiveReader, cut: Callable[[], object]) -> None:
-        """Record that a reader is another worker; `cut` cuts its connection."""
+        """Record that a reader is another worker; `cut` cuts its connection, at once if the stream is not followed."""
         self.handed = {one: function for one, function in self.handed.items() if one in self.readers_now}
         self.handed[reader] = cut
+        if self.failure is not None:
+            self.cut_handed()
+
+    def hand_on(self, reader: LiveReader, topic: Topic) -> None:
+        """Record that a reader that is another worker has moved to another topic."""
+        if (cut := self.handed.pop(reader, None)) is not None:
+            topic.hand(reader, cut)
 
     @property
     def client_readers(self) -> int:

@@ -7,14 +7,14 @@ A topic can also be *hot*: its stream is followed even without live readers (`ga
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from functools import partial
 
 from gateway.aio.clock import Timer
 from gateway.errors import GatewayError
 from gateway.live.follower import Follower
-from gateway.live.frames import KeptFrames
+from gateway.live.frames import KeptFrames, LiveReader
 from gateway.live.hot_topics import HotTopics
 from gateway.live.table import LiveTable
 from gateway.live.topic import BEATS, DeliveryTimes, LiveTimes, OriginAccess, Topic
@@ -295,27 +295,22 @@ class LiveTopics:
         topic.revalidated_at = self._clock.now()
         self.restart(topic.stream)
 
-    def drain_readers(self, spread_s: float, within_s: float) -> None:
-        """Drain all live readers at random times within `spread_s` seconds.  All must end within `within_s`.
-
-        Readers that are other workers stay.  Without them, those workers would not know the tail, and would have to ask
-        for it before they could end each of their long-polls.
-        """
+    def drain_readers(self, spread_s: float, within_s: float, ends: Callable[[LiveReader], bool]) -> None:
+        """Drain the live readers that the drain `ends`, at random times within `spread_s` seconds.  All must end within
+        `within_s`."""
         self.hot.cool_all()
-        self._drain_topics(list(self._topics.values()), spread_s, within_s, spares_workers=True)
+        self._drain_topics(list(self._topics.values()), spread_s, within_s, ends)
 
     def drain_routes(self, routes: Collection[str], spread_s: float) -> None:
         """End the live readers of these routes, spread over `spread_s` seconds."""
         topics = [topic for topic in self._topics.values() if topic.stream.key.route in routes]
-        self._drain_topics(topics, spread_s, spread_s)
+        self._drain_topics(topics, spread_s, spread_s, lambda _: True)
 
     def _drain_topics(
-        self, topics: Iterable[Topic], spread_s: float, within_s: float, *, spares_workers: bool = False
+        self, topics: Iterable[Topic], spread_s: float, within_s: float, ends: Callable[[LiveReader], bool]
     ) -> None:
         for topic in topics:
-            for reader in tuple(topic.readers_now):
-                if spares_workers and reader in topic.handed:
-                    continue
+            for reader in filter(ends, tuple(topic.readers_now)):
                 for alone in reader.split():
                     alone.drain_within(self._rng.uniform(0, spread_s), within_s)
             topic.wake()

@@ -177,7 +177,7 @@ class HopDress:
         return as_of
 
 
-class _HopInterpreter:
+class HopInterpreter:
     """Makes reads of the requests of other workers."""
 
     def __init__(self, node: str, routes: Callable[[str], Route | None]) -> None:
@@ -227,6 +227,7 @@ class _HopInterpreter:
             is_live,
             None,
             None if is_live else requested_max_age(joined(request.headers, "Cache-Control")),
+            is_handed=True,
         )
         return mode, read
 
@@ -313,8 +314,6 @@ class HopLiveAnswers(LiveAnswers):
         """Have the connection cut when the stream is no longer followed."""
         for reader in topic.readers_now - before:
             topic.hand(reader, request.channel.abort)
-        if topic.failure is not None:
-            topic.cut_handed()
 
 
 class _HopLiveRequests(LiveRequests):
@@ -344,7 +343,7 @@ class HopHandler(RequestHandler):
         self._metrics = NoMetrics()
         self._observers = Observers(NO_ACCESS_LOG, NO_TRACER, engine.clock)
         self._dress = HopDress(engine, owner)
-        self._hop_interpreter = _HopInterpreter(node, routes)
+        self._hop_interpreter = HopInterpreter(node, routes)
         self._recorder: _HopRecorder = _HopRecorder(node, engine, admission, self._observers, self._dress)
         live = HopLiveAnswers(node, engine, self._dress)
         joins = Joins(Sections([]))

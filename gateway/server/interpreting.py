@@ -322,6 +322,7 @@ class RequestInterpreter:
                     sharing.web_origin,
                     # Browsers send `no-cache` with every SSE request, so `no-cache` is ignored for live reads.
                     None if is_live else sharing.max_age_s,
+                    False,
                 ),
             )
         meaning = RequestMeaning(mode, route, target, key, shares, facts, read, client)

@@ -150,7 +150,7 @@ class Source(NamedTuple):
     client: str = ""
     """The network of the client that fetches are for; empty for the gateway's own fetches."""
     is_handed: bool = False
-    """Whether the read has come from another worker (`Shared.is_handed`)."""
+    """Whether requests are for another worker (`Shared.is_handed`)."""
 
     @property
     def asker(self) -> int:

@@ -190,12 +190,13 @@ class EngineBench:
         self.engine = Engine(config, surroundings, upstream=self.upstream)
         self.route = Route(config.routes[0], "edge", self.clock)
 
-    def read(self, target: str, *, is_live: bool = False) -> Read:
+    def read(self, target: str, *, is_live: bool = False, is_handed: bool = False) -> Read:
         parsed = parse_target(target)
         credentials: CIMultiDict[str] = CIMultiDict()
         key = self.route.key(parsed, self.route.partition(credentials))
         source = self.route.source(parsed, self.route.source_headers(credentials))
-        return Read(self.route, key, source, parsed.offset or "-1", parsed.cursor, is_live=is_live)
+        start = parsed.offset or "-1"
+        return Read(self.route, key, source, start, parsed.cursor, is_live=is_live, is_handed=is_handed)
 
     async def body(self, target: str = "/s") -> tuple[int, bytes]:
         """The status and whole body of a catch-up read."""
@@ -230,10 +231,10 @@ class EngineBench:
         await eventually(lambda: len(self.live) >= number, look_s=0, state=lambda: self.engine.live)
         return self.live[number - 1]
 
-    async def poll(self, target: str) -> LongPoll:
-        """A long-poll, answered or waiting."""
+    async def poll(self, target: str, *, is_handed: bool = False) -> LongPoll:
+        """A long-poll, answered or waiting; of another worker if it `is_handed`."""
         client = LongPoll()
-        found = await self.engine.long_poll(self.read(target, is_live=True))
+        found = await self.engine.long_poll(self.read(target, is_live=True, is_handed=is_handed))
         if isinstance(found, WaitingPoll):
             found.start(client).start()
         else:
@@ -241,9 +242,9 @@ class EngineBench:
             found.close()
         return client
 
-    async def subscribe(self, target: str) -> tuple[EventStream, Subscriber]:
-        """An SSE client that is being sent what there is."""
-        found = await self.engine.open_sse(self.read(target, is_live=True))
+    async def subscribe(self, target: str, *, is_handed: bool = False) -> tuple[EventStream, Subscriber]:
+        """An SSE client that is being sent what there is; another worker if it `is_handed`."""
+        found = await self.engine.open_sse(self.read(target, is_live=True, is_handed=is_handed))
         assert isinstance(found, Subscription), found
         wire = EventStream()
         subscriber = found.start(wire)

@@ -219,6 +219,44 @@ async def test_a_drain_sends_those_who_wait_off_one_after_the_other(start: Start
     assert {client.answers[0].status for client in clients} == {204}
 
 
+async def test_a_drain_ends_no_wait_of_another_worker(start: Start) -> None:
+    bench = start(BinaryOrigin(b"ab"))
+    (client,), live = await waiting(bench)
+    earlier = await bench.poll("/s?offset=0002&live=long-poll", is_handed=True)
+    bench.engine.begin_drain(0.5, 0.9, is_final=True)
+    later = await bench.poll("/s?offset=0002&live=long-poll", is_handed=True)
+    bench.clock.advance(2)
+    await pass_turns()
+    assert [len(one.answers) for one in (client, earlier, later)] == [1, 0, 0]
+    bring(live, b"cd", "0004")
+    await eventually(lambda: bool(earlier.answers and later.answers), look_s=0)
+    assert earlier.bodies == later.bodies == [b"cd"]
+
+
+async def test_a_wait_of_another_worker_that_starts_again_is_still_one_of_another_worker(start: Start) -> None:
+    bench = start(BinaryOrigin(b"ab"))
+    await bench.body()
+    cut: list[str] = []
+    client = await bench.poll("/s?offset=0002&live=long-poll")
+    worker = await bench.poll("/s?offset=0002&live=long-poll", is_handed=True)
+    (topic,) = bench.engine.live.topics()
+    (reader,) = (one for one in topic.readers_now if one.is_handed)
+    topic.hand(reader, lambda: cut.append("cut"))
+    await bench.live_request()
+    bench.engine.live.drop_stream(bench.stream, End.PURGED)
+    live = await bench.live_request(2)
+    confirm(live, "0002")
+    (topic,) = bench.engine.live.topics()
+    await eventually(lambda: topic.is_confirmed and topic.readers == 2, look_s=0)
+    assert topic.client_readers == 1
+    bench.engine.begin_drain(0.5, 0.9)
+    bench.clock.advance(2)
+    await pass_turns()
+    assert (len(client.answers), len(worker.answers)) == (1, 0)
+    topic.lost(bench.clock.now(), UpstreamUnreachable())
+    assert cut == ["cut"]
+
+
 async def test_a_wait_that_begins_after_the_reads_of_a_final_drain_have_ended_ends_at_once(start: Start) -> None:
     bench = start(BinaryOrigin(b"ab"))
     await waiting(bench)

@@ -336,14 +336,9 @@ async def test_a_drain_ends_each_response_in_order_and_not_all_at_once(start: St
 async def test_a_drain_leaves_other_workers_that_follow_the_stream(start: Start) -> None:
     bench = start(BinaryOrigin(b"ab"))
     client, _, _ = await subscribed(bench)
-    worker, subscriber = await bench.subscribe("/s?offset=0002&live=sse")
-    subscriber.topic.hand(subscriber, lambda: None)
+    worker, _ = await bench.subscribe("/s?offset=0002&live=sse", is_handed=True)
     bench.engine.begin_drain(0.5, 0.9)
     # A client's read would be refused now, because it could not last a second.
-    read = bench.read("/s?offset=0002&live=sse", is_live=True)
-    found = await bench.engine.open_sse(read._replace(source=read.source._replace(is_handed=True)))
-    assert isinstance(found, Subscription)
-    later = EventStream()
-    found.start(later).start()
+    later, _ = await bench.subscribe("/s?offset=0002&live=sse", is_handed=True)
     bench.clock.advance(5)
     assert (client.ended, worker.ended, later.ended) == ([(CloseReason.DRAINED, True)], [], [])

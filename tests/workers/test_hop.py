@@ -26,10 +26,13 @@ from gateway.protocol.cache_status import Outcome
 from gateway.protocol.forwarded_headers import request_headers_for_origin, response_headers_for_client, storable_headers
 from gateway.protocol.freshness_headers import Lifetime
 from gateway.protocol.hop import HOP, HOP_RECORD, Alone, HopAsk, HopSaid, Remembered
+from gateway.protocol.mode import Mode
 from gateway.protocol.names import MAX_OFFSET_CHARS
 from gateway.protocol.sharing import Group, Partition, StreamKey
-from gateway.server.hop import HEAD_TIMES, HopDress, HopLiveAnswers
+from gateway.protocol.target import parse_target
+from gateway.server.hop import HEAD_TIMES, HopDress, HopInterpreter, HopLiveAnswers
 from gateway.server.live import LiveRequest
+from gateway.server.request import Request
 from gateway.tape.stream import Stream
 from gateway.tape.tape import Tape
 from gateway.upstream.asking import Requester, Upstream
@@ -499,3 +502,14 @@ async def test_a_live_request_of_another_worker_is_refused_while_the_stream_is_n
         assert closed == ["closed"] * 2
     finally:
         await bench.close()
+
+
+async def test_a_read_that_an_owner_makes_is_one_of_another_worker() -> None:
+    bench = EngineBench()
+    target = parse_target("/s?offset=0002&live=sse")
+    request = cast(Request, SimpleNamespace(method="GET", headers=CIMultiDict[str]()))
+    mode, read = HopInterpreter("edge", lambda _: bench.route).read(
+        request, bench.route, HopAsk("default", "", "", "net"), target
+    )
+    assert (mode, read.is_handed, read.source.is_handed) == (Mode.SSE, True, True)
+    await bench.close()

@@ -34,4 +34,4 @@ def test_a_session_begins_at_a_tail_that_the_origin_states(
     route = Route(config.routes[0], "edge", ManualClock())
     at = parse_target(f"/v1/streams/s/{target}")
     read, _ = s2_read(route, ASKED, at, CIMultiDict(headers), CIMultiDict())
-    assert read.trust_s == trust_s
+    assert (read.trust_s, read.is_handed) == (trust_s, True)

@@ -294,7 +294,7 @@ class S2Reads:
         """Start a session over `wire`; the caller must write the head, and then call `begin_sending`."""
         reader = S2SessionReader(session, wire, self)
         self._sessions[reader] = read
-        if self._drained_at is not None:
+        if self._drained_at is not None and self.drains(read):
             self._drain(reader, max(0.0, self._drained_at - self.clock.now()))
         return reader
 
@@ -359,11 +359,13 @@ class S2Reads:
         self.streams.forget_stream(stream)
 
     def drain_readers(self, spread_s: float, within_s: float) -> None:
-        """End every session, spread over `spread_s` seconds, the last within `within_s`; end waiting reads now."""
+        """End the sessions of clients, spread over `spread_s` seconds, the last within `within_s`; end waiting reads
+        now."""
         within_s = min(spread_s, within_s)
         self._drained_at = self.clock.now() + within_s
-        for reader in tuple(self._sessions):
-            self._drain(reader, self._rng.uniform(0, within_s))
+        for reader, read in tuple(self._sessions.items()):
+            if self.drains(read):
+                self._drain(reader, self._rng.uniform(0, within_s))
         for stream in self.streams:
             if stream.topic is not None:
                 stream.topic.changed.fire()
@@ -372,10 +374,10 @@ class S2Reads:
         """Stop the drain: sessions that have not ended yet stay."""
         self._drained_at = None
 
-    @property
-    def is_draining(self) -> bool:
-        """Whether live reads are being ended."""
-        return self._drained_at is not None
+    def drains(self, read: S2Read) -> bool:
+        """Return whether a drain is on that ends this live read.  It does not end the reads of other workers, whose own
+        clients would lose the stream."""
+        return self._drained_at is not None and not read.is_handed
 
     def _drain(self, reader: S2SessionReader, delay_s: float) -> None:
         drained_at = self._drained_at

@@ -106,9 +106,8 @@ class S2UnaryContext(Protocol):
     def streams(self) -> S2Streams:
         """The streams in use."""
 
-    @property
-    def is_draining(self) -> bool:
-        """Whether live reads are being ended."""
+    def drains(self, read: S2Read) -> bool:
+        """Return whether a drain is on that ends this live read."""
 
 
 class S2UnaryRead:
@@ -204,7 +203,7 @@ class S2UnaryRead:
             topic = self._topic = progress.topic = self._reads.streams.attach(
                 self._stream, progress.tail, self._read.client
             )
-        elif topic.error is not None or self._reads.is_draining:
+        elif topic.error is not None or self._reads.drains(self._read):
             return topic.error or DRAINING
         else:
             left_s = self._until - clock.now()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from itertools import cycle
 from urllib.parse import unquote
 
@@ -222,6 +223,26 @@ async def test_a_drain_ends_sessions_with_an_error(edge: Edge) -> None:
     (failure,) = await sse.rest()
     assert isinstance(failure, Failure)
     assert b"server_draining" in failure.body
+
+
+async def test_a_drain_ends_no_session_and_no_waiting_read_of_another_worker(
+    edge: Edge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads = edge.gateway.engine.s2
+    for name in ("start_session", "unary"):
+        method = getattr(reads, name)
+        monkeypatch.setattr(reads, name, lambda read, *rest, to=method: to(replace(read, is_handed=True), *rest))
+    await edge.client.append("a")
+    session = await edge.client.session()
+    assert await session.texts(1) == ["a"]
+    waiting = asyncio.ensure_future(edge.client.read("seq_num=1&wait=60"))
+    await eventually(lambda: "1 followed" in repr(reads.streams))
+    edge.gateway.drain()
+    later = await edge.client.session()
+    assert await later.texts(1) == ["a"]
+    edge.clock.advance(2)
+    await edge.direct.append("b")
+    assert await session.texts(1) == await later.texts(1) == (await waiting).texts == ["b"]
 
 
 async def test_a_client_that_does_not_read_goes_on_from_the_tape(edge: Edge, slow_client: Client) -> None:
