@@ -234,9 +234,9 @@ class Guard:
     def find_credential(self, asked: Asked) -> tuple[Credential | None, bool]:
         """Find the request's credential and the first rule that applies to it.
 
-        Returns None and False if a public rule applies first, because credentials then do not matter.  Otherwise the
-        first result is None if no rule applies, and the second is whether the request has a credential of any kind.
-        Raises BadCredential if the credential is malformed.
+        The first result is the credential, or None if no rule applies.  The second result is whether the request has a
+        credential of any kind.  If a public rule applies first, credentials do not matter, and the results are None and
+        False.  Raises BadCredential if the credential is malformed.
         """
         bearer = self._bearer(asked)
         has_one = bearer is not None

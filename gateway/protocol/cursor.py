@@ -1,9 +1,10 @@
 """Cursors: query parameters that keep caches between client and gateway from answering two live reads alike (section
 8.1).
 
-A cursor is the number of 20-second intervals since 2024-10-09T00:00:00Z, as a decimal string.  It only varies cache
-keys, and never changes the answer to a read.  The cursor returned to a client must be greater than the cursor that the
-client sent.  A client's cursor that is not a plain decimal number up to 2^53 counts as absent.
+A cursor is the number of 20-second intervals since 2024-10-09T00:00:00Z, as a decimal string.  Requests with different
+cursors have different cache keys, and get the same bytes of the stream.  The cursor returned to a client must be
+greater than the cursor that the client sent.  A client's cursor that is not a plain decimal number up to 2^53 counts as
+absent.
 
 `Cursors` assigns cursors to the live readers of a stream.  Readers that wait together get the same cursor, so that
 their next requests have the same URL.  The shared cursor is greater than any that a client has sent.  Clients whose

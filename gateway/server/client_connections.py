@@ -371,7 +371,7 @@ class Clients:
     async def emptied(self, timeout_s: float) -> bool:
         """Wait until no connection is left, for at most `timeout_s` seconds.  Returns whether none is left.
 
-        If the event loop is late, what was to happen within that time happens before the return.
+        If the event loop is late, events that were due within this time are processed before the return.
         """
         # Wait for the loop's next turn, in which it makes the protocol of a connection that has just been accepted.
         await asyncio.sleep(0)

@@ -178,7 +178,7 @@ class HopDress:
 
 
 class HopInterpreter:
-    """Makes reads of the requests of other workers."""
+    """Converts the requests of other workers into reads."""
 
     def __init__(self, node: str, routes: Callable[[str], Route | None]) -> None:
         self._node = node

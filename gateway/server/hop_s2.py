@@ -32,9 +32,10 @@ from gateway.upstream.s2_client import PROBE
 def s2_read(
     route: Route, asked: HopAsk, target: Target, headers: CIMultiDict[str], sent: CIMultiDict[str]
 ) -> tuple[S2Read, S2ReadRecords | S2CheckTail | None]:
-    """Return the read of another worker's request, and what it asks for; None stands for the tail.
+    """Convert another worker's request into a read, and the records or the check of the tail that the read asks for.
 
-    `sent` are the headers for the origin.  Raises BadRequest.
+    The second result is None if the worker asks for the tail only.  `sent` has the headers for the origin.  Raises
+    BadRequest.
     """
     path = parse_path(target.path)
     wanted = parse_read(path, target.query, headers) if path is not None else None
@@ -53,12 +54,12 @@ def s2_read(
 
 
 class HopS2Answers(S2Answers):
-    """Answers other workers, and says which answers state a tail from memory."""
+    """Answers other workers.  Marks the answers whose tail comes from memory, not from the origin."""
 
     def __init__(
         self, reads: S2Reads, recorder: ResponseRecorder, live: LiveAnswers, said: Callable[[], HopSaid]
     ) -> None:
-        """`said` returns what is said of every answer."""
+        """`said` returns the statement about this worker's record that goes with every answer."""
         super().__init__(reads, recorder, live)
         self._said = said
 

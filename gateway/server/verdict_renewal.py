@@ -126,8 +126,9 @@ class VerdictRenewal:
         return f"<VerdictRenewal {len(self._reads)} reads, {state}>"
 
     def begin_read(self, channel: object, allowed: Allowed, net: str, is_remembered: bool = False) -> Allowed:
-        """Renew the verdict for a further read, which is of the client network `net`.  Returns the present verdict,
-        which may be newer than `allowed`.
+        """Add a read whose verdict this object renews.  `net` is the read's client network.
+
+        Returns the present verdict, which may be newer than `allowed`.
         """
         self._reads[channel] = net
         if is_remembered and not self.cost:

@@ -84,7 +84,7 @@ class TapeStore:
         self.unstored_bytes = 0
         """The bytes that were fetched but not stored, because their streams are excluded."""
         self.holdings: defaultdict[str, RouteUsage] = defaultdict(RouteUsage)
-        """What the streams of each route hold: tapes, blocks, and the bytes that count against the budget."""
+        """The use of memory by each route: the number of tapes and blocks, and the bytes charged to the budget."""
         self.on_forget: Callable[[Stream], None] = lambda stream: None
         """Called when data derived from a stream's bytes becomes invalid, so that the owners of this data can drop
         it."""
@@ -242,9 +242,9 @@ class TapeStore:
     def doubt_replaced(
         self, group: Group, queries: Collection[str] | None, start: int, seen: Container[Stream]
     ) -> None:
-        """Doubt the streams of an S2 path that have a record with the number `start` or a higher one.  The origin has
-        just given the number `start` to a new record, so those records are of an earlier stream.
+        """Doubt the streams of an S2 path whose records in memory reach the number `start`.
 
+        The origin has just given this number to a new record, so the record in memory belongs to a deleted stream.
         Affects only streams with one of `queries`, or with any query if `queries` is None.  Streams in `seen` are left
         out, because the caller has handled them.
         """

@@ -55,7 +55,7 @@ SILENCE_S: Final = 6.0
 take half of this."""
 
 TOLD: Final = "told"
-"""The health check of another worker, among those that have ejected an origin."""
+"""The entry for an ejection that another worker has reported, in place of a health check of this process."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,8 +113,8 @@ class Predecessor:
 
     @property
     def shared(self) -> tuple[str, ...]:
-        """The addresses whose sockets that version accepts from as well: all that it has handed over, until it has been
-        told that this version serves."""
+        """The addresses on which the previous version accepts connections too.  These are all addresses that it has
+        handed over.  It stops accepting when this version reports that it serves."""
         return tuple(self.sockets.taken) if self._channel is not None else ()
 
     def shared_memory(self, workers: int) -> SharedMemory:

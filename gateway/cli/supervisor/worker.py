@@ -82,7 +82,8 @@ async def _serve(handed: Handed, config: GatewayConfig, load: Load, *, has_file:
         await gateway.listeners.stop_accepting()
     await gateway.stop(inherited)
     if orders.is_alone:
-        # Nobody else removes it.  A worker that still drains asks the origin in place of the others.
+        # The supervisor, which would remove the folder of the workers' sockets, is gone.  Workers that still drain then
+        # ask the origin instead of each other.
         shutil.rmtree(handed.place.folder, ignore_errors=True)
 
 

@@ -82,7 +82,7 @@ def acknowledge(store: TapeStore, token: str, start: int, tell: TellAppended | N
 
 
 @pytest.mark.parametrize("is_held", [False, True])
-def test_other_workers_are_told_which_number_an_append_was_given(is_held: bool) -> None:
+def test_the_number_given_to_an_append_is_reported_to_other_workers(is_held: bool) -> None:
     store = TapeStore(1 << 20, POLICIES["s3-fifo"](), map(str, count()).__next__, NoMetrics())
     if is_held:
         store.open_as(RecordStream, key(OWN), 0.0)

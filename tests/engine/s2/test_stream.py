@@ -209,7 +209,7 @@ async def test_only_the_origin_proves_that_a_stream_was_created_again(
 
 
 @pytest.mark.parametrize("known", [0, 3])
-async def test_others_are_told_of_the_end_of_known_streams_only(
+async def test_only_the_end_of_a_known_stream_is_reported_to_other_workers(
     origin: Origin, stream: S2Stream, monkeypatch: pytest.MonkeyPatch, known: int
 ) -> None:
     """Any client can ask for names of streams that do not exist."""
