@@ -42,7 +42,7 @@ TOO_LARGE = NotShareable("larger than the tape", is_lasting=False)
 """The reason to relay a live reader: its bytes are too large for the tape."""
 
 
-class Beginning(NamedTuple):
+class LiveStart(NamedTuple):
     """The position from which a live read begins."""
 
     at: str
@@ -79,7 +79,7 @@ class LiveReads:
         self.drain = drain
         self.max_reply_bytes = max_reply_bytes
 
-    async def settle_start(self, read: Read, stream: Stream, *, wants_lifetime: bool = False) -> Beginning:
+    async def settle_start(self, read: Read, stream: Stream, *, wants_lifetime: bool = False) -> LiveStart:
         """Check that the stream exists, is unchanged and has a known content type; return where the read begins.
 
         With `wants_lifetime`, also learn the stream's lifetime if bytes in memory will be sent first.  If the requested
@@ -92,9 +92,9 @@ class LiveReads:
             opening.progress.follower = self.live.find_topic(stream)
             match decide(stream, opening.progress, self.clock.now()):
                 case Send(end, _, is_closed):
-                    return Beginning(end, Beyond(end, True, is_closed), None)
+                    return LiveStart(end, Beyond(end, True, is_closed), None)
                 case Wait(_, at):
-                    return Beginning(at, opening.head, opening.tail) if at == read.start else Beginning(at, None, None)
+                    return LiveStart(at, opening.head, opening.tail) if at == read.start else LiveStart(at, None, None)
                 case Ask(question, at):
                     if (found := await opening.ask_origin(question, at)) is not None:
                         return found
@@ -317,7 +317,7 @@ class _Opening:
         self.tail: str | None = None
         """The tail, if the origin has stated it in answer to this read."""
 
-    async def ask_origin(self, question: Question, at: str) -> Beginning | None:
+    async def ask_origin(self, question: Question, at: str) -> LiveStart | None:
         """Ask the origin.  Returns where the read begins, or None if the answer does not decide that.  Raises like
         `LiveReads.settle_start`."""
         progress, stream, read, reads = self.progress, self._stream, self._read, self._reads
@@ -339,7 +339,7 @@ class _Opening:
                 await reads.fetches.learn_lifetime(stream, read.route, read.source)
             case Question.TAIL:
                 now = reads.expect_stream(self.head or await self._fresh(NOW))
-                return Beginning(now.next_offset, None, _named_tail(now))
+                return LiveStart(now.next_offset, None, _named_tail(now))
             case Question.BYTES:
                 return await self._check_offset(at)
             case _:
@@ -396,7 +396,7 @@ class _Opening:
             self.head = head
             self.progress.is_confirmed = self.progress.is_lifetime_asked = True
 
-    async def _revalidate(self, known: str) -> Beginning | None:
+    async def _revalidate(self, known: str) -> LiveStart | None:
         """Ask at the known tail whether the stream still exists."""
         stream, reads, start = self._stream, self._reads, self._read.start
         reply = await self._fresh(known)
@@ -404,7 +404,7 @@ class _Opening:
         if isinstance(reply, Beyond) and known == start:
             # No tail was known, so the origin was asked at the client's own offset, which has proved to be beyond the
             # tail.
-            return Beginning(reply.tail, reply, None)
+            return LiveStart(reply.tail, reply, None)
         if isinstance(reply, OriginError) and reply.status == 400 and known != start:
             # The origin refuses an offset that it has issued itself (the client did not send it), so this is another
             # stream.
@@ -424,7 +424,7 @@ class _Opening:
             reads.expect_stream(reply)
         return None
 
-    async def _check_offset(self, start: str) -> Beginning | None:
+    async def _check_offset(self, start: str) -> LiveStart | None:
         """Have the origin check an offset that it has not stated before.
 
         The offset may be before the tail, beyond the tail, or invalid.
@@ -439,10 +439,10 @@ class _Opening:
             self.head = await self._fresh(start)
         head = self.head
         if isinstance(head, Beyond):
-            return Beginning(head.tail, head, None)
+            return LiveStart(head.tail, head, None)
         reads.expect_stream(head)
         reads.check_stored(stream, start, head)
-        return Beginning(start, head, _named_tail(head))
+        return LiveStart(start, head, _named_tail(head))
 
 
 def _is_of_start_alone(head: Head | None, start: str) -> bool:

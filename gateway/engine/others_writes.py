@@ -36,7 +36,7 @@ _MOST_KNOWN: Final = 1 << 16
 _WORDS: Final = ((STREAM_NEXT_OFFSET, "Stream-Next-Offset"), (STREAM_CLOSED, "Stream-Closed"))
 
 
-class ReplyHead(Protocol):
+class WriteReply(Protocol):
     """The parts of a reply that show the effects of a write."""
 
     @property
@@ -51,7 +51,7 @@ class Applying(Protocol):
 
     def apply_started(self, write: SentRequest) -> None: ...
 
-    def apply_answered(self, write: SentRequest, reply: ReplyHead) -> None: ...
+    def apply_answered(self, write: SentRequest, reply: WriteReply) -> None: ...
 
     def apply_unanswered(self, write: SentRequest) -> None: ...
 

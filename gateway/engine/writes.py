@@ -22,7 +22,7 @@ from multidict import CIMultiDict, istr
 
 from gateway.aio.clock import Clock
 from gateway.engine.negative_cache import NegativeCache
-from gateway.engine.others_writes import OthersWrites, ReplyHead
+from gateway.engine.others_writes import OthersWrites, WriteReply
 from gateway.engine.path_events import Acknowledged, PathChange
 from gateway.engine.pending_writes import PendingWrites, may_remake
 from gateway.engine.relayed_request import CREATES, NO_CHANGE, Change, RelayedRequest, SentRequest
@@ -126,7 +126,7 @@ class Writes:
             # any moment.
             stream.forget_beyond()
 
-    def apply_answered(self, write: SentRequest, reply: ReplyHead) -> None:
+    def apply_answered(self, write: SentRequest, reply: WriteReply) -> None:
         """Apply the effects of a write from the head of its answer."""
         try:
             if write.stream is not None:
@@ -184,7 +184,7 @@ class Writes:
                 self._store.doubt_records(stream)
         self._store.doubt_replaced(group, queries, start, frozenset(awake))
 
-    def missing(self, sent: SentRequest, reply: ReplyHead) -> None:
+    def missing(self, sent: SentRequest, reply: WriteReply) -> None:
         """Record that the origin has answered 404 or 410 to this client; other clients may still see the stream."""
         status, route = reply.status, sent.request.route
         if sent.stream is None or status not in _ABSENT:
@@ -228,7 +228,7 @@ class Writes:
         """
         self._store.tell(group, PathChange(change, self._live, self._clock.now(), self._clock.wall(), kind))
 
-    def _record(self, write: SentRequest, reply: ReplyHead) -> None:
+    def _record(self, write: SentRequest, reply: WriteReply) -> None:
         request = write.request
         if request.route.is_s2:
             self._s2_written(request, reply.status, write.body)
@@ -263,7 +263,7 @@ class Writes:
             write.request.group, lambda stream: self._live.drop_stream(stream, why if stream is known else End.PURGED)
         )
 
-    def _record_created(self, write: SentRequest, reply: ReplyHead) -> None:
+    def _record_created(self, write: SentRequest, reply: WriteReply) -> None:
         """Record the stream that a PUT has created: the answer has the same headers as the answer to a HEAD."""
         request = write.request
         if request.tape_key is None or STREAM_FORKED_FROM in request.headers or "Content-Type" not in reply.headers:
@@ -289,7 +289,7 @@ class Writes:
         self._store.weigh(stream)
         self._reached(stream, _offset(reply.headers), is_closed=is_true(reply.headers.get(_CLOSED)))
 
-    def _acknowledge(self, write: SentRequest, reply: ReplyHead) -> None:
+    def _acknowledge(self, write: SentRequest, reply: WriteReply) -> None:
         request, own = write.request, write.stream
         change, is_doubted = self._change(write), False
         is_remade = bool(change) and may_remake(change)
@@ -337,7 +337,7 @@ class Writes:
         self._tell(group, reached)
         return is_doubted
 
-    def _record_overtaken(self, write: SentRequest, reply: ReplyHead) -> None:
+    def _record_overtaken(self, write: SentRequest, reply: WriteReply) -> None:
         """Record a write whose answer may concern the earlier stream or the present stream.
 
         The two streams may have equal offsets.

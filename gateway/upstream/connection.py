@@ -51,17 +51,17 @@ class ConnectionOwner(Protocol):
     keep_alive: KeepAlive
     intake: Intake
 
-    def retired(self, connection: Connection) -> None:
+    def retired(self, connection: OriginConnection) -> None:
         """The connection takes no further exchange, because its server is about to shut down."""
 
-    def freed(self, connection: Connection) -> None:
+    def freed(self, connection: OriginConnection) -> None:
         """An exchange has ended, and the connection can carry another one."""
 
-    def lost(self, connection: Connection) -> None:
+    def lost(self, connection: OriginConnection) -> None:
         """The connection has ended.  Called once."""
 
 
-class Connection(asyncio.Protocol):
+class OriginConnection(asyncio.Protocol):
     """An HTTP/1.1 connection.  Owner of its transport and of the task that uploads a streamed body."""
 
     __slots__ = (
@@ -128,7 +128,7 @@ class Connection(asyncio.Protocol):
 
     def __repr__(self) -> str:
         state = "lost" if self._is_lost else "idle" if self._incoming is None else "busy"
-        return f"<Connection {self.endpoint} {state}>"
+        return f"<OriginConnection {self.endpoint} {state}>"
 
     @property
     def is_open(self) -> bool:

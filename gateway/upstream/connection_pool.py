@@ -27,9 +27,9 @@ from typing import Final, NamedTuple
 
 from gateway.limits.queues import Askers, ignore
 from gateway.upstream.call import Endpoint
-from gateway.upstream.connection import Connection
+from gateway.upstream.connection import OriginConnection
 from gateway.upstream.failures import ConnectionLost, Delay, NoSlot, NotConnected, Refusal
-from gateway.upstream.http2_connection import Http2Connection
+from gateway.upstream.http2_connection import Http2OriginConnection
 from gateway.upstream.http2_stream import Http2Stream
 from gateway.upstream.incoming import Carrier
 from gateway.upstream.intake import Intake
@@ -58,9 +58,7 @@ _SILENCE_S: Final = 60.0
 
 _SHELVES: Final = (False,)
 _SHELVES_FOR_HEAD: Final = (True, False)
-"""The kinds of shelves to search for a HEAD, which may use any connection.  True stands for the shelf of connections
-that are kept for HEADs.
-"""
+"""The kinds of shelves to search for a HEAD, which may use any connection.  True: connections kept for HEADs."""
 
 Slot = tuple[Lane, str]
 """A slot in use: its lane, and the network of the client to which it is charged."""
@@ -73,8 +71,8 @@ class _Shelf:
 
     def __init__(self) -> None:
         # In a plain `dict` the first key is slow to find after many removals at the front.
-        self.resting: OrderedDict[Connection, None] = OrderedDict()
-        self.rested: dict[Connection, None] = {}
+        self.resting: OrderedDict[OriginConnection, None] = OrderedDict()
+        self.rested: dict[OriginConnection, None] = {}
 
 
 class IdleConnections:
@@ -95,13 +93,13 @@ class IdleConnections:
     def __len__(self) -> int:
         return self._count
 
-    def __iter__(self) -> Iterator[Connection]:
+    def __iter__(self) -> Iterator[OriginConnection]:
         return chain.from_iterable(chain(shelf.rested, shelf.resting) for shelf in self._shelves.values())
 
     def __repr__(self) -> str:
         return f"<IdleConnections {self._count}>"
 
-    def add_connection(self, connection: Connection) -> None:
+    def add_connection(self, connection: OriginConnection) -> None:
         """Add a connection that has become idle.  It rests until `connection.rests_until`."""
         key = connection.endpoint, connection.is_for_heads
         shelf = self._shelves.get(key)
@@ -113,12 +111,9 @@ class IdleConnections:
 
     def take_connection(
         self, endpoint: Endpoint, now: float, named: frozenset[str] | None, *, is_head: bool
-    ) -> Connection | None:
-        """Remove and return the most recently used connection that has rested.  Return None if no usable connection has
-        rested.
-
-        Connections that cannot be used any more are closed.  `named` has the endpoint's addresses, if known.
-        """
+    ) -> OriginConnection | None:
+        """Remove and return the most recently used connection that has rested; None if there is none.  Close all that
+        cannot be used any more.  `named` has the addresses of the endpoint, if known."""
         for is_for_heads in _SHELVES_FOR_HEAD if is_head else _SHELVES:
             shelf = self._shelves.get((endpoint, is_for_heads))
             if shelf is None:
@@ -137,7 +132,7 @@ class IdleConnections:
 
     def take_resting(
         self, endpoint: Endpoint, now: float, named: frozenset[str] | None, *, is_head: bool
-    ) -> Connection | None:
+    ) -> OriginConnection | None:
         """Remove and return the connection that has rested the longest but still rests; None if no connection rests."""
         for is_for_heads in _SHELVES_FOR_HEAD if is_head else _SHELVES:
             while (shelf := self._shelves.get((endpoint, is_for_heads))) is not None and shelf.resting:
@@ -148,7 +143,7 @@ class IdleConnections:
                 connection.drop()
         return None
 
-    def remove(self, connection: Connection) -> bool:
+    def remove(self, connection: OriginConnection) -> bool:
         """Remove a connection; return whether it was idle."""
         shelf = self._shelves.get((connection.endpoint, connection.is_for_heads))
         if shelf is None:
@@ -160,7 +155,7 @@ class IdleConnections:
                 return True
         return False
 
-    def longest_idle(self) -> Iterator[Connection]:
+    def longest_idle(self) -> Iterator[OriginConnection]:
         """Return the longest idle connection of each shelf."""
         every = (next(chain(shelf.rested, shelf.resting), None) for shelf in self._shelves.values())
         return (connection for connection in every if connection is not None)
@@ -185,7 +180,7 @@ class ConnectionPool:
         self._addresses: dict[tuple[str, int], frozenset[str]] = {}
         """The addresses of each host and port, from the latest resolution."""
         self._busy: dict[Carrier, Slot] = {}
-        self._http2: dict[Endpoint, dict[Http2Connection, None]] = {}
+        self._http2: dict[Endpoint, dict[Http2OriginConnection, None]] = {}
         """The HTTP/2 connections that take requests, by host, the oldest first."""
         self._made_after = -inf
         """Connections made before this time take no more requests (the loop's clock)."""
@@ -317,13 +312,13 @@ class ConnectionPool:
             self._busy[connection] = slot
         return connection
 
-    def made(self, connection: Connection, slot: Slot) -> None:
+    def made(self, connection: OriginConnection, slot: Slot) -> None:
         """Add a new connection, which takes over the caller's slot."""
         self._busy[connection] = slot
         self._count(connection)
         self._drop_excess()
 
-    def made_http2(self, connection: Http2Connection) -> None:
+    def made_http2(self, connection: Http2OriginConnection) -> None:
         """Add a new HTTP/2 connection.  From then on, `idle` returns streams of the connection."""
         if self._is_closed:
             connection.drop()
@@ -339,10 +334,10 @@ class ConnectionPool:
         if not self._idle and not idle_http2:
             return
         if self._slots.exceeded_by(len(self) + len(self._idle) + len(idle_http2)):
-            longest: list[Connection | Http2Connection] = [*self._idle.longest_idle()]
+            longest: list[OriginConnection | Http2OriginConnection] = [*self._idle.longest_idle()]
             min([*longest, *idle_http2], key=lambda one: one.deadline.at).drop()
 
-    def _idle_http2(self) -> list[Http2Connection]:
+    def _idle_http2(self) -> list[Http2OriginConnection]:
         return [one for of_host in self._http2.values() for one in of_host if not one.exchanges]
 
     def _stream(self, endpoint: Endpoint, now: float, named: frozenset[str] | None) -> Http2Stream | None:
@@ -367,7 +362,7 @@ class ConnectionPool:
             found = self._idle.take_resting(endpoint, now, named, is_head=is_head)
         return found or (self._stream(endpoint, now, named) if self._http2 else None)
 
-    def _count(self, connection: Connection | Http2Connection) -> None:
+    def _count(self, connection: OriginConnection | Http2OriginConnection) -> None:
         self._made += 1
         if most_age_s := self.keep_alive.most_age_s(self._made):
             connection.outdated_at = connection.made_at + most_age_s
@@ -378,7 +373,7 @@ class ConnectionPool:
 
     # -- from connections
 
-    def freed(self, connection: Connection) -> None:
+    def freed(self, connection: OriginConnection) -> None:
         """Keep a connection whose exchange has ended, and release its slot."""
         lane, client = self._busy.pop(connection)
         self._idle.add_connection(connection)
@@ -386,7 +381,7 @@ class ConnectionPool:
         if self._is_closed or connection.made_at < self._made_after:
             connection.drop()
 
-    def retired(self, connection: Connection) -> None:
+    def retired(self, connection: OriginConnection) -> None:
         """Close all idle connections to the host of this connection.  Its server is about to shut down, and the idle
         connections may lead to the same server.
         """
@@ -400,7 +395,7 @@ class ConnectionPool:
         if slot is not None:
             self._slots.release_slot(*slot)
 
-    def went_away(self, connection: Http2Connection) -> None:
+    def went_away(self, connection: Http2OriginConnection) -> None:
         """Remove an HTTP/2 connection that takes no more requests."""
         of_host = self._http2.get(connection.endpoint)
         if of_host is not None and connection in of_host:
@@ -408,7 +403,7 @@ class ConnectionPool:
             if not of_host:
                 del self._http2[connection.endpoint]
 
-    def lost(self, connection: Connection) -> None:
+    def lost(self, connection: OriginConnection) -> None:
         """Remove a connection that has ended, and release its slot."""
         slot = self._busy.pop(connection, None)
         if slot is not None:

@@ -21,14 +21,14 @@ from gateway.config.watched_files import Stamp, Watch
 from gateway.errors import bare
 from gateway.http.http2.flood_limits import SessionCounts
 from gateway.upstream.call import Endpoint
-from gateway.upstream.connection import Connection, ConnectionOwner
+from gateway.upstream.connection import ConnectionOwner, OriginConnection
 from gateway.upstream.connection_pool import ConnectionPool
 from gateway.upstream.failures import ConnectTimedOut, NoHttp2, NotConnected
-from gateway.upstream.http2_connection import ALPN, Http2Connection, Http2Owner
+from gateway.upstream.http2_connection import ALPN, Http2OriginConnection, Http2Owner
 from gateway.upstream.origin_state import Say
 from gateway.upstream.resolver import LookUp, Resolver, ignore, look_up
 
-P = TypeVar("P", Connection, Http2Connection)
+P = TypeVar("P", OriginConnection, Http2OriginConnection)
 
 
 class Dialer:
@@ -52,26 +52,28 @@ class Dialer:
         """Discard all resolved names."""
         self._resolver.forget_addresses()
 
-    async def dial(self, endpoint: Endpoint, owner: ConnectionOwner, within_s: float) -> Connection:
+    async def dial(self, endpoint: Endpoint, owner: ConnectionOwner, within_s: float) -> OriginConnection:
         """Make a connection within `within_s` seconds, including name resolution and TLS.  Raises NotConnected.
 
         Each address gets an equal share of the remaining time, so that a dead address does not use up all of the time.
         """
         loop = asyncio.get_running_loop()
 
-        async def connect(address: str) -> Connection:
-            return await self._connect(Connection(loop, owner, endpoint), address, is_http2=False)
+        async def connect(address: str) -> OriginConnection:
+            return await self._connect(OriginConnection(loop, owner, endpoint), address, is_http2=False)
 
         return await self._dial(endpoint, within_s, connect)
 
     async def dial_http2(
         self, endpoint: Endpoint, owner: Http2Owner, counts: SessionCounts, within_s: float
-    ) -> Http2Connection:
+    ) -> Http2OriginConnection:
         """Make an HTTP/2 connection like `dial`, and wait for the origin's SETTINGS."""
         loop = asyncio.get_running_loop()
 
-        async def connect(address: str) -> Http2Connection:
-            connection = await self._connect(Http2Connection(loop, owner, endpoint, counts), address, is_http2=True)
+        async def connect(address: str) -> Http2OriginConnection:
+            connection = await self._connect(
+                Http2OriginConnection(loop, owner, endpoint, counts), address, is_http2=True
+            )
             try:
                 failure = await connection.greeting
             except BaseException:

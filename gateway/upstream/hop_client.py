@@ -16,7 +16,7 @@ from gateway.protocol.hop import HOP_RECORD
 from gateway.upstream.asking import Requester, answer_to
 from gateway.upstream.call import Endpoint, OriginCall
 from gateway.upstream.client import Exchanges
-from gateway.upstream.connection import Connection, ConnectionOwner
+from gateway.upstream.connection import ConnectionOwner, OriginConnection
 from gateway.upstream.connection_pool import UNBOUNDED
 from gateway.upstream.dialer import Dialer
 from gateway.upstream.exchange import Exchange
@@ -48,9 +48,9 @@ class _HopDialer(Dialer):
         super().__init__(tasks)
         self._paths = paths
 
-    async def dial(self, endpoint: Endpoint, owner: ConnectionOwner, within_s: float) -> Connection:
+    async def dial(self, endpoint: Endpoint, owner: ConnectionOwner, within_s: float) -> OriginConnection:
         loop = asyncio.get_running_loop()
-        connection = Connection(loop, owner, endpoint)
+        connection = OriginConnection(loop, owner, endpoint)
         connection.new_parser = _HopReplyParser
         connection.address = path = self._paths[int(endpoint.host.removeprefix("worker-"))]
         try:

@@ -60,11 +60,11 @@ class Http2Owner(Protocol):
     def ended(self, carrier: Carrier) -> None:
         """An exchange has ended."""
 
-    def went_away(self, connection: Http2Connection) -> None:
+    def went_away(self, connection: Http2OriginConnection) -> None:
         """The connection takes no more requests.  Called once."""
 
 
-class Http2Connection(asyncio.Protocol):
+class Http2OriginConnection(asyncio.Protocol):
     """An HTTP/2 connection.  Owner of its transport, its session, and its exchanges."""
 
     def __init__(
@@ -103,7 +103,7 @@ class Http2Connection(asyncio.Protocol):
 
     def __repr__(self) -> str:
         state = "lost" if self._is_lost else "leaving" if self._has_left else "open"
-        return f"<Http2Connection {self.endpoint} {state}: {self.exchanges} exchanges>"
+        return f"<Http2OriginConnection {self.endpoint} {state}: {self.exchanges} exchanges>"
 
     @property
     def is_open(self) -> bool:

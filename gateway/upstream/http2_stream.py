@@ -1,4 +1,4 @@
-"""One exchange on a stream of an HTTP/2 connection.  An HTTP/1.1 `Connection` has the same interface.
+"""One exchange on a stream of an HTTP/2 connection.  An HTTP/1.1 `OriginConnection` has the same interface.
 
 An exchange lasts until both the request and the reply have ended, or until either side resets the stream.  Body and
 reply may be sent at the same time.  If the origin's flow-control windows are exhausted, the body waits in the session,

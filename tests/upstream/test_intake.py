@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from gateway.upstream.call import endpoint_of
-from gateway.upstream.connection import Connection, ConnectionOwner
+from gateway.upstream.connection import ConnectionOwner, OriginConnection
 from gateway.upstream.incoming import HIGH_WATER_BYTES, MOST_READ_BYTES, IncomingReply
 from gateway.upstream.intake import Intake
 from gateway.upstream.keep_alive import KeepAlive
@@ -47,7 +47,7 @@ class Reading:
         nothing = SimpleNamespace(keep_alive=KeepAlive(), intake=self.intake, freed=self._ignore, lost=self._ignore)
         self.sockets = [Socket() for _ in range(count)]
         self.connections = [
-            Connection(asyncio.get_running_loop(), cast(ConnectionOwner, nothing), HOST) for _ in range(count)
+            OriginConnection(asyncio.get_running_loop(), cast(ConnectionOwner, nothing), HOST) for _ in range(count)
         ]
         self.replies: list[IncomingReply] = []
         for connection, socket in zip(self.connections, self.sockets, strict=True):
@@ -56,7 +56,7 @@ class Reading:
             connection.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 100000000\r\n\r\n")
 
     @staticmethod
-    def _ignore(connection: Connection) -> None:
+    def _ignore(connection: OriginConnection) -> None:
         pass
 
     def receive(self, size: int = MOST_READ_BYTES) -> list[int]:
