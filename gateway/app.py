@@ -110,11 +110,7 @@ class RunningGateway:
         self.plan_figures = PlanFigures(self.planned, engine, metrics)
         self._reloading = asyncio.Lock()
         self._certificate_reloader = CertificateReloader(
-            lambda: self.config.every_listener,
-            self.listeners,
-            frontend.use_certificates,
-            self._reloading,
-            engine.clock,
+            lambda: self.config.every_listener, self.listeners, frontend.use_certificates, self._reloading, engine.clock
         )
         self._tasks = Tasks()
         """Background tasks outside the engine, from the first connection until `stop`."""

@@ -8,32 +8,40 @@ The credential is usually in the header section, so verdicts on reads are kept w
 Later reads of the stream with the same section need only a look-up.  If the query holds a credential, such as a
 signature, the verdict is kept for this credential and the stream.  If the credential's parameters have unusual
 spellings, or if the request line holds a host, the verdict is kept under the whole request line instead.
+
+A challenge of a route with token rules names the protected resource metadata (RFC 9728), from which clients learn where
+to get a token.  Every URL below the route is a resource.  Its metadata is at the URL with
+`/.well-known/oauth-protected-resource` inserted between host and path (section 3.1).  The `resource` in the metadata is
+the URL that the client has requested, as section 3.3 demands.  The metadata does not depend on whether the stream
+exists.
 """
 
 from __future__ import annotations
 
+import json
 import random
 import re
-from collections.abc import Callable, Collection, Mapping
-from typing import Final
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Final
 from urllib.parse import quote, unquote_plus
 
 from multidict import CIMultiDict
 
 from gateway.auth.asked import Asked
 from gateway.auth.guard import Guard
-from gateway.auth.permissions import Action
+from gateway.auth.permissions import DETAIL_TYPE, Action
 from gateway.auth.questions import Question, Undecided
 from gateway.auth.remembered_verdicts import Allowed
+from gateway.auth.rules import JwtRule
 from gateway.auth.verdict import PUBLIC, AuthRefused, Concealed, Forbidden
 from gateway.config.routes import RouteConfig
-from gateway.engine.route import Route
+from gateway.engine.route import Route, route_for
 from gateway.errors import TooManyRequests
 from gateway.limits.accounts import Account
 from gateway.limits.rate_limits import Rate, retry_after_s
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import STREAM_CLOSED, STREAM_FORKED_FROM, is_true
-from gateway.protocol.target import BadTarget, parse_target
+from gateway.protocol.target import BadHost, BadTarget, host_of, parse_target
 from gateway.server import cors
 from gateway.server.context import RequestContext
 from gateway.server.guarded_reads import GuardedReads
@@ -43,11 +51,13 @@ from gateway.server.remembered import RememberedAnswers
 from gateway.server.request import Request
 from gateway.server.request_admission import Admission
 from gateway.server.request_keys import Sections
-from gateway.server.resource_metadata import metadata_url, names_metadata
 from gateway.server.verdict_keys import NamedStream
 from gateway.telemetry.audit import AUDIT, RefusalLines, shortened
 from gateway.upstream.auth_services import AuthServices
 
+WELL_KNOWN: Final = "/.well-known/oauth-protected-resource"
+_FRESH_S: Final = 300
+"""Seconds for which clients may keep the metadata of a resource."""
 _BAD_PER_S: Final = 5.0
 BAD_AT_ONCE: Final = 50
 """Bad credentials that one client network may present: a burst of `BAD_AT_ONCE`, then `_BAD_PER_S` a second."""
@@ -353,3 +363,56 @@ def _is_from_site(request: Request, config: RouteConfig) -> bool:
     allowed = config.cors.allow_origins if config.cors is not None else ()
     origins = request.headers.getall("Origin", ())
     return len(origins) == 1 and origins[0].lower() in allowed and "*" not in allowed
+
+
+# -- protected resource metadata
+
+
+def metadata_url(request: Request, path: str) -> str:
+    """Return the URL of the metadata for the stream with this canonical path."""
+    return f"{request.scheme}://{request.host}{WELL_KNOWN}{path if path != '/' else ''}"
+
+
+def metadata(routes: Sequence[Route], request: Request) -> tuple[CIMultiDict[str], bytes] | None:
+    """Return the headers and the body of the requested metadata.  None for any other request.
+
+    `routes` are in descending order of precedence.
+    """
+    if request.method not in ("GET", "HEAD"):
+        return None
+    hosts = request.headers.getall("Host", ())
+    try:
+        target = parse_target(request.target)
+        host = host_of(hosts[0]) if len(hosts) == 1 and target.authority is None else None
+    except (BadHost, BadTarget):
+        return None
+    below = target.path.removeprefix(WELL_KNOWN)
+    if host is None or target.query or below == target.path or (below and not below.startswith("/")):
+        return None
+    route = route_for(routes, host, below or "/")
+    if route is None or route.guard is None or (found := _of_guard(route.guard)) is None:
+        return None
+    tree = {"resource": f"{request.scheme}://{request.host}{below}", **found, "resource_name": route.name}
+    headers = CIMultiDict({"Content-Type": "application/json", "Cache-Control": f"max-age={_FRESH_S}"})
+    headers["X-Content-Type-Options"] = "nosniff"
+    # Allow all web origins, because the metadata is public and clients in browsers need it.
+    headers["Access-Control-Allow-Origin"] = "*"
+    return headers, json.dumps(tree, separators=(",", ":")).encode()
+
+
+def _of_guard(guard: Guard) -> dict[str, Any] | None:
+    """Return the part of the metadata that all resources of a route share; None without token rules."""
+    rules = [rule for rule in guard.rules if isinstance(rule, JwtRule)]
+    if not rules:
+        return None
+    methods = ["header", *(["query"] if any(rule.parameter for rule in rules) else [])]
+    return {
+        "authorization_servers": list(dict.fromkeys(rule.tokens.issuer for rule in rules)),
+        "bearer_methods_supported": methods,
+        "authorization_details_types_supported": [DETAIL_TYPE],
+    }
+
+
+def names_metadata(guard: Guard) -> bool:
+    """Return whether challenges of the route name its metadata."""
+    return any(isinstance(rule, JwtRule) for rule in guard.rules)

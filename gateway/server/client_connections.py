@@ -14,10 +14,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from enum import StrEnum
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from gateway.aio.batches import Batch
 from gateway.aio.clock import DETACHED, Clock, SystemClock
@@ -34,7 +34,7 @@ from gateway.limits.slow_clients import keeps_up
 from gateway.protocol.client_address import Proxies
 from gateway.server.joins import Join, Joins
 from gateway.server.remembered import RememberedAnswer, RememberedAnswers
-from gateway.server.request import Answered, Channel, Request
+from gateway.server.request import Channel, Handler, Peer
 from gateway.server.request_keys import Known, Presented, Section, Sections
 from gateway.server.sockets import ARRIVALS_PER_LOOK
 from gateway.server.turns import Turns
@@ -58,16 +58,6 @@ _FLOOD_LINES_S: Final = 10.0
 """The least seconds between two log lines about floods."""
 _MOST_LOOKED_AT: Final = 1_000
 """The most connections that one search for an idle connection examines."""
-
-Work = Coroutine[Any, Any, Answered | None]
-"""The rest of the work for an answer, which a task has to do.
-
-The work returns the answer's head if the caller must then free the channel (the HTTP/1.1 connection or HTTP/2 stream).
-The work returns None if other code frees the channel, such as a live answer.  Raises ConnectionError if the connection
-was dropped before the answer was complete.
-"""
-Handler = Callable[[Request], Work | None]
-"""Answers a request as far as possible without waiting.  Returns the work that is left, or None."""
 
 
 class ConnectionRefusal(StrEnum):
@@ -142,25 +132,6 @@ class Flushing(Protocol):
         """Write the collected output."""
 
 
-class Peer(Protocol):
-    """The remote end of a connection."""
-
-    use: Account | None
-    """The account of the client's network; None if the connection belongs to no network."""
-
-    @property
-    def client(self) -> str | None:
-        """The client's address without its port, from the socket or the PROXY header; None without an address."""
-
-    @property
-    def scheme(self) -> str:
-        """The scheme of the connection's URLs, http or https."""
-
-    @property
-    def proxies(self) -> Proxies | None:
-        """The proxies whose forwarding headers are trusted; None without trusted proxies."""
-
-
 class Clients:
     """The registry of open connections, and the state that the connections share."""
 
@@ -201,10 +172,10 @@ class Clients:
         """The streams for which the origin has recently refused a reader.  Usually empty."""
         self.limits_hits = False
         """Whether rate limits apply, so that every remembered answer needs a call of `admits`."""
-        self.admits: Callable[[RememberedAnswer, Peer, Section, VerdictKey | None], bool] = admit_any
+        self.admits: Callable[[RememberedAnswer, Peer, Section, VerdictKey | None], bool] = lambda *_: True
         """Returns whether a remembered answer may be sent to this peer.  Called if the answer needs authorisation or if
         `limits_hits` is set.  The last argument is the key of the verdict on the peer's request."""
-        self.join: Callable[[Channel, Join, Section, Presented | None], bool] = refuse_join
+        self.join: Callable[[Channel, Join, Section, Presented | None], bool] = lambda *_: False
         """Begins a live answer without parsing the request.  Returns False if the request has to be parsed.  The last
         argument is set if the request's line and credentials differ from the first request's."""
         self.is_current: Callable[[RememberedAnswer, bytes], bool] = (
@@ -475,19 +446,3 @@ class Clients:
         for client in list(self._open):
             client.drop()
         await self.emptied(_ABORT_S)
-
-
-def admit_any(answer: RememberedAnswer, peer: Peer, section: Section, key: VerdictKey | None) -> bool:
-    """Admit the request, because there are no rate limits and no rules of authorisation."""
-    return True
-
-
-def refuse_join(channel: Channel, join: Join, section: Section, presented: Presented | None) -> bool:
-    """Refuse every join, so that live requests go to the handler."""
-    return False
-
-
-def peer_of(transport: asyncio.BaseTransport) -> str | None:
-    """Return the peer's address without its port; None at a Unix socket."""
-    peer = transport.get_extra_info("peername")
-    return peer[0] if isinstance(peer, tuple) else None

@@ -34,14 +34,15 @@ from gateway.http.http2 import frames
 from gateway.http.outgoing import response_head
 from gateway.http.request_parser import Event, Mark, RequestHead
 from gateway.limits.memory import Holding
-from gateway.server.client_connections import Clients, Handler, peer_of
+from gateway.server.client_connections import Clients
 from gateway.server.handling import REFUSALS, refusal
 from gateway.server.http2.connection import Http2Connection
 from gateway.server.phase import Phase
 from gateway.server.reading import NO_EVENTS
 from gateway.server.recognising import RecognisingConnection
-from gateway.server.request import Channel, Request
+from gateway.server.request import Channel, Handler, Request
 from gateway.server.request_body import RequestBody
+from gateway.server.sockets import peer_of
 from gateway.server.timeouts import CLOSE_NOTIFY, PROBE_S
 
 _log = logging.getLogger("gateway.server")

@@ -31,7 +31,7 @@ from gateway.protocol.mode import Mode
 from gateway.protocol.target import BadHost, host_of, without_authority
 from gateway.server.authorising import Authoriser
 from gateway.server.certificates import Certificates
-from gateway.server.client_connections import ClientConnection, Clients, ConnectionRefusal, Handler, Peer
+from gateway.server.client_connections import ClientConnection, Clients, ConnectionRefusal
 from gateway.server.connection import Connection, SecureConnection
 from gateway.server.guarded_reads import SPREAD_S, GuardedReads
 from gateway.server.handler import RequestHandler
@@ -41,7 +41,7 @@ from gateway.server.http2.connection import Http2Connection
 from gateway.server.joins import Joins
 from gateway.server.listeners import ListenerRecorder, Listeners
 from gateway.server.remembered import RememberedAnswer, RememberedAnswers
-from gateway.server.request import Answered, Request
+from gateway.server.request import Answered, Handler, Peer, Request
 from gateway.server.request_admission import Admission
 from gateway.server.request_keys import Section, Sections
 from gateway.server.request_records import Observers

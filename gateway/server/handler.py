@@ -36,8 +36,7 @@ from gateway.protocol.mode import Mode
 from gateway.protocol.sharing import Ground
 from gateway.protocol.target import BadTarget
 from gateway.server import cors
-from gateway.server.authorising import Authoriser
-from gateway.server.client_connections import Work
+from gateway.server.authorising import WELL_KNOWN, Authoriser, metadata
 from gateway.server.concealing import conceal_absence, concealment_of, refuse_concealed
 from gateway.server.context import RequestContext, ResponseRecorder, Stage, learn_hit
 from gateway.server.delivery import Delivery
@@ -49,10 +48,9 @@ from gateway.server.live_requests import LiveRequests
 from gateway.server.poll_group import Rendering
 from gateway.server.relaying import Relays
 from gateway.server.remembered import Repeatable
-from gateway.server.request import Answered, Request
+from gateway.server.request import Answered, Request, Work
 from gateway.server.request_admission import Admission
 from gateway.server.request_records import Observed, Observers
-from gateway.server.resource_metadata import WELL_KNOWN, metadata
 from gateway.server.s2 import S2Answers
 from gateway.telemetry.access_record import note_principal, note_request
 

@@ -29,12 +29,11 @@ from gateway.live.subscriber import Subscriber
 from gateway.protocol.names import NOW
 from gateway.s2 import json_format
 from gateway.s2.errors import S2ErrorCode, error_body
-from gateway.server.client_connections import Handler, Work
 from gateway.server.context import RequestContext
 from gateway.server.interpreting import RequestMeaning
 from gateway.server.phase import Phase, PhasedChannel
 from gateway.server.remembered import RememberedAnswer
-from gateway.server.request import Channel, GivenUp, Request
+from gateway.server.request import Channel, GivenUp, Handler, Request, Work
 from gateway.tape.store import TapeStore
 from gateway.upstream.auth_services import WaitingRequest
 

@@ -20,8 +20,9 @@ from gateway.limits.memory import NOTHING, Holding
 from gateway.protocol.client_address import BadProxyHeader, Proxies, read_proxy_header
 from gateway.protocol.client_hello import BadServerName, ClientHello, read_client_hello
 from gateway.server.certificates import LoadedCertificates
-from gateway.server.client_connections import Clients, ConnectionRefusal, peer_of
+from gateway.server.client_connections import Clients, ConnectionRefusal
 from gateway.server.request import Channel
+from gateway.server.sockets import peer_of
 from gateway.server.tls import SLICE_BYTES, TlsTransport
 
 HTTP_1: Final = "http/1.1"

@@ -46,7 +46,7 @@ from gateway.protocol.names import START, STREAM_UP_TO_DATE
 from gateway.protocol.sharing import Group, StreamKey
 from gateway.protocol.target import BadTarget, Target, parse_target
 from gateway.server.authorising import Authoriser
-from gateway.server.client_connections import Clients, Work
+from gateway.server.client_connections import Clients
 from gateway.server.connection import Connection
 from gateway.server.context import RequestContext, ResponseRecorder
 from gateway.server.delivery import Delivery
@@ -58,7 +58,7 @@ from gateway.server.joins import Joins
 from gateway.server.live import LiveAnswers, LiveRequest
 from gateway.server.live_requests import LiveRequests
 from gateway.server.poll_group import PollGroup, Rendering
-from gateway.server.request import Answered, Request
+from gateway.server.request import Answered, Request, Work
 from gateway.server.request_admission import Admission
 from gateway.server.request_keys import Sections
 from gateway.server.request_records import Observers

@@ -22,35 +22,33 @@ from contextlib import suppress
 from contextvars import Context, copy_context
 from typing import Any, Final
 
-from multidict import CIMultiDict, istr
+from multidict import istr
 
 from gateway.auth.questions import Undecided
 from gateway.config.limits import LimitsConfig
 from gateway.engine.core import Engine
 from gateway.engine.relay import RelayedCall
-from gateway.engine.relayed_request import RelayedRequest, origin_url
+from gateway.engine.relayed_request import RelayedRequest
 from gateway.engine.route import Route
-from gateway.engine.s2.request import BASIN_HEADER
 from gateway.engine.s2.writes import S2Acknowledgements
 from gateway.errors import BodyTooLarge, GatewayError, UpstreamBroken, UpstreamCongested
 from gateway.http.outgoing import JOINED_BYTES, states_length
 from gateway.http.reply import Interim
 from gateway.limits.memory import NOTHING, Holding, SharedBytes
-from gateway.live.table import RelayedLive
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.forwarded_headers import response_headers_for_client
 from gateway.protocol.mode import Mode
 from gateway.s2.errors import DrainWatch
-from gateway.server.authorising import headers_for_origin, without_credentials
 from gateway.server.concealing import conceal_absence, concealment_of
 from gateway.server.context import RequestContext, ResponseRecorder, Stage
 from gateway.server.delivery import PART_BYTES
 from gateway.server.guarded_reads import GuardedReads
-from gateway.server.interpreting import LIVE, RequestMeaning
-from gateway.server.relayed_reply import CatchUpEnd, relayed_fields
-from gateway.server.request import Answered, Channel, Expectation, LiveUse, ask_for_body, is_expecting
+from gateway.server.interpreting import RequestMeaning
+from gateway.server.relayed_heads import CatchUpEnd, relayed_fields, relayed_request
+from gateway.server.request import Answered, Channel, Expectation, ask_for_body, is_expecting
+from gateway.server.request_admission import RelayedLiveUse
 from gateway.telemetry.access_record import AccessLog
-from gateway.upstream.call import Body, RepeatedUrl
+from gateway.upstream.call import Body
 from gateway.upstream.incoming import no_op
 from gateway.upstream.reply import Reply
 
@@ -60,7 +58,7 @@ SESSION_IDLE_S: Final = 600.0
 """Seconds for which a client may send nothing in a session.  Then the gateway drops the client's connection."""
 
 # Module names are faster to look up than enum members, and every relay needs these members.
-_DELETE, _HEAD, _OTHER = Mode.DELETE, Mode.HEAD, Mode.OTHER
+_DELETE, _HEAD = Mode.DELETE, Mode.HEAD
 _ABORTED, _FAILED, _PASS = Outcome.ABORTED, Outcome.FAILED, Outcome.PASS
 _RELAYED: Final = Stage.RELAYED
 _CONTENT_LENGTH: Final = istr("Content-Length")
@@ -141,16 +139,11 @@ class Relays:
         return route.is_bridged or self.engine.origins.pool(route.url).follows_redirects
 
     def _relay(
-        self,
-        context: RequestContext,
-        meaning: RequestMeaning,
-        upload: Body,
-        *,
-        is_expecting: bool = False,
+        self, context: RequestContext, meaning: RequestMeaning, upload: Body, *, is_expecting: bool = False
     ) -> None:
         passed, guard = meaning.relayed, meaning.route.guard
         if passed is None or is_expecting:
-            passed = self._passed(context, meaning, is_expecting=is_expecting)
+            passed = relayed_request(context, meaning, is_expecting=is_expecting)
             # Do not reuse the headers if a service authorises the requests: for the next equal request, the service may
             # name another principal.
             if not is_expecting and (guard is None or not guard.asks_services):
@@ -164,63 +157,12 @@ class Relays:
                 # so that the client repeats the request under these rules.
                 raise Undecided
             relayed = self.engine.live_table.begin_relayed(meaning.client, meaning.route.name, channel.end_early)
-            channel.live_use = _RelayedLiveUse(channel.live_use, relayed)
+            channel.live_use = RelayedLiveUse(channel.live_use, relayed)
             self._reads.end_at_expiry(channel)
         if context.why_alone is not None:
             self.recorder.metrics.unshared(context.why_alone, meaning.route.name)
         context.stage = _RELAYED
         Relaying(self, context, meaning, passed, upload, is_expecting=is_expecting).send_request()
-
-    @staticmethod
-    def _passed(context: RequestContext, meaning: RequestMeaning, *, is_expecting: bool) -> RelayedRequest:
-        """Return the request as it is sent to the origin."""
-        request, target, key, mode = context.request, meaning.target, meaning.key, context.mode
-        # Origins use the same strong ETag for every content coding.  Without a coding, the ETags of relayed answers are
-        # unambiguous.
-        is_plain = request.method in ("GET", "HEAD") and mode is not _OTHER
-        headers: CIMultiDict[str] = meaning.facts.forwarded(request, is_plain=is_plain)
-        if meaning.basin is not None:
-            headers = headers.copy()
-            headers[BASIN_HEADER] = meaning.basin
-        if is_expecting:
-            headers = headers.copy()
-            headers["Expect"] = "100-continue"
-        raw_query = request.target.partition("?")[2].partition("#")[0] if "?" in request.target else ""
-        if meaning.parameters:
-            raw_query = without_credentials(raw_query, meaning.parameters)
-        if (guard := meaning.route.guard) is not None:
-            headers = headers_for_origin(headers, meaning.route.config, guard, context.allowed)
-        return RelayedRequest(
-            meaning.route,
-            key.group,
-            key if meaning.shares else None,
-            mode,
-            request.method,
-            target.path,
-            target.query,
-            raw_query,
-            headers,
-            meaning.client,
-            context.is_session,
-            key.partition,
-            context.is_session or mode in LIVE,
-            RepeatedUrl(origin_url(meaning.route, key.group, raw_query)),
-        )
-
-
-class _RelayedLiveUse:
-    """A relayed live read, which counts as a live read of its client and as a live request to the origin."""
-
-    __slots__ = ("_relayed", "_use")
-
-    def __init__(self, use: LiveUse | None, relayed: RelayedLive) -> None:
-        self._use = use
-        self._relayed = relayed
-
-    def end_live(self, sent_bytes: int) -> None:
-        self._relayed.give_back()
-        if self._use is not None:
-            self._use.end_live(sent_bytes)
 
 
 class Relaying(RelayedCall):

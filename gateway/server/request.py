@@ -74,6 +74,25 @@ class Note(Protocol):
         """End without a record, because the request is handled again."""
 
 
+class Peer(Protocol):
+    """The remote end of a connection."""
+
+    use: Account | None
+    """The account of the client's network; None if the connection belongs to no network."""
+
+    @property
+    def client(self) -> str | None:
+        """The client's address without its port, from the socket or the PROXY header; None without an address."""
+
+    @property
+    def scheme(self) -> str:
+        """The scheme of the connection's URLs, http or https."""
+
+    @property
+    def proxies(self) -> Proxies | None:
+        """The proxies whose forwarding headers are trusted; None without trusted proxies."""
+
+
 class Channel(Protocol):
     """Receives the answer to one request, and represents its client.
 
@@ -355,3 +374,14 @@ class Expectation:
         timer, self._timer = self._timer, None
         if timer is not None:
             timer.cancel()
+
+
+Work = Coroutine[Any, Any, Answered | None]
+"""The rest of the work for an answer, which a task has to do.
+
+The work returns the answer's head if the caller must then free the channel (the HTTP/1.1 connection or HTTP/2 stream).
+The work returns None if other code frees the channel, such as a live answer.  Raises ConnectionError if the connection
+was dropped before the answer was complete.
+"""
+Handler = Callable[[Request], Work | None]
+"""Answers a request as far as possible without waiting.  Returns the work that is left, or None."""

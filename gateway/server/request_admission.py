@@ -16,7 +16,8 @@ from gateway.config.limits import LimitsConfig
 from gateway.errors import TooManyRequests
 from gateway.limits.accounts import NO_PARTIES, UNKNOWN, Account, Accounts, Parties
 from gateway.limits.rate_limits import UNKNOWN_WAIT_S, Bans, RateLimitFields, RateLimits, retry_after_s
-from gateway.server.request import Channel
+from gateway.live.table import RelayedLive
+from gateway.server.request import Channel, LiveUse
 from gateway.telemetry.metrics import MetricsRecorder
 
 _log = logging.getLogger("gateway.server")
@@ -145,3 +146,18 @@ class Admission:
         if (limited := self.rates.begin_live(account, route, self.now, parties)) is not None:
             channel.live_bytes = 0
             channel.live_use = limited
+
+
+class RelayedLiveUse:
+    """A relayed live read, which counts as a live read of its client and as a live request to the origin."""
+
+    __slots__ = ("_relayed", "_use")
+
+    def __init__(self, use: LiveUse | None, relayed: RelayedLive) -> None:
+        self._use = use
+        self._relayed = relayed
+
+    def end_live(self, sent_bytes: int) -> None:
+        self._relayed.give_back()
+        if self._use is not None:
+            self._use.end_live(sent_bytes)

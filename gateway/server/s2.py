@@ -24,11 +24,10 @@ from gateway.protocol.names import ACCEL_BUFFERING
 from gateway.s2 import session as s2s
 from gateway.s2 import sse
 from gateway.s2.records import fixed_width
-from gateway.server.client_connections import Work
 from gateway.server.context import RequestContext, ResponseRecorder, Stage, learn_hit
 from gateway.server.live import LiveAnswers
 from gateway.server.remembered import Repeatable
-from gateway.server.request import Answered, Request
+from gateway.server.request import Answered, Request, Work
 from gateway.telemetry.access_record import Record, note_span
 
 _WHOLE_BYTES: Final = 1 << 18

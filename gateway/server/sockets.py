@@ -339,3 +339,9 @@ class AcceptQueue:
         while len(self._further) < wanted and self._first.is_serving():
             server = await serve_on(adopt(sockets[0].fileno()), self._factory, self._backlog)
             self._further.append(server)
+
+
+def peer_of(transport: asyncio.BaseTransport) -> str | None:
+    """Return the peer's address without its port; None at a Unix socket."""
+    peer = transport.get_extra_info("peername")
+    return peer[0] if isinstance(peer, tuple) else None

@@ -31,7 +31,7 @@ from gateway.server.request_keys import Known, Presented, Section
 from gateway.server.verdict_keys import NamedStream, VerdictKey
 from gateway.tape import decide
 from gateway.tape import stream as stream_module
-from gateway.tape.decide import RecordProgress
+from gateway.tape.decide_records import RecordProgress
 from gateway.tape.origin_statements import Expiry
 from gateway.tape.record_stream import RecordStream
 from gateway.tape.stream import End, Stream

@@ -15,11 +15,10 @@ from gateway.app import RunningGateway, start_gateway
 from gateway.config.gateway import GatewayConfig
 from gateway.origin.app import start_origin
 from gateway.origin.requests import Kind
-from gateway.server.client_connections import Handler, Work
 from gateway.server.connection import Connection
 from gateway.server.http2.channel import StreamChannel
 from gateway.server.http2.connection import Http2Connection
-from gateway.server.request import Answered, Request
+from gateway.server.request import Answered, Handler, Request, Work
 from tests.ops.log_reading import lines_of
 from tests.scenarios.http2_wire import Http2Wire
 from tests.server.conftest import connect, get, write

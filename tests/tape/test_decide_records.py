@@ -8,7 +8,8 @@ import pytest
 
 from gateway.protocol.sharing import Group, Partition, StreamKey
 from gateway.s2.records import Record, StreamPosition
-from gateway.tape.decide import Awaited, Question, RecordAnswer, RecordProgress, decide_records
+from gateway.tape.decide import Awaited, Question
+from gateway.tape.decide_records import RecordAnswer, RecordProgress, decide_records
 from gateway.tape.record_stream import RecordStream
 from gateway.tape.records import Limits
 from gateway.tape.stream import End

@@ -38,7 +38,8 @@ from gateway.protocol.cache_status import Outcome
 from gateway.s2 import json_format, protobuf
 from gateway.s2.read_query import FromSeqNum, FromTailOffset, FromTimestamp, ReadQuery
 from gateway.s2.records import ReadBatch, StreamPosition
-from gateway.tape.decide import Question, RecordAnswer, RecordProgress, decide_records
+from gateway.tape.decide import Question
+from gateway.tape.decide_records import RecordAnswer, RecordProgress, decide_records
 from gateway.tape.record_stream import RecordStream
 from gateway.tape.records import Limits
 from gateway.tape.store import TapeStore

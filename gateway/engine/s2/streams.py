@@ -80,12 +80,7 @@ class S2Follower:
     """
 
     def __init__(
-        self,
-        topic: S2Topic,
-        stream: S2Stream,
-        client: str,
-        origin: S2Origin,
-        surroundings: Surroundings,
+        self, topic: S2Topic, stream: S2Stream, client: str, origin: S2Origin, surroundings: Surroundings
     ) -> None:
         clock = surroundings.clock
         self._topic = topic
@@ -301,13 +296,7 @@ def _soon(call: Callable[[], object]) -> None:
 class S2Streams:
     """The streams in use.  Owns their topics and the sessions at origins."""
 
-    def __init__(
-        self,
-        origin: S2Origin,
-        store: TapeStore,
-        surroundings: Surroundings,
-        table: LiveTable,
-    ) -> None:
+    def __init__(self, origin: S2Origin, store: TapeStore, surroundings: Surroundings, table: LiveTable) -> None:
         clock = surroundings.clock
         self.tell_ended: Callable[[StreamKey], object] = lambda key: None
         """Tells other workers that a stream has ended at the origin."""

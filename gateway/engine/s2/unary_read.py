@@ -26,7 +26,8 @@ from gateway.s2 import json_format, protobuf
 from gateway.s2.errors import unwritten_body
 from gateway.s2.read_query import FromSeqNum
 from gateway.s2.records import Record, StreamPosition
-from gateway.tape.decide import Awaited, Question, RecordAnswer, RecordProgress, decide_records
+from gateway.tape.decide import Awaited, Question
+from gateway.tape.decide_records import RecordAnswer, RecordProgress, decide_records
 from gateway.tape.record_stream import RecordStream
 from gateway.tape.records import Limits, Part, cut
 from gateway.tape.stream import Stream

@@ -30,13 +30,14 @@ from gateway.http.http2.streams import (
 from gateway.http.outgoing import response_head
 from gateway.limits.memory import Holding
 from gateway.protocol.client_address import Proxies
-from gateway.server.client_connections import ClientConnection, Clients, peer_of
+from gateway.server.client_connections import ClientConnection, Clients
 from gateway.server.handling import REFUSALS, refusal
 from gateway.server.http2.channel import StreamChannel
 from gateway.server.http2.timeouts import TimedHttp2Connection
 from gateway.server.joins import Join
 from gateway.server.remembered import RememberedAnswer
 from gateway.server.request_keys import Presented
+from gateway.server.sockets import peer_of
 
 _log = logging.getLogger("gateway.server")
 

@@ -32,7 +32,7 @@ from gateway.s2.json_format import Format
 from gateway.s2.records import ReadBatch, Record, StreamPosition
 from gateway.s2.session import FrameReader, Message, Terminal
 from gateway.s2.sse import BatchEvent, Done, Event, Failure, Ping
-from gateway.tape.decide import RecordProgress
+from gateway.tape.decide_records import RecordProgress
 from gateway.tape.eviction import POLICIES
 from gateway.tape.record_stream import RecordStream
 from gateway.tape.records import Limits, cut

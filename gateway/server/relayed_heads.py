@@ -1,4 +1,4 @@
-"""The headers of a relayed reply for its client, and the end of a relayed SSE replay.
+"""Relayed messages: the request for the origin, the headers of the reply for its client, and the end of an SSE replay.
 
 If no tape (a stream's bytes in memory) can hold a stream's bytes, the origin replays the bytes to each reader
 separately.  Once such a reader is up to date, the gateway ends the reader's answer properly.  The reader then
@@ -12,14 +12,20 @@ from typing import Final, NamedTuple
 
 from multidict import CIMultiDict, istr
 
+from gateway.engine.relayed_request import RelayedRequest, origin_url
+from gateway.engine.s2.request import BASIN_HEADER
 from gateway.http.outgoing import Fields, PassedFields, field_lines
 from gateway.http.reply_lines import NOT_ALIKE, Head
 from gateway.protocol.cache_status import Outcome, cache_status
 from gateway.protocol.forwarded_headers import Headers, response_headers_for_client
+from gateway.protocol.mode import Mode
 from gateway.protocol.names import EVENT_CONTROL
 from gateway.protocol.sse import SseParser, SseTooLarge, parse_control
+from gateway.server.authorising import headers_for_origin, without_credentials
 from gateway.server.context import RequestContext, ResponseRecorder
 from gateway.server.cors import named_origin
+from gateway.server.interpreting import LIVE, RequestMeaning
+from gateway.upstream.call import RepeatedUrl
 
 _CACHE_STATUS: Final = istr("Cache-Status")
 _LOCATION: Final = istr("Location")
@@ -32,6 +38,42 @@ class _Shared(NamedTuple):
     fields: CIMultiDict[str]
     """The headers.  Many replies share them, so they must not be changed."""
     lines: bytes
+
+
+def relayed_request(context: RequestContext, meaning: RequestMeaning, *, is_expecting: bool) -> RelayedRequest:
+    """Return the request as it is sent to the origin."""
+    request, target, key, mode = context.request, meaning.target, meaning.key, context.mode
+    # Origins use the same strong ETag for every content coding.  Without a coding, the ETags of relayed answers are
+    # unambiguous.
+    is_plain = request.method in ("GET", "HEAD") and mode is not Mode.OTHER
+    headers: CIMultiDict[str] = meaning.facts.forwarded(request, is_plain=is_plain)
+    if meaning.basin is not None:
+        headers = headers.copy()
+        headers[BASIN_HEADER] = meaning.basin
+    if is_expecting:
+        headers = headers.copy()
+        headers["Expect"] = "100-continue"
+    raw_query = request.target.partition("?")[2].partition("#")[0] if "?" in request.target else ""
+    if meaning.parameters:
+        raw_query = without_credentials(raw_query, meaning.parameters)
+    if (guard := meaning.route.guard) is not None:
+        headers = headers_for_origin(headers, meaning.route.config, guard, context.allowed)
+    return RelayedRequest(
+        meaning.route,
+        key.group,
+        key if meaning.shares else None,
+        mode,
+        request.method,
+        target.path,
+        target.query,
+        raw_query,
+        headers,
+        meaning.client,
+        context.is_session,
+        key.partition,
+        context.is_session or mode in LIVE,
+        RepeatedUrl(origin_url(meaning.route, key.group, raw_query)),
+    )
 
 
 def relayed_fields(recorder: ResponseRecorder, context: RequestContext, head: Head) -> Fields:
