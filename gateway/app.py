@@ -66,8 +66,7 @@ from gateway.telemetry.tracing import NO_TRACER, Tracer
 from gateway.workers.portions import portion, share
 
 _LAST_ACCEPTED_S: Final = 1.0
-"""Seconds between the end of accepting and the closing of idle connections, in which the last accepted connections can
-send a request."""
+"""Seconds from the end of accepting to the closing of idle connections.  The last accepted ones can send a request."""
 
 
 class RunningGateway:
@@ -234,8 +233,7 @@ class RunningGateway:
         `shutdown_timeout_s`.
 
         New requests are still answered until `stop`, because a load balancer needs time to notice that the gateway is
-        not ready.  Each answer over HTTP/1.1 announces the end of its connection, and connections over HTTP/2 get a
-        GOAWAY.
+        not ready.  Each HTTP/1.1 answer announces the end of its connection, and HTTP/2 connections get a GOAWAY.
         """
         within_s = self.config.server.shutdown_timeout_s if within_s is None else within_s
         self.drain_changes += 1
@@ -415,9 +413,8 @@ async def start_gateway(
     place = None if handed is None else handed.place
     divided = config if place is None else portion(config, place.workers)
     # All workers give a partition the same id.
-    partitions = PartitionIds(
-        config.log.partition_key.get_secret_value() or ("" if place is None else place.secret.hex())
-    )
+    secret = "" if place is None else place.secret.hex()
+    partitions = PartitionIds(config.log.partition_key.get_secret_value() or secret)
     log = open_access_log(config, clock, metrics, rng, partitions, place.folder if place is not None else None)
     surroundings = Surroundings(clock, rng, Tasks(), metrics, log or NO_ACCESS_LOG, tracer)
     engine = Engine(divided, surroundings, files.credentials, tls=files.tls, crew=place)

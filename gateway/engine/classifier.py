@@ -21,7 +21,7 @@ from gateway.http.reply_lines import FieldLine, ReplyShape
 from gateway.protocol.forwarded_headers import Headers, response_headers_for_client
 from gateway.protocol.freshness_headers import Lifetime, lifetime_from_headers, lifetime_here
 from gateway.protocol.hop import HopSaid
-from gateway.protocol.names import NOW, START, is_before, is_sentinel, is_well_formed, stated_offset
+from gateway.protocol.names import NOW, START, is_before, is_position, stated_offset
 from gateway.protocol.stream_version import Version
 from gateway.tape.stream import Stream
 from gateway.tuples import make
@@ -146,7 +146,7 @@ def classify(
     offset = stated_offset(headers)
     if offset is None:
         return NotShareable("no Stream-Next-Offset")
-    if not is_well_formed(offset) or is_sentinel(offset):
+    if not is_position(offset):
         raise UpstreamBroken
     if not reply.is_delimited:
         return NotShareable("no length")

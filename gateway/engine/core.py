@@ -109,11 +109,7 @@ class Engine:
         eviction = POLICIES[limits.eviction]()
         self.store = TapeStore(limits.cache_bytes, eviction, lambda: f"{rng.getrandbits(48):012x}", metrics)
         self.coder = Coder(
-            self.store,
-            clock,
-            metrics,
-            min_bytes=limits.compress_min_bytes,
-            keep_bytes=limits.compress_cache_bytes,
+            self.store, clock, metrics, min_bytes=limits.compress_min_bytes, keep_bytes=limits.compress_cache_bytes
         )
         self.store.on_forget = self._forget
         self.bridge.on_trim = self._trimmed
@@ -146,13 +142,7 @@ class Engine:
             self.others.applying = self.writes
             self.s2_writes.tell = self.others.appended
         self.fetches = FetchTable(
-            shared,
-            self.store,
-            surroundings,
-            limits.max_flight_bytes,
-            self.live,
-            self.writes,
-            self.negative_cache,
+            shared, self.store, surroundings, limits.max_flight_bytes, self.live, self.writes, self.negative_cache
         )
         self.relay = Relay(origin_side, self.store, self.writes, clock, metrics)
         self.purge = Purge(self.store, self.live)
@@ -166,13 +156,7 @@ class Engine:
         self.sse = Sse(self._reads, self._runner, self.tasks, wheel)
         """Opens SSE reads.  The server calls it directly for SSE requests that it recognises."""
         self.s2 = S2Reads(
-            shared,
-            self.store,
-            surroundings,
-            self.live_table,
-            wheel,
-            self.negative_cache,
-            self._cold_read_limit,
+            shared, self.store, surroundings, self.live_table, wheel, self.negative_cache, self._cold_read_limit
         )
         if self.others is not None:
             self.s2.streams.tell_ended = self.others.ended

@@ -25,13 +25,11 @@ from gateway.errors import GatewayError, TailMovedBack, UpstreamBroken
 from gateway.live.subscriber import Drain
 from gateway.live.topic import LiveTimes, Topic
 from gateway.live.topics import LiveTopics
-from gateway.protocol.cursor import next_cursor
 from gateway.protocol.forwarded_headers import Headers
-from gateway.protocol.names import NOW, START, is_before
+from gateway.protocol.names import NOW, START
 from gateway.protocol.sharing import Ground
 from gateway.tape.decide import Ask, Gone, Progress, Question, Send, Wait, decide, outlasts_failure
 from gateway.tape.stream import End, Stream
-from gateway.tape.tape import Tape
 from gateway.upstream.call import Source
 from gateway.upstream.flight import METADATA, Beyond, Flight, Head, NotShareable, OriginError, StreamHead, as_seen_by
 
@@ -171,7 +169,7 @@ class LiveReads:
             return False
         # The follower reports the tail, so only bytes are needed, and another read's fetch suffices.
         earlier = await self.fetches.join_earlier(stream, at, route, source.client)
-        if earlier is not None and (tape.knows_after(at) or _is_furthest(tape, tape.resolve(at))):
+        if earlier is not None and (tape.knows_after(at) or tape.is_furthest(tape.resolve(at))):
             return True
         tail = tape.tail
         head = self.expect_stream(await self.fetches.fresh_head(stream, at, route, source))
@@ -212,16 +210,6 @@ class LiveReads:
             self.live.heat(topic, read.route.config.follow_above_per_s)
         finally:
             self.reader_left(topic)
-
-    def cursor(self, read: Read, stream: Stream) -> str:
-        """Return the next cursor for a reader.
-
-        Readers that wait together get the same cursor, so that their next requests are equal and can be shared.
-        """
-        topic, wall = self.live.find_topic(stream), self.clock.wall()
-        if topic is None:
-            return next_cursor(wall, read.cursor, self.rng)
-        return topic.cursors.next_for(read.cursor, wall, self.rng)
 
     def join(self, read: Read, stream: Stream) -> Topic | None:
         """Join the stream's topic if the origin need not be asked first; else return None.
@@ -457,8 +445,3 @@ def _is_of_start_alone(head: Head | None, start: str) -> bool:
 def _named_tail(head: Head | None) -> str | None:
     """Return the tail if this answer states it, else None."""
     return head.next_offset if isinstance(head, StreamHead) and head.up_to_date else None
-
-
-def _is_furthest(tape: Tape, at: str) -> bool:
-    """Return whether the origin has stated `at`, and no offset beyond it."""
-    return tape.has_seen(at) and (tape.tail is None or not is_before(at, tape.tail))

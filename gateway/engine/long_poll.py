@@ -211,7 +211,7 @@ class LongPoll:
         is_closed = is_closed or stream.tape.is_closed_at(end)
         parts = Parts()
         parts.add_pieces(reading.pieces, reading.copied, stream.shared_bytes())
-        cursor = self._reads.cursor(read, stream)
+        cursor = self._reads.live.cursor_for(stream, read.cursor)
         run = BodyRun(stream, read.start, end, edition)
         said = Said(outcome, is_closed or is_current, is_closed, cursor=cursor)
         headers = stream_headers(read, run, parts.tag_size(stream.tape.is_json), said)
@@ -240,7 +240,7 @@ class LongPoll:
                 body.append(piece)
                 if sum(map(len, body)) > self._reads.max_reply_bytes:
                     raise Uncacheable(TOO_LARGE)
-            answer.headers[STREAM_CURSOR] = self._reads.cursor(read, stream)
+            answer.headers[STREAM_CURSOR] = self._reads.live.cursor_for(stream, read.cursor)
             answer.headers[ACCEL_BUFFERING] = "no"
             return Answer(answer.status, answer.headers, answer.outcome, body=b"".join(body))
         finally:
@@ -251,12 +251,12 @@ class LongPoll:
         at = stream.tape.resolve(read.start)
         if not topic.is_current(at):
             return None
-        cursor = self._reads.cursor(read, stream)
+        cursor = self._reads.live.cursor_for(stream, read.cursor)
         return timed_out(read, stream, at, stream.tape.is_closed_at(at), cursor, Outcome.FOLLOWED)
 
     async def timeout_asking(self, read: Read, stream: Stream) -> Answer:
         """Answer a wait that has timed out while the tail is unconfirmed, by asking the origin."""
-        cursor = self._reads.cursor(read, stream)
+        cursor = self._reads.live.cursor_for(stream, read.cursor)
         at = stream.tape.resolve(read.start)
         head = await self._reads.fetches.fresh_head(stream, at, read.route, read.source)
         if isinstance(head, OriginError) and head.status == 410 and at != read.start:

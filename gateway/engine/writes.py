@@ -28,17 +28,10 @@ from gateway.engine.pending_writes import PendingWrites, may_remake
 from gateway.engine.relayed_request import CREATES, NO_CHANGE, Change, RelayedRequest, SentRequest
 from gateway.errors import GatewayError
 from gateway.live.topics import LiveTopics
-from gateway.protocol.forwarded_headers import Headers, storable_headers
+from gateway.protocol.forwarded_headers import storable_headers
 from gateway.protocol.freshness_headers import lifetime_from_headers, lifetime_here, surrogate_keys
 from gateway.protocol.mode import Mode
-from gateway.protocol.names import (
-    SENTINELS,
-    STREAM_CLOSED,
-    STREAM_FORKED_FROM,
-    STREAM_NEXT_OFFSET,
-    is_true,
-    is_well_formed,
-)
+from gateway.protocol.names import STREAM_CLOSED, STREAM_FORKED_FROM, is_true, stated_position
 from gateway.protocol.sharing import ALLOW_ORIGIN, Group
 from gateway.tape.record_stream import RecordStream
 from gateway.tape.store import TapeStore
@@ -48,7 +41,6 @@ from gateway.upstream.reply import Reply
 
 _ABSENT: Final = frozenset({404, 410})
 _CLOSED: Final = istr(STREAM_CLOSED)
-_NEXT_OFFSET: Final = istr(STREAM_NEXT_OFFSET)
 _GETS: Final = frozenset({Mode.CATCHUP, Mode.LONGPOLL, Mode.SSE})
 
 # Enum members are slow to reach in Python 3.11, so every write uses these constants.
@@ -287,7 +279,7 @@ class Writes:
         stream.record_headers(storable_headers(headers))
         self._store.tag(stream, surrogate_keys(reply.headers))
         self._store.weigh(stream)
-        self._reached(stream, _offset(reply.headers), is_closed=is_true(reply.headers.get(_CLOSED)))
+        self._reached(stream, stated_position(reply.headers), is_closed=is_true(reply.headers.get(_CLOSED)))
 
     def _acknowledge(self, write: SentRequest, reply: WriteReply) -> None:
         request, own = write.request, write.stream
@@ -298,7 +290,7 @@ class Writes:
         if not self._store.has(request.group):
             return
         headers = reply.headers
-        tail, is_closed = _offset(headers), is_true(headers.get(_CLOSED))
+        tail, is_closed = stated_position(headers), is_true(headers.get(_CLOSED))
         if tail is not None and not (is_remade or change & CREATES):
             self._store.tell(request.group, self._acknowledged(write, tail, is_closed=is_closed))
         else:
@@ -450,9 +442,3 @@ class Writes:
                 stream.may_be_another()
 
             self._tell(request.group, may_be_done)
-
-
-def _offset(headers: Headers) -> str | None:
-    # Repeated header lines count as one list, which is not a valid offset.
-    lines = headers.getall(_NEXT_OFFSET, ())
-    return lines[0] if len(lines) == 1 and is_well_formed(lines[0]) and lines[0] not in SENTINELS else None

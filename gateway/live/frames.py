@@ -24,7 +24,7 @@ from gateway.errors import UpstreamBroken
 from gateway.limits.memory import SharedBytes
 from gateway.protocol.forwarded_headers import Headers
 from gateway.protocol.json_body import NotAnArray, unwrap
-from gateway.protocol.names import is_sentinel, is_sse_text, is_well_formed, stated_offset
+from gateway.protocol.names import is_position, is_sse_text, stated_offset
 from gateway.protocol.sse import HEARTBEAT, Control, encode_control, encode_data
 from gateway.protocol.stream_version import Edition
 from gateway.tape.stream import Stream
@@ -232,7 +232,7 @@ class Frames:
 def end_of(headers: Headers) -> str:
     """Return the offset after the reply's bytes."""
     offset = stated_offset(headers)
-    if offset is None or not is_well_formed(offset) or is_sentinel(offset):
+    if offset is None or not is_position(offset):
         raise UpstreamBroken
     return offset
 

@@ -18,6 +18,7 @@ from gateway.live.frames import KeptFrames, LiveReader
 from gateway.live.hot_topics import HotTopics
 from gateway.live.table import LiveTable
 from gateway.live.topic import BEATS, DeliveryTimes, LiveTimes, OriginAccess, Topic
+from gateway.protocol.cursor import next_cursor
 from gateway.protocol.names import START, is_before
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
@@ -130,6 +131,16 @@ class LiveTopics:
         """Follow the topic's stream for catch-up reads, if the topic may become hot."""
         if self.hot.heat(topic, per_s):
             self._follow(topic)
+
+    def cursor_for(self, stream: Stream, sent: str | None) -> str:
+        """Return the next cursor for a reader that has sent the cursor `sent`.
+
+        Readers that wait together get the same cursor, so that their next requests are equal and can be shared.
+        """
+        topic, wall = self._topics.get(stream), self._clock.wall()
+        if topic is None:
+            return next_cursor(wall, sent, self._rng)
+        return topic.cursors.next_for(sent, wall, self._rng)
 
     async def until_connected(self, stream: Stream) -> None:
         """Wait briefly until the stream's new follower has confirmed the tail or failed."""

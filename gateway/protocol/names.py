@@ -103,9 +103,20 @@ def stated_offset(headers: MultiMapping[str]) -> str | None:
     return ", ".join(lines) if lines else None
 
 
+def stated_position(headers: MultiMapping[str]) -> str | None:
+    """Return the value of a reply's Stream-Next-Offset; None if it has none, or a value that is no position."""
+    offset = stated_offset(headers)
+    return offset if offset is not None and is_position(offset) else None
+
+
 def is_sentinel(offset: str) -> bool:
     """Return whether the token is a sentinel, which an origin must not return as a position."""
     return offset in SENTINELS
+
+
+def is_position(offset: str) -> bool:
+    """Return whether an origin may return the token as a position: it is well formed and no sentinel."""
+    return offset not in SENTINELS and is_well_formed(offset)
 
 
 def is_before(left: str, right: str) -> bool:

@@ -183,7 +183,7 @@ def parse_control(data: bytes) -> Control:
     next_offset = fields.get("streamNextOffset")
     if not isinstance(next_offset, str):
         raise ValueError("control event has no streamNextOffset string")
-    if names.is_sentinel(next_offset) or not names.is_well_formed(next_offset):
+    if not names.is_position(next_offset):
         raise ValueError("control event has a streamNextOffset that is not an offset")
     cursor = fields.get("streamCursor")
     if cursor is not None and not isinstance(cursor, str):

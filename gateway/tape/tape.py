@@ -210,6 +210,10 @@ class Tape:
             or token in (self.tail, self.short_of_tail, self.closed_at)
         )
 
+    def is_furthest(self, token: str) -> bool:
+        """Return whether the origin has named `token`, and no position beyond it."""
+        return self.has_seen(token) and (self.tail is None or not is_before(token, self.tail))
+
     def knows_after(self, token: str) -> bool:
         """Return whether bytes after `token` are held."""
         index = self._index

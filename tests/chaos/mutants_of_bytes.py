@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any, Final
 
-from gateway.engine import catchup, core, response_heads, writes
+from gateway.engine import catchup, core, response_heads
 from gateway.engine.answer import Answer, Parts
 from gateway.engine.compression import Coder
 from gateway.engine.flight_bodies import Comparison
@@ -21,6 +21,7 @@ from gateway.protocol import etag
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.cursor import Cursors, interval
 from gateway.protocol.etag import mint
+from gateway.protocol.names import stated_position
 from gateway.server.remembered import RememberedAnswer
 from gateway.tape import decide
 from gateway.tape.store import TapeStore
@@ -74,7 +75,7 @@ def acknowledgement_is_not_recorded() -> Patches:
 @mutant("an acknowledged write is seen by every party")
 def acknowledgement_is_recorded_for_the_writer_alone() -> Patches:
     def acknowledge(self: Writes, write: SentRequest, reply: Reply) -> None:
-        tail = writes._offset(reply.headers)
+        tail = stated_position(reply.headers)
         if write.stream is not None and write.stream.ended is None and tail is not None:
             closes = "Stream-Closed" in reply.headers
             write.stream.acknowledged(tail, is_closed=closes, query=write.request.query)

@@ -171,6 +171,15 @@ def block_of(head: bytes) -> bytes:
     return b"".join(out)
 
 
+@lru_cache(maxsize=32)
+def split_response(response: bytes, body_bytes: int) -> tuple[bytes, tuple[bytes, ...]]:
+    """Return the field block and the body of a response.  Cached, because long-polls that wait together get the same
+    response, except for the web origin that it names.
+    """
+    size = len(response) - body_bytes
+    return block_of(response[:size]), (response[size:],) if body_bytes else ()
+
+
 _GET: Final = b"\x82"
 _SCHEMES: Final = {"http": b"\x86", "https": b"\x87"}
 _AUTHORITY, _METHOD, _PATH = b"\x01", b"\x02", b"\x04"

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 from multidict import CIMultiDict, istr
 
 from gateway.errors import BadRequest
-from gateway.http.http2.blocks import block_of
+from gateway.http.http2.blocks import block_of, split_response
 from gateway.http.http2.frames import ErrorCode
 from gateway.http.http2.head import VERSION, Http2Request
 from gateway.http.http2.session import Session
@@ -45,15 +45,6 @@ _BODILESS: Final = frozenset({204, 304})
 def _chunk_data(chunk: bytes) -> bytes:
     """Return the data of a chunk.  Cached, because all readers of a stream get the same chunk."""
     return chunk[chunk.index(b"\r\n") + 2 : -2]
-
-
-@lru_cache(maxsize=32)
-def _split_response(response: bytes, body_bytes: int) -> tuple[bytes, tuple[bytes, ...]]:
-    """Return the field block and the body of a response.  Cached, because long-polls that wait together get the same
-    response, except for the web origin that it names.
-    """
-    size = len(response) - body_bytes
-    return block_of(response[:size]), (response[size:],) if body_bytes else ()
 
 
 class StreamConnection(Protocol):
@@ -452,7 +443,7 @@ class StreamChannel(Handling):
         if self.stream.reset_code is None:
             if body:
                 self.shared, self.shared_bytes = shared, body_bytes
-            block, pieces = _split_response(head, 0 if body else body_bytes)
+            block, pieces = split_response(head, 0 if body else body_bytes)
             self.send_answer(block, body or pieces)
             self.live_bytes += body_bytes
             self._clients.sent_bytes += body_bytes
