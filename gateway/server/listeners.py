@@ -272,17 +272,25 @@ class Listeners:
                     listening.port = listener.getsockname()[1]
 
     def _look(self) -> None:
-        """Start a task that looks at the listeners' queues.  Called when connections have arrived."""
-        if not self._tasks:
-            self._tasks.start(self._look_at_queues(), "accept queues")
+        """Look at the listeners' queues.  Called when connections have arrived."""
+        is_short = False
+        for listening in self._open:
+            for queue in listening.queues:
+                queue.look()
+                is_short = is_short or queue.wanted > queue.further
+        if is_short and not self._tasks and self._further < MOST_FURTHER:
+            self._tasks.start(self._open_further(), "accept queues")
 
-    async def _look_at_queues(self) -> None:
+    async def _open_further(self) -> None:
         # Ignore the error if no files can be opened: connections are then accepted one by one.
         with suppress(OSError):
-            queues = [queue for listening in self._open for queue in listening.queues]
-            for queue in queues:
-                others = sum(other.further for other in queues if other is not queue)
-                await queue.look(MOST_FURTHER - others)
+            for queue in [queue for listening in self._open for queue in listening.queues]:
+                await queue.open_further(MOST_FURTHER - self._further + queue.further)
+
+    @property
+    def _further(self) -> int:
+        """The number of further descriptors of all queues."""
+        return sum(queue.further for listening in self._open for queue in listening.queues)
 
     def _factory(self, index: int) -> Callable[[], asyncio.BaseProtocol]:
         config, protocols = self._configs[index], self._protocols

@@ -7,9 +7,10 @@ each turn would accept, read and end one connection.  The system calls between t
 each time.  Several descriptors of one socket accept several connections in a turn.
 
 A further descriptor has a cost.  Each connection wakes all descriptors, and each descriptor that comes too late takes
-some 4 µs to find that another has accepted the connection.  The gateway therefore looks at the length of the queue from
-time to time.  The number of further descriptors is the shortest length at the latest looks: 0 while clients connect one
-at a time.
+some 4 µs to find that another has accepted the connection.  The gateway therefore looks at the length of the queue
+after every few connections.  The number of further descriptors rises at once to a length that the queue keeps, because
+a client that waits behind a burst of others loses a turn of the loop for each of them.  It falls only after the queue
+has stayed shorter for a while.  It is 0 while clients connect one at a time.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import socket
 import stat
 import struct
 import sys
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -275,14 +277,16 @@ def _ignore_new(listening: socket.socket) -> None:
         listening.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
 
 
-ARRIVALS_PER_LOOK: Final = 32
-"""The number of new connections between two looks at the kernel's queue.  A look costs some microseconds."""
+ARRIVALS_PER_LOOK: Final = 4
+"""The number of new connections between two looks at the kernel's queues.  A look costs 1 to 3 µs."""
 MOST_FURTHER: Final = 15
 """The most further descriptors of all sockets together.  They count among the open files that are kept free for other
 uses than connections (`gateway.limits.memory.SPARE`)."""
-_LOOKS: Final = 3
-"""The number of descriptors changes after each series of this many looks.  The shortest queue of the series decides, so
-that a short burst has no effect."""
+_RISING: Final = 2
+"""The shortest queue of this many latest looks is the least number of further descriptors, so that a burst of a few
+connections has no effect."""
+_FALLING: Final = 16
+"""The longest queue of this many latest looks is the most further descriptors that are kept."""
 _UNACKED: Final = 24
 """The position of the queue's length in a listening socket's TCP_INFO: four bytes (tcp(7))."""
 
@@ -303,7 +307,7 @@ class AcceptQueue:
         self._factory = factory
         self._backlog = backlog
         self._further: list[asyncio.Server] = []
-        self._seen: list[int] = []
+        self._seen: deque[int] = deque(maxlen=_FALLING)
         """The queue's lengths at the latest looks."""
 
     @classmethod
@@ -324,18 +328,26 @@ class AcceptQueue:
         """The server, and the servers of the further descriptors."""
         return [self._first, *self._further]
 
-    async def look(self, most: int = MOST_FURTHER) -> None:
-        """Adapt the number of further descriptors to the latest queue lengths, up to `most`.  Raises OSError if no file
-        can be opened."""
+    def look(self) -> None:
+        """Look at the length of the queue, and close descriptors that are no longer needed."""
         if not (sockets := self._first.sockets):
             return
-        self._seen.append(waiting(sockets[0]))
-        if len(self._seen) < _LOOKS:
-            return
-        wanted = min(most, *self._seen)
-        self._seen.clear()
-        while len(self._further) > wanted:
-            self._further.pop().close()
+        seen = self._seen
+        seen.append(waiting(sockets[0]))
+        if self._further and len(seen) == _FALLING:
+            longest = max(seen)
+            while len(self._further) > longest:
+                self._further.pop().close()
+
+    @property
+    def wanted(self) -> int:
+        """The least number of further descriptors, by the latest looks."""
+        seen = self._seen
+        return min(seen[-1], seen[-_RISING]) if len(seen) >= _RISING else 0
+
+    async def open_further(self, most: int = MOST_FURTHER) -> None:
+        """Open the descriptors that are wanted, up to `most`.  Raises OSError if no file can be opened."""
+        sockets, wanted = self._first.sockets, min(most, self.wanted)
         while len(self._further) < wanted and self._first.is_serving():
             server = await serve_on(adopt(sockets[0].fileno()), self._factory, self._backlog)
             self._further.append(server)

@@ -1121,7 +1121,8 @@ async def test_a_crowd_is_accepted_in_fewer_turns_than_it_has_connections_until_
         return turns
 
     assert "2 servers" in repr(listeners)
-    assert await arrive(256, first) < 128
+    assert await arrive(64, first) < 32
+    assert await arrive(256, first) < 64
     assert "17 servers" in repr(listeners)
     for _ in range(200):
         await arrive(1, first)
