@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -161,10 +162,10 @@ class Client:
             checker.end()
         return reply
 
-    async def subscribe(self, target: str) -> Subscription:
+    async def subscribe(self, target: str, headers: Mapping[str, str] = MappingProxyType({})) -> Subscription:
         """An SSE connection; AssertionError if it is refused."""
         async with asyncio.timeout(BOUND_S):
-            reply = await self._ask("GET", target, {"Accept": "text/event-stream"}, b"")
+            reply = await self._ask("GET", target, {"Accept": "text/event-stream", **headers}, b"")
         assert reply.status == 200, reply
         assert reply.headers["content-type"] == "text/event-stream", reply
         return Subscription(self, reply)

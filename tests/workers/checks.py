@@ -19,7 +19,7 @@ from typing import Final
 from gateway.origin import sse
 from gateway.origin.faults import GatedSwitch
 from gateway.origin.requests import Kind
-from tests.offload.crowd import Checker, Client
+from tests.offload.crowd import BOUND_S, Checker, Client
 from tests.waiting import eventually
 from tests.workers.site import JSON, Site, followed, read_all
 
@@ -168,6 +168,28 @@ async def check_purges(site: Site) -> None:
     await site.gateway.purge(path, is_soft=False)
     for client in clients:
         expect(path, await messages(client, path), [2])
+
+
+async def check_revocations(site: Site) -> None:
+    """Once a revocation is answered, no worker answers the principal, and none goes on with its live reads."""
+    author, path = await site.origin_client(), "/revoked"
+    await author.send("PUT", path, JSON, b"[1]")
+
+    async def statuses() -> list[int]:
+        target = f"{path}?offset=-1"
+        return [(await one.send("GET", target, site.credential)).status for one in await site.client_of_each()]
+
+    expect(f"before the revocation of a reader of {path}", await statuses(), [200] * site.gateway.workers)
+    readers = [
+        await one.subscribe(f"{path}?live=sse&offset=-1", site.credential) for one in await site.client_of_each()
+    ]
+    ended = await site.gateway.revoke("reader")
+    expect("ended live reads", ended, len(readers))
+    async with asyncio.timeout(BOUND_S):
+        for one in readers:
+            async for _ in one.events():
+                pass
+    expect(f"after the revocation of a reader of {path}", await statuses(), [401] * site.gateway.workers)
 
 
 async def check_live_requests(site: Site) -> None:

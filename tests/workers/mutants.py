@@ -60,6 +60,18 @@ def purges_stay_with_one_worker() -> Patches:
     return [(Peers, "ask_all", ask_all)]
 
 
+@mutant("a revocation is answered when it holds at all workers")
+def revocations_stay_with_one_worker() -> Patches:
+    whole = Peers.ask_all
+
+    async def ask_all(self: Peers, method: str, target: str, *rest: Any, **more: Any) -> list[PeerAnswer]:
+        if target == "/api/revoke":
+            return [await self._ask(0, method, target, rest[0], rest[1])]
+        return await whole(self, method, target, *rest, **more)
+
+    return [(Peers, "ask_all", ask_all)]
+
+
 @mutant("bytes that a worker holds are shown only after a look at what others have written")
 def held_bytes_are_shown_without_a_look() -> Patches:
     whole = OthersWrites.look
@@ -77,6 +89,8 @@ class Finding(NamedTuple):
 
     check: Callable[[Site], Awaitable[None]]
     text: str
+    has_rules: bool = False
+    """Whether the check needs a gateway with rules of authorisation."""
 
 
 FINDINGS: Final[Mapping[str, Finding]] = {
@@ -84,6 +98,9 @@ FINDINGS: Final[Mapping[str, Finding]] = {
     "handed-requests-are-handed-on": Finding(checks.check_hops, "under way at 3 workers, and not at the origin"),
     "every-worker-owns-every-stream": Finding(checks.check_live_requests, r"^live requests at once: \d+ in place of 6"),
     "purges-stay-with-one-worker": Finding(checks.check_purges, r"^/purged: \[1\] in place of \[2\]"),
+    "revocations-stay-with-one-worker": Finding(
+        checks.check_revocations, r"^ended live reads: 1 in place of 3", has_rules=True
+    ),
     "held-bytes-are-shown-without-a-look": Finding(
         checks.check_followed_appends, r"^/followed: \[\] in place of \[0\]"
     ),

@@ -246,6 +246,12 @@ class GatewayProcess:
         """Purge a path by the admin port."""
         await self.post("/api/purge", {"stream": stream, "soft": is_soft})
 
+    async def revoke(self, principal: str) -> int:
+        """Revoke a principal by the admin port.  The number of live reads that this ends."""
+        answer = await self.post("/api/revoke", {"subject": "principal", "name": principal})
+        ended: int = json.loads(answer.body)["live_reads"]
+        return ended
+
     async def exposition(self) -> str:
         """`/metrics`."""
         return (await self.admin("/metrics")).body.decode()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
+from gateway.commands.dev_auth import local_rules
 from gateway.config.gateway import GatewayConfig
 from gateway.origin.app import RunningOrigin, start_origin
 from tests.offload.crowd import Client, Reply, Tally
@@ -27,6 +30,8 @@ class Site:
     gateway: GatewayProcess
     tally: Tally = field(default_factory=Tally)
     clients: list[Client] = field(default_factory=list)
+    credential: dict[str, str] = field(default_factory=dict)
+    """The headers that let the principal `reader` in; empty if the gateway has no rules of authorisation."""
 
     async def client(self) -> Client:
         """A connection to whichever worker accepts it."""
@@ -63,14 +68,23 @@ class Site:
 
 
 @asynccontextmanager
-async def made_site(mutant: str = "", workers: int = WORKERS, **settings: Any) -> AsyncIterator[Site]:
-    """A site whose gateway has these settings, and may be a mutant."""
+async def made_site(
+    mutant: str = "", workers: int = WORKERS, *, keys: Path | None = None, **settings: Any
+) -> AsyncIterator[Site]:
+    """A site whose gateway has these settings, and may be a mutant.  With a folder for keys, it has the rules of
+    authorisation of `dev --auth`.
+    """
     async with AsyncExitStack() as stack:
+        credential = {}
+        if keys is not None:
+            rules = local_rules(keys, "http://origin", time.time())
+            credential = {"Authorization": f"Bearer {rules.reader}"}
+            settings = {**settings, "auth": rules.auth, "credentials": "shared"}
         origin = await start_origin()
         stack.push_async_callback(origin.stop, grace_s=0)
         defaults = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "client_new_streams_per_s": 0}
         config = GatewayConfig.for_origin(origin.url, **{**defaults, "shutdown_timeout_s": 0.5, **settings})
-        site = Site(origin, await GatewayProcess.start(config, workers, mutant=mutant))
+        site = Site(origin, await GatewayProcess.start(config, workers, mutant=mutant), credential=credential)
         stack.push_async_callback(site.close)
         yield site
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.workers.checks import WrongAnswer
@@ -10,8 +12,8 @@ from tests.workers.site import made_site
 
 
 @pytest.mark.parametrize("name", [one.name for one in MUTANTS])
-async def test_a_gateway_with_a_fault_is_found_out(name: str) -> None:
-    check, text = FINDINGS[name]
-    async with made_site(mutant=name) as site:
+async def test_a_gateway_with_a_fault_is_found_out(name: str, tmp_path: Path) -> None:
+    check, text, has_rules = FINDINGS[name]
+    async with made_site(mutant=name, keys=tmp_path if has_rules else None) as site:
         with pytest.raises(WrongAnswer, match=text):
             await check(site)

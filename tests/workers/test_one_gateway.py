@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from pathlib import Path
 from typing import Any
 
-from gateway.commands.dev_auth import local_rules
 from tests.offload.crowd import Client
 from tests.ops.log_reading import lines_of
 from tests.waiting import eventually
+from tests.workers import checks
 from tests.workers.process import GatewayProcess, samples
 from tests.workers.site import JSON, Site, followed, made_site, read_all
 
@@ -109,21 +108,12 @@ async def test_a_worker_that_starts_again_drains_with_the_others(site: Site) -> 
 
 
 async def test_a_revocation_holds_at_every_worker_even_after_it_has_died(tmp_path: Path) -> None:
-    rules = local_rules(tmp_path, "http://origin", time.time())
-    async with made_site(auth=rules.auth, credentials="shared") as site:
-        reads = {"Authorization": f"Bearer {rules.reader}"}
-        assert (await (await site.origin_client()).send("PUT", PATH, JSON, b"[1]")).status == 201
-
-        async def statuses() -> list[int]:
-            target = f"{PATH}?offset=-1"
-            return [(await one.send("GET", target, reads)).status for one in await site.client_of_each()]
-
-        assert await statuses() == [200] * 3
-        assert await api(site.gateway, "/api/revoke", {"subject": "principal", "name": "reader"}) == {"live_reads": 0}
-        assert await statuses() == [401] * 3
+    async with made_site(keys=tmp_path) as site:
+        await checks.check_revocations(site)
         site.gateway.kill(site.gateway.worker_pids()[0])
         await until_all_serve(site.gateway)
-        assert await statuses() == [401] * 3
+        for client in await site.client_of_each():
+            assert (await client.send("GET", "/revoked?offset=-1", site.credential)).status == 401
 
 
 # -- limits
