@@ -54,10 +54,10 @@ from gateway.ops.tracing_extra import open_tracer, sampled_trace
 from gateway.plan.applier import PlanApplier
 from gateway.plan.entries import budget_bytes, warn_of_short_plan
 from gateway.server.balancing import Balancer
-from gateway.server.certificates import Certificates, certificate_files, load_certificates
+from gateway.server.certificates import CertificateReloader, Certificates, certificate_files, load_certificates
 from gateway.server.frontend import Frontend
 from gateway.server.hop import HopServer
-from gateway.server.listeners import CertificateReloader, Handed
+from gateway.server.listeners import Handed
 from gateway.server.shedding import Shedding
 from gateway.server.sockets import listen_at, serve_each
 from gateway.telemetry.access_record import NO_ACCESS_LOG, AccessLog

@@ -16,21 +16,31 @@ not evict each other.
 
 If a pair of files becomes unusable, its last usable version stays in use, but with the current client authorities.
 Otherwise a listener with a broken pair would still admit clients of an authority that has been removed.
+
+`CertificateReloader` reads the files again when they change.  If the new files are unusable, the log states the reason
+and the previous certificates stay in use.  A reload of the whole configuration loads the certificates as well
+(`gateway.app`).
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import ssl
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, Protocol
 
-from gateway.aio.clock import SystemClock
+from gateway.aio.clock import Clock, SystemClock
 from gateway.config.certificate_files import Certificate, Pem, load_authorities, load_pair, read_certificate
 from gateway.config.errors import ConfigError, Mistakes
 from gateway.config.listener import CertificateConfig, ListenerConfig, ListenerTlsConfig
+from gateway.config.reader import ConfigReader, ConfigReadTimeout
+from gateway.config.watched_files import Stamp, Watch
 from gateway.limits.memory import evict_oldest
+
+_log = logging.getLogger("gateway.server")
 
 _VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 _CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
@@ -315,3 +325,57 @@ def load_certificates(
                 found[index] = loaded
     mistakes.raise_any()
     return found
+
+
+class Served(Protocol):
+    """The open listeners."""
+
+    @property
+    def alpn(self) -> Sequence[str]: ...
+
+    @property
+    def certificates(self) -> Certificates:
+        """The certificates in use."""
+
+
+class CertificateReloader:
+    """Reloads the listeners' certificates when their files change.
+
+    `configured` returns the configured listeners.  `use` is called with the loaded certificates.  During a reload, the
+    lock `reloading` is held.
+    """
+
+    def __init__(
+        self,
+        configured: Callable[[], Sequence[ListenerConfig]],
+        listeners: Served,
+        use: Callable[[Certificates], object],
+        reloading: asyncio.Lock,
+        clock: Clock,
+    ) -> None:
+        self._configured = configured
+        self._listeners = listeners
+        self._use = use
+        self._reloading = reloading
+        self._reader = ConfigReader(self._load, clock)
+        self._watch = Watch(lambda: certificate_files(configured()), self._reload, clock)
+
+    async def run(self, known: Stamp) -> None:
+        """Watch the files until cancelled.  `known` is the stamp of the files from before they were read the first
+        time."""
+        await self._watch.run(known)
+
+    def _load(self) -> Certificates:
+        """Return the certificates of the current listeners.  Runs in a thread for reading files."""
+        return load_certificates(self._configured(), self._listeners.alpn, self._listeners.certificates)
+
+    async def _reload(self) -> None:
+        """Load the files again, and use the new certificates if the files are usable.  Raises ConfigReadTimeout if
+        reading takes too long."""
+        async with self._reloading:
+            try:
+                self._use(await self._reader.read())
+            except ConfigError as error:
+                _log.warning("the new certificates are not used: %s", error)
+                if isinstance(error, ConfigReadTimeout):
+                    raise

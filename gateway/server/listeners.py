@@ -1,10 +1,7 @@
 """The configured listeners, which open and close together.
 
 A plain listener makes HTTP connections directly.  A listener with TLS or the PROXY protocol makes `Handshake`s.
-Certificates can be replaced at any time, for later handshakes.  `CertificateReloader` reads the files again when they
-change, and `use_certificates` applies the result.  If the new files are unusable, the log states the reason and the
-previous certificates stay in use.  Open connections are not affected.  A reload of the whole configuration loads the
-certificates as well (`gateway.app`).
+`use_certificates` replaces the certificates for later handshakes.  Open connections are not affected.
 
 A worker does not open its sockets itself: the supervisor hands them to it (`Handed`).
 """
@@ -12,7 +9,6 @@ A worker does not open its sockets itself: the supervisor hands them to it (`Han
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -21,17 +17,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from gateway.aio.clock import Clock
 from gateway.aio.tasks import Tasks
 from gateway.config.addresses import Address
 from gateway.config.errors import ConfigError
 from gateway.config.gateway import GatewayConfig
 from gateway.config.listener import ListenerConfig, SystemdSockets, UnixAddress
-from gateway.config.reader import ConfigReader, ConfigReadTimeout
-from gateway.config.watched_files import Stamp, Watch
 from gateway.protocol.client_address import Proxies
 from gateway.server.balancing import Balancer
-from gateway.server.certificates import Certificates, LoadedCertificates, certificate_files, load_certificates
+from gateway.server.certificates import Certificates, LoadedCertificates
 from gateway.server.client_connections import Clients
 from gateway.server.connection import Connection
 from gateway.server.handshake import HTTP_1, Acceptor, Connect, Handshake, HandshakeFailure
@@ -47,8 +40,6 @@ from gateway.server.sockets import (
     passed_sockets,
 )
 from gateway.workers.place import WorkerPlace
-
-_log = logging.getLogger("gateway.server")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -356,46 +347,3 @@ class Listeners:
                 await server.wait_closed()
         self._open.clear()
         await self._tasks.close()
-
-
-class CertificateReloader:
-    """Reloads the listeners' certificates when their files change.
-
-    `configured` returns the configured listeners.  `use` is called with the loaded certificates.  During a reload, the
-    lock `reloading` is held.
-    """
-
-    def __init__(
-        self,
-        configured: Callable[[], Sequence[ListenerConfig]],
-        listeners: Listeners,
-        use: Callable[[Certificates], object],
-        reloading: asyncio.Lock,
-        clock: Clock,
-    ) -> None:
-        self._configured = configured
-        self._listeners = listeners
-        self._use = use
-        self._reloading = reloading
-        self._reader = ConfigReader(self._load, clock)
-        self._watch = Watch(lambda: certificate_files(configured()), self._reload, clock)
-
-    async def run(self, known: Stamp) -> None:
-        """Watch the files until cancelled.  `known` is the stamp of the files from before they were read the first
-        time."""
-        await self._watch.run(known)
-
-    def _load(self) -> Certificates:
-        """Return the certificates of the current listeners.  Runs in a thread for reading files."""
-        return load_certificates(self._configured(), self._listeners.alpn, self._listeners.certificates)
-
-    async def _reload(self) -> None:
-        """Load the files again, and use the new certificates if the files are usable.  Raises ConfigReadTimeout if
-        reading takes too long."""
-        async with self._reloading:
-            try:
-                self._use(await self._reader.read())
-            except ConfigError as error:
-                _log.warning("the new certificates are not used: %s", error)
-                if isinstance(error, ConfigReadTimeout):
-                    raise
