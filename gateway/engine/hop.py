@@ -53,7 +53,7 @@ _UNSETTLED_S: Final = 1.0
 """For so long after a change, workers may have different views of the owners."""
 
 
-class FollowedTopic(Protocol):
+class WatchedTopic(Protocol):
     """The live readers of a stream."""
 
     @property
@@ -63,7 +63,7 @@ class FollowedTopic(Protocol):
 class Following(Protocol):
     """The streams of one protocol that this worker follows."""
 
-    def topics(self) -> Iterable[FollowedTopic]:
+    def topics(self) -> Iterable[WatchedTopic]:
         """Return the topics."""
 
     def restart(self, stream: Stream) -> None:

@@ -1,7 +1,7 @@
 """Hot topics: the topics that are followed for the sake of catch-up reads, and may have no live readers.
 
-If catch-up reads often ask the origin for the tail of a stream, one live request is cheaper.  The topic then becomes
-hot (`heat`).  Every `_COOLING_S` it is checked, and it cools if the stream was read too rarely.
+If catch-up reads often ask the origin for the tail of a stream (`Stream.count_tail_read`), one live request is cheaper.
+The topic then becomes hot (`heat`).  Every `_COOLING_S` it is checked, and it cools if the stream was read too rarely.
 
 Hot topics take at most half of the live requests.  If the bound on live requests is reached, a hot topic without live
 readers is removed to make room for a live reader (`gateway.live.table`).

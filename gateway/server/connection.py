@@ -440,21 +440,3 @@ class Connection(RecognisingConnection):
         if not self._has_ended:
             transport.resume_reading()
         self._set_deadline(_LINGER_S)
-
-
-class SecureConnection(Connection):
-    """An HTTP/1.1 connection over TLS."""
-
-    __slots__ = ()
-
-    scheme = "https"
-
-    @property
-    def held_bytes(self) -> int:
-        """The bytes of memory that this client alone costs.  Encrypted bytes count in full: each client has its own
-        encrypted bytes, even if other clients get the same answer.
-        """
-        if self.cut_reason is not None:
-            return 0
-        held = super().held_bytes
-        return max(held, min(self.unsent_bytes, self._clients.limits.send_buffer_bytes))

@@ -32,7 +32,7 @@ from gateway.protocol.target import BadHost, host_of, without_authority
 from gateway.server.authorising import Authoriser
 from gateway.server.certificates import Certificates
 from gateway.server.client_connections import ClientConnection, Clients, ConnectionRefusal
-from gateway.server.connection import Connection, SecureConnection
+from gateway.server.connection import Connection
 from gateway.server.guarded_reads import SPREAD_S, GuardedReads
 from gateway.server.handler import RequestHandler
 from gateway.server.handshake import HTTP_1, HTTP_2, Connect
@@ -101,6 +101,24 @@ def _shown_address(form: Literal["full", "masked", "none"]) -> Callable[[str | N
             return client_nets(24, 48)
         case "none":
             return lambda address: ""
+
+
+class SecureConnection(Connection):
+    """An HTTP/1.1 connection over TLS."""
+
+    __slots__ = ()
+
+    scheme = "https"
+
+    @property
+    def held_bytes(self) -> int:
+        """The bytes of memory that this client alone costs.  Encrypted bytes count in full: each client has its own
+        encrypted bytes, even if other clients get the same answer.
+        """
+        if self.cut_reason is not None:
+            return 0
+        held = super().held_bytes
+        return max(held, min(self.unsent_bytes, self._clients.limits.send_buffer_bytes))
 
 
 class Frontend:
