@@ -13,7 +13,7 @@ from gateway.errors import GatewayError
 from gateway.http.reply_lines import Head
 from gateway.protocol.hop import HopSaid
 from gateway.upstream.asking import Requester, answer_to
-from gateway.upstream.call import Body, Bounds, OriginCall
+from gateway.upstream.call import Body, Bounds, OriginCall, Shared
 from gateway.upstream.failures import ConnectionLost
 from gateway.upstream.reply import Reply
 
@@ -90,6 +90,8 @@ class Asked:
         self.inflow = MemoryInflow()
         self.said: HopSaid | None = None
         """What another worker says with its answer; None if the origin answers."""
+        self.shared: Shared | None = None
+        """The tape that the request is for."""
         self._asker: Requester
         self._has_left = False
         self._answer: asyncio.Future[Head] = asyncio.get_running_loop().create_future()
@@ -131,6 +133,8 @@ class Asked:
         else:
             reply = Reply(answer.result(), self.inflow, self.bounds, inf)
             reply.said = self.said
+            if self.said is not None and (told := getattr(self._asker, "told", None)) is not None:
+                told(self.said)
             self._asker.head_arrived(reply)
 
     def give_up(self) -> None:
@@ -147,6 +151,7 @@ class MemoryUpstream:
 
     def ask(self, requester: Requester, call: OriginCall) -> Asked:
         asked = Asked(call.method, call.url, call.headers, call.bounds, call.body, is_live=call.is_live)
+        asked.shared = call.shared
         self.asked.append(asked)
         asked.tell(requester)
         requester.sent()

@@ -112,16 +112,28 @@ class FetchTable:
         return None if flight is None or (flight.is_sent and is_overtaken(stream, flight)) else flight
 
     def join_fetch(
-        self, stream: Stream, start: str, route: Route, source: Source, key: str | None = None
+        self,
+        stream: Stream,
+        start: str,
+        route: Route,
+        source: Source,
+        key: str | None = None,
+        *,
+        facts_suffice: bool = False,
     ) -> Lead[Flight] | Follow[Flight]:
         """Join the unsent flight with this key, or launch a new flight.  `key` is `start` by default.
+
+        `facts_suffice` states that the reader does not need the present tail.
 
         If a flight with this key has been sent and is still under way, this method launches a second flight.  To use
         the earlier flight, call `join_earlier` first.
         """
         flight = self._flights.unsent((stream, key or start), source.client)
         if flight is None:
-            return Lead(self.launch(stream, start, route, source, key))
+            flight = self.launch(stream, start, route, source, key)
+            flight.facts_suffice = facts_suffice
+            return Lead(flight)
+        flight.facts_suffice &= facts_suffice
         flight.span.joined()
         note_fetch(flight, leads=False)
         return Follow(flight)
@@ -219,24 +231,33 @@ class FetchTable:
         """
         return (await self.fetched(stream, start, route, source))[0]
 
-    async def fetched(self, stream: Stream, start: str, route: Route, source: Source) -> tuple[Head, int]:
+    async def fresh_facts(self, stream: Stream, route: Route, source: Source) -> Head:
+        """Like `fresh_head` for the metadata, but the head need not state the present tail: if another worker owns the
+        stream and trusts it, the other worker may answer from memory."""
+        return (await self.fetched(stream, METADATA, route, source, facts_suffice=True))[0]
+
+    async def fetched(
+        self, stream: Stream, start: str, route: Route, source: Source, *, facts_suffice: bool = False
+    ) -> tuple[Head, int]:
         """Like `fresh_head`; also return the number of body bytes received, stored or not."""
         size = 0
         for _ in range(MOST_CHANGES):
-            found, flight = await self._fetch_fresh(stream, start, route, source)
+            found, flight = await self._fetch_fresh(stream, start, route, source, facts_suffice=facts_suffice)
             size += flight.fetched
             if not is_overtaken(stream, flight) or stream.ended is not None:
                 return as_seen_by(found, source.headers), size
         return CHANGES_TOO_FAST, size
 
-    async def _fetch_fresh(self, stream: Stream, start: str, route: Route, source: Source) -> tuple[Head, Flight]:
+    async def _fetch_fresh(
+        self, stream: Stream, start: str, route: Route, source: Source, *, facts_suffice: bool
+    ) -> tuple[Head, Flight]:
         earlier = await self.join_earlier(stream, start, route, source.client)
         if earlier is not None and (error := self._negative_cache.find(stream.key, start, source.headers)) is not None:
             return error, earlier
         if earlier is not None and isinstance(earlier.head, StreamHead) and stream.tape.knows_after(start):
             # The earlier flight's bytes are stored, so request only later bytes.
             start = earlier.head.next_offset
-        flight = self.join_fetch(stream, start, route, source).fetch
+        flight = self.join_fetch(stream, start, route, source, facts_suffice=facts_suffice).fetch
         flight.watch()
         try:
             await flight.until_known()
@@ -254,7 +275,7 @@ class FetchTable:
         """
         stream.expiry.asked(self._clock.now())
         if (flight := self.pending(stream, METADATA)) is None:
-            if isinstance(await self.fresh_head(stream, METADATA, route, source), CircuitOpen):
+            if isinstance(await self.fresh_facts(stream, route, source), CircuitOpen):
                 stream.expiry.not_asked()
             return
         flight.askers.add_client(source.client)

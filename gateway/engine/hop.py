@@ -306,7 +306,7 @@ def handed(call: OriginCall, shared: Shared, slot: int) -> OriginCall:
     key, client = shared.key, call.client
     partition = key.partition
     net = client if isinstance(client, str) else next(iter(client.nets), "")
-    asked = HopAsk(partition.route, partition.readers, key.query, net).rendered()
+    asked = HopAsk(partition.route, partition.readers, key.query, net, shared.facts_suffice).rendered()
     headers = call.headers
     if isinstance(headers, RenderedHeaders) and headers.lines is not None:
         changed = headers.copy()

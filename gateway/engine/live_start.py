@@ -265,6 +265,10 @@ class _ReaderAccess:
         start = METADATA if at is None else at
         return await self._reads.fetches.fresh_head(self._stream, start, self._route, self.source)
 
+    async def learn_facts(self) -> Head:
+        """Ask whether the stream exists, and for its identity and lifetime."""
+        return await self._reads.fetches.fresh_facts(self._stream, self._route, self.source)
+
     async def fill(self, topic: Topic, at: str) -> bool:
         """Fetch the bytes after `at` if the follower will not bring them.  Returns whether a fetch has brought bytes or
         another tail."""
@@ -363,7 +367,10 @@ class _Opening:
                 return
         # No other read has learned these facts.  If this read is from the start, one request brings both the facts and
         # the bytes.
-        head = await self._fresh(first)
+        if first == METADATA and start != NOW:
+            head = await reads.fetches.fresh_facts(stream, self._read.route, self._read.source)
+        else:
+            head = await self._fresh(first)
         if first == START and _is_of_start_alone(head, start):
             first, head = METADATA, await self._fresh(METADATA)
         if first == METADATA and isinstance(head, NotShareable | StreamHead) and stream.content_type is None:

@@ -30,7 +30,7 @@ from gateway.engine.writes import Writes
 from gateway.errors import TailMovedBack
 from gateway.live.topics import LiveTopics
 from gateway.live.walk_pace import WalkPace
-from gateway.protocol.hop import HopSaid
+from gateway.protocol.hop import HopSaid, Remembered
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import NOW, START
 from gateway.protocol.sharing import Ground
@@ -72,7 +72,7 @@ class ReplyTaker:
         self._carry_out(fetch.stream, self.recorder.apply_another(fetch))
 
     def take_remembered(self, fetch: SentFetch, said: HopSaid) -> None:
-        """Apply the facts that the stream's owner has in memory, if the origin has failed to answer it."""
+        """Apply the facts that the stream's owner has in memory, if it states them."""
         if said.remembered is None:
             return
         try:
@@ -88,6 +88,8 @@ class ReplyTaker:
         said = fetch.facts.said
         if said is not None and said.alone is not None:
             return self._take_other(fetch, NotShareable(*said.alone), reply)
+        if said is not None and said.is_stale and said.remembered is not None and fetch.flight.start == METADATA:
+            return self._take_facts(fetch, reply, said.remembered)
         learned = classify(fetch.flight.start, reply.head, fetch.route, fetch.facts, self.clock.wall())
         if type(learned) is Learned and not learned.is_beyond:
             return self._take_meaning(fetch, learned, reply)
@@ -133,6 +135,12 @@ class ReplyTaker:
         self.bodies.store_body(fetch, head, reply, body)
         self._stored(fetch, head)
         return None
+
+    async def _take_facts(self, fetch: AnsweredFetch, reply: Reply, remembered: Remembered) -> None:
+        """Answer with the facts in the owner's memory, which `take_remembered` has applied."""
+        if fetch.stream.ended is not None or remembered.tail is None:
+            raise TailMovedBack
+        await self._take_metadata(fetch, reply, StreamHead(remembered.tail, False, remembered.is_closed))
 
     async def _take_metadata(self, fetch: AnsweredFetch, reply: Reply, head: StreamHead) -> None:
         self.live.watch_expiry(fetch.stream)

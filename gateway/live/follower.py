@@ -303,9 +303,9 @@ class Follower:
         await self._learn_lifetime()
 
     async def _learn_lifetime(self) -> None:
-        """Send a HEAD to get the stream's lifetime and identity."""
+        """Get the stream's lifetime and identity, by a HEAD or from its owner's memory."""
         self._asked_version = self._stream.version
-        head = await self._topic.access.fetch(None)
+        head = await self._topic.access.learn_facts()
         if isinstance(head, OriginError):
             self._raise_for_status(head.status)
         if isinstance(head, GatewayError):

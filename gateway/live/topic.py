@@ -86,6 +86,9 @@ class OriginAccess(Protocol):
     async def fetch(self, at: str | None) -> Head:
         """Fetch the bytes after `at` and store them, or send a HEAD if `at` is None."""
 
+    async def learn_facts(self) -> Head:
+        """Ask whether the stream exists, and for its identity and lifetime."""
+
     async def fill(self, topic: Topic, at: str) -> bool:
         """Fetch the bytes after `at`, unless the follower is about to receive them; return whether any were stored."""
 

@@ -2,8 +2,8 @@
 
 A worker that does not own a stream asks the stream's owner, as if that were the origin.  `HOP` in its request names the
 tape that the answer is for.  `HOP_RECORD` in the answer tells what the origin's own headers do not tell: which record
-of the stream the owner has, and how long ago the origin was in contact about it.  If the origin fails, it also tells
-what the owner remembers of the stream.
+of the stream the owner has, and how long ago the origin was in contact about it.  If the origin fails, or if the tail
+does not matter, it also tells what the owner remembers of the stream.
 
 Clients and origins never see these fields (`gateway.protocol.forwarded_headers`), and no client can send them: they are
 read only from the workers' sockets.
@@ -27,12 +27,13 @@ from gateway.protocol.freshness_headers import Lifetime
 HOP: Final = "Gateway-Hop"
 HOP_RECORD: Final = "Gateway-Hop-Record"
 _ABSENT: Final = "-"
+_FACTS: Final = "facts"
 _PLAIN: Final = "".join(sorted(set(map(chr, range(0x21, 0x7F))) - {"%", _ABSENT}))
 """The characters that words repeat as they are."""
 
 
 class HopAsk(NamedTuple):
-    """The tape that a worker asks for, and the network of the client that causes the request."""
+    """The tape that a worker asks for, the network of the client that causes the request, and what may answer it."""
 
     route: str
     readers: str
@@ -40,16 +41,21 @@ class HopAsk(NamedTuple):
     query: str
     """The query of the tape's key."""
     client: str
+    facts_suffice: bool = False
+    """Whether the owner may answer with what it remembers of the stream (`Remembered`), because the worker does not ask
+    for the present tail."""
 
     def rendered(self) -> str:
         """Return the value of `HOP`."""
-        return " ".join(map(_word, self))
+        texts = map(_word, (self.route, self.readers, self.query, self.client))
+        return " ".join((*texts, _FACTS if self.facts_suffice else _ABSENT))
 
     @classmethod
     def parse(cls, text: str) -> HopAsk:
         """Read the value of `HOP`.  Raises ValueError."""
-        route, readers, query, client = (_text(word) or "" for word in text.split(" "))
-        return cls(route, readers, query, client)
+        *words, facts = text.split(" ")
+        route, readers, query, client = (_text(word) or "" for word in words)
+        return cls(route, readers, query, client, facts == _FACTS)
 
 
 class Alone(NamedTuple):
@@ -61,7 +67,7 @@ class Alone(NamedTuple):
 
 
 class Remembered(NamedTuple):
-    """The facts of a stream that an owner has in memory while the origin fails.
+    """The facts of a stream that an owner has in memory, given while the origin fails or if the tail does not matter.
 
     The origin does not vouch for them now: the stream may have grown or ended since `contacted_at`.
     """
@@ -110,8 +116,8 @@ class HopSaid(NamedTuple):
     identity: str | None = None
     """The origin's identifier of the incarnation, if there is one."""
     is_stale: bool = False
-    """Whether the answer states what the origin said earlier: because the origin has failed, or, of an S2 stream,
-    because the owner trusts the tail that its session has stated."""
+    """Whether the answer states what the origin said earlier: because the origin has failed, because the tail does not
+    matter, or, of an S2 stream, because the owner trusts the tail that its session has stated."""
     lifetime: Lifetime | None = None
     """The stream's lifetime, if the owner knows it."""
     alone: Alone | None = None
@@ -119,7 +125,7 @@ class HopSaid(NamedTuple):
     failure: str = ""
     """The name of the owner's own error (`gateway.errors`), if it has no answer of the origin."""
     remembered: Remembered | None = None
-    """The facts in the owner's memory, if the origin has failed to answer."""
+    """The facts in the owner's memory, if the origin has failed to answer or the tail does not matter."""
 
     def rendered(self) -> str:
         """Return the value of `HOP_RECORD`."""

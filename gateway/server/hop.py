@@ -23,6 +23,7 @@ from gateway.config.limits import LimitsConfig
 from gateway.engine.answer import Answer
 from gateway.engine.core import Engine
 from gateway.engine.first_read import FirstRead
+from gateway.engine.hit_for_miss import HEAD
 from gateway.engine.long_poll_waiter import WaitingPoll
 from gateway.engine.read import Read, Uncacheable
 from gateway.engine.route import Route
@@ -67,6 +68,7 @@ from gateway.tape.stream import Stream
 from gateway.telemetry.access_record import NO_ACCESS_LOG
 from gateway.telemetry.metrics import NoMetrics
 from gateway.telemetry.tracing import NO_TRACER
+from gateway.upstream.flight import METADATA
 
 _PASSED: Final = ("Accept-Encoding", "Via", "CDN-Loop")
 """The headers of a shared fetch, besides the credentials."""
@@ -106,6 +108,20 @@ class HopDress:
         stream = self._engine.store.find(key)
         remembered = self._remembered(stream)
         return self.said(stream if remembered is not None else None)._replace(remembered=remembered)
+
+    def facts(self, read: Read) -> HopSaid | None:
+        """Return the record for an answer to a HEAD that states no present tail; None if the origin must be asked.
+
+        A reader of this worker would not have asked the origin for the facts either.
+        """
+        stream = self._engine.store.find(read.key)
+        if stream is None or stream.tape.tail is None or read.route.unshared.reason(read.key, HEAD) is not None:
+            return None
+        if not stream.may_answer_alone(self._now(), read.route.trust_s):
+            return None
+        if (remembered := self._remembered(stream)) is None:
+            return None
+        return self.said(stream, remembered.contacted_at)._replace(is_stale=True, remembered=remembered)
 
     def _remembered(self, stream: Stream | None) -> Remembered | None:
         """Return the facts in memory; None if there are none, or if the stream may have ended."""
@@ -369,6 +385,8 @@ class HopHandler(RequestHandler):
             if context.mode in LIVE and self.live_requests.begins_at_once(context, read):
                 return None
             meaning = _meaning(context.mode, read)
+            if asked.facts_suffice and context.mode is _HEAD:
+                return self._answer_facts(context, meaning, read)
             if context.mode is _CATCHUP and self._waits(context, meaning, read):
                 return None
             return self._answer_shared(context, meaning, read)
@@ -416,8 +434,23 @@ class HopHandler(RequestHandler):
             return self._recorder.refuse_read(context, read.key, error)
         return await self._deliver(context, read, answer)
 
+    async def _answer_facts(self, context: RequestContext, meaning: RequestMeaning, read: Read) -> Answered | None:
+        """Answer a HEAD from memory if possible: the other worker does not ask for the tail."""
+        fetches, stream = self._engine.fetches, self._engine.store.find(read.key)
+        for start in (METADATA, START):
+            if stream is not None and self._dress.facts(read) is None:
+                # Another read may be asking the origin for the same facts.
+                await fetches.join_earlier(stream, start, read.route, read.source.client)
+        if (said := self._dress.facts(read)) is None:
+            return await self._answer_shared(context, meaning, read)
+        return self._say(context, said)
+
     def _say_alone(self, context: RequestContext, alone: Alone) -> Answered:
-        headers = CIMultiDict({HOP_RECORD: self._dress.alone(alone).rendered(), "Cache-Control": "no-store"})
+        return self._say(context, self._dress.alone(alone))
+
+    @staticmethod
+    def _say(context: RequestContext, said: HopSaid) -> Answered:
+        headers = CIMultiDict({HOP_RECORD: said.rendered(), "Cache-Control": "no-store"})
         return context.delivery.text(200, headers, b"")
 
     def _begin_delivery(self, context: RequestContext, read: Read, answer: Answer) -> Answered | Work:

@@ -62,6 +62,8 @@ class Shared(NamedTuple):
     key: StreamKey
     is_handed: bool
     """Whether the request has come from another worker, and must not be handed to yet another one."""
+    facts_suffice: bool = False
+    """Whether the reply need not state the present tail, so that the owner may answer from memory."""
 
 
 Body: TypeAlias = AsyncIterator[bytes] | bytes | None

@@ -171,6 +171,7 @@ class Flight(SharedFetch):
         "charged_bytes",
         "dropped_bytes",
         "expected",
+        "facts_suffice",
         "fetched",
         "first",
         "head",
@@ -203,6 +204,8 @@ class Flight(SharedFetch):
         self.start = start
         self.key = key or start
         """The key by which readers find the flight."""
+        self.facts_suffice = False
+        """Whether no reader of the flight needs the tail that the origin has now."""
         self.keep_bytes = keep_bytes
         self.lag_bytes = max(keep_bytes, 2 * WINDOW_BYTES)
         """A reader that is behind by more than this number of bytes is dropped."""

@@ -9,8 +9,10 @@ import pytest
 
 from gateway.engine.reply_recorder import ReplyRecorder, SentFetch
 from gateway.errors import ShortOfMemory, TailMovedBack, UpstreamTimeout, UpstreamUnreachable
+from gateway.protocol.freshness_headers import Lifetime
+from gateway.protocol.hop import HopSaid, Remembered
 from gateway.protocol.mode import Mode
-from gateway.tape.stream import Stream
+from gateway.tape.stream import End, Stream
 from gateway.upstream.flight import METADATA, Beyond, Head, OriginError, StreamHead
 from tests.engine.bench import BinaryOrigin, EngineBench, Start, part_of_stream
 from tests.memory_upstream import BOUND_S, Asked
@@ -42,6 +44,45 @@ async def test_those_who_come_before_a_fetch_is_sent_share_it(start: Start) -> N
     assert set(heads) == {StreamHead("0002", up_to_date=True, is_closed=False)}
     await eventually(lambda: repr(bench.engine.fetches) == "0 flights, 0 waiting", look_s=0)
     assert len(bench.upstream.asked) == 1
+
+
+@pytest.mark.parametrize("needs", [["facts"], ["facts", "facts"], ["facts", "tail"], ["tail", "facts"]])
+async def test_facts_suffice_for_a_head_that_no_reader_needs_the_tail_of(start: Start, needs: list[str]) -> None:
+    bench = start()
+    stream, read, fetches = opened(bench), bench.read("/s"), bench.engine.fetches
+    looks = [
+        asyncio.create_task(
+            fetches.fresh_facts(stream, read.route, read.source)
+            if need == "facts"
+            else fetches.fresh_head(stream, METADATA, read.route, read.source)
+        )
+        for need in needs
+    ]
+    asked = await bench.until(1)
+    assert asked.shared is not None
+    assert asked.shared.facts_suffice is ("tail" not in needs)
+    BinaryOrigin(b"ab")(asked)
+    await asyncio.gather(*looks)
+    assert len(bench.upstream.asked) == 1
+
+
+@pytest.mark.parametrize("life", ["life", "another"])
+async def test_facts_in_the_owners_memory_name_no_present_tail(start: Start, life: str) -> None:
+    facts = Remembered("text/plain", "2", False, 100.0, False, False, (), ())
+    said = HopSaid("1.1.1", 100.0, "life", is_stale=True, lifetime=Lifetime(60, None), remembered=facts)
+
+    def owner(asked: Asked) -> None:
+        asked.said = said
+        asked.answer(200)
+
+    bench = start(owner)
+    stream, read = opened(bench), bench.read("/s")
+    fetches = bench.engine.fetches
+    assert await fetches.fresh_facts(stream, read.route, read.source) == StreamHead("2", False, False)
+    assert (stream.sighting, stream.expiry.lifetime) == (None, Lifetime(60, None))
+    said = said._replace(life=life)
+    found = await fetches.fresh_facts(stream, read.route, read.source)
+    assert isinstance(found, TailMovedBack) is (stream.ended is End.RECREATED) is (life == "another")
 
 
 async def test_those_who_come_after_it_was_sent_share_the_next_one(start: Start) -> None:

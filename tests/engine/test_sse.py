@@ -12,9 +12,11 @@ import pytest
 from gateway.engine.read import Uncacheable
 from gateway.engine.sse import Subscription
 from gateway.live.subscriber import Subscriber
+from gateway.protocol.freshness_headers import Lifetime
+from gateway.protocol.hop import HopSaid, Remembered
 from gateway.protocol.mode import Mode
 from gateway.telemetry.access_record import CloseReason
-from tests.engine.bench import BinaryOrigin, EngineBench, EventStream, Start, bring, confirm
+from tests.engine.bench import BINARY, BinaryOrigin, EngineBench, EventStream, Start, bring, confirm
 from tests.memory_upstream import Asked
 from tests.waiting import eventually, pass_turns
 
@@ -54,6 +56,25 @@ async def test_a_reader_is_not_up_to_date_where_an_acknowledged_append_is_still_
     bring(live, b"cd", "0004")
     await eventually(lambda: datas(wire) == ["ab", "cd"], look_s=0)
     assert controls(wire)[-1]["upToDate"]
+
+
+async def test_a_reader_of_facts_in_the_owners_memory_waits_for_the_follower_to_confirm_the_tail(start: Start) -> None:
+    def owner(asked: Asked) -> None:
+        if asked.method == "HEAD":
+            facts = Remembered(BINARY["Content-Type"], "0002", False, 100.0, False, False, (), ())
+            said = HopSaid("1.1.1", 100.0, "life", identity="id", is_stale=True, lifetime=Lifetime(None, None))
+            asked.said = said._replace(remembered=facts)
+            asked.answer(200)
+
+    bench = start(owner)
+    opening = asyncio.create_task(bench.subscribe("/s?offset=0002&live=sse"))
+    live = await bench.live_request()
+    await pass_turns()
+    assert not opening.done()
+    confirm(live, "0002")
+    wire, _ = await opening
+    assert [(control["streamNextOffset"], control["upToDate"]) for control in controls(wire)] == [("0002", True)]
+    assert [asked.method for asked in bench.upstream.asked if not asked.is_live] == ["HEAD"]
 
 
 class TestFirstReader:

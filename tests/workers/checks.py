@@ -19,7 +19,7 @@ from typing import Final
 from gateway.origin import sse
 from gateway.origin.faults import GatedSwitch
 from gateway.origin.requests import Kind
-from tests.offload.crowd import BOUND_S, Checker, Client
+from tests.offload.crowd import BOUND_S, Checker, Client, Reply
 from tests.waiting import eventually
 from tests.workers.site import JSON, Site, followed, read_all
 
@@ -256,6 +256,30 @@ async def check_fetches(site: Site) -> None:
     # Each read that comes later asks where the tail is; a HEAD brings the lifetime.
     assert counters.requests[Kind.CATCHUP] <= len(clients) * LIVE_STREAMS
     assert counters.requests[Kind.HEAD] <= LIVE_STREAMS
+
+
+async def check_facts(site: Site) -> None:
+    """Readers at all workers that begin at an offset ask the origin for the stream's facts once, while it confirms no
+    tail."""
+    counters, author, clients = site.origin.origin.counters, await site.origin_client(), await site.client_of_each()
+    created = await author.send("PUT", "/facts", JSON, b"[1]")
+    held = site.origin.origin.faults.hold(kind=Kind.SSE, path="/facts")
+    counters.reset()
+    polls: list[asyncio.Task[Reply]] = []
+
+    async def all_wait() -> bool:
+        return (await site.gateway.figures())["durable_gateway_subscribers"] == len(polls)
+
+    try:
+        for client in clients:
+            target = f"/facts?live=long-poll&offset={created.next_offset}"
+            polls.append(asyncio.create_task(client.send("GET", target)))
+            await eventually(all_wait, look_s=0.01)
+        expect("HEADs", counters.requests[Kind.HEAD], 1)
+    finally:
+        held.release()
+        await author.send("POST", "/facts", {"Stream-Closed": "true"})
+        await asyncio.gather(*polls)
 
 
 async def check_hops(site: Site) -> None:

@@ -47,11 +47,11 @@ WORDS = st.text(max_size=12)
 KEY = StreamKey(Group("http://origin", "/s"), "", Partition("default"))
 
 
-@given(WORDS, WORDS, WORDS, WORDS)
-@example("-", "-", "-", "-")
-@example("a-b", "%2D", "x=\udcff", " ")
-def test_what_is_asked_survives(route: str, readers: str, query: str, client: str) -> None:
-    asked = HopAsk(route, readers, query, client)
+@given(WORDS, WORDS, WORDS, WORDS, st.booleans())
+@example("-", "-", "-", "-", True)
+@example("a-b", "%2D", "x=\udcff", " ", False)
+def test_what_is_asked_survives(route: str, readers: str, query: str, client: str, facts_suffice: bool) -> None:
+    asked = HopAsk(route, readers, query, client, facts_suffice)
     assert HopAsk.parse(asked.rendered()) == asked
 
 
@@ -513,3 +513,24 @@ async def test_a_read_that_an_owner_makes_is_one_of_another_worker() -> None:
     )
     assert (mode, read.is_handed, read.source.is_handed) == (Mode.SSE, True, True)
     await bench.close()
+
+
+async def test_an_owner_states_the_facts_that_its_own_readers_would_use() -> None:
+    bench = EngineBench(part_of_stream(b"ab", "2"))
+    try:
+        dress, read = HopDress(bench.engine, "1.1.1"), bench.read("/s")
+        await bench.body()
+        assert dress.facts(read) is None, "the lifetime is not known"
+        await bench.engine.fetches.fresh_facts(bench.stream, bench.route, read.source)
+        said = dress.facts(read)
+        assert said is not None
+        assert said.remembered is not None
+        assert (said.is_stale, said.life, said.remembered.tail) == (True, bench.stream.own_record().life, "2")
+        bench.clock.advance(bench.route.trust_s + 1)
+        assert dress.facts(read) is None
+        await bench.body()
+        assert dress.facts(read) is not None
+        bench.stream.may_be_another()
+        assert dress.facts(read) is None
+    finally:
+        await bench.close()
