@@ -125,6 +125,8 @@ class Follower:
         """Whether to retry SSE, which has failed, after one connection lifetime."""
         self._is_by_hop = False
         """Whether the stream's owner, another worker, answers the latest live request."""
+        self._is_of_known_record = False
+        """Whether that owner has answered from the record from which this worker has its bytes."""
         self._may_poll = True
         """Whether large events may be long-polled.  False once the origin's long-polls have proved broken."""
 
@@ -296,9 +298,12 @@ class Follower:
         The events do not show this, because a re-created stream may have the same offsets.  The HEAD is skipped if the
         gateway held no bytes of the stream when the follower began, and knows the stream's identity and lifetime.  If
         the gateway has only seen the stream's creation, it does not know the identity yet.
+
+        Another worker names its record of the stream with its live reply, and sends the HEAD itself.
         """
         is_new, self._is_new = self._is_new, False
-        if is_new and self._stream.identity is not None and self._stream.expiry.lifetime is not None:
+        is_known = (is_new and self._stream.identity is not None) or self._is_of_known_record
+        if is_known and self._stream.expiry.lifetime is not None:
             return
         await self._learn_lifetime()
 
@@ -381,7 +386,7 @@ class Follower:
             shared=Shared(self._stream.key, source.is_handed),
         )
         reply = await self._upstream.send(call, self._sent)
-        self._is_by_hop = False
+        self._is_by_hop = self._is_of_known_record = False
         if (said := reply.said) is not None:
             if said.alone is not None:
                 reply.close()
@@ -389,6 +394,11 @@ class Follower:
                     raise UpstreamUnavailable
                 self._stop_sharing(NotShareable(*said.alone))
             self._is_by_hop = True
+            record = self._stream.own_record()
+            self._is_of_known_record = record.is_known(said)
+            if record.has_dropped_bytes(said):
+                # The owner's bytes may have been another stream's, and so may this worker's, which it got from there.
+                self._store.forget_bytes(self._stream)
             if not self._stream.learn_owner(said):
                 reply.close()
                 raise TailMovedBack

@@ -212,12 +212,14 @@ class OwnersRecord:
             return True
         return identity is not None and identity == said.identity
 
+    def is_known(self, said: HopSaid) -> bool:
+        """Return whether the owner and its record are those that were heard last."""
+        known = self.said
+        return known is not None and bool(said.life) and (known.owner, known.life) == (said.owner, said.life)
+
     def has_dropped_bytes(self, said: HopSaid) -> bool:
         """Return whether the owner has dropped all bytes of its record since it was heard last."""
-        known = self.said
-        if known is None or not said.name:
-            return False
-        return (known.owner, known.life) == (said.owner, said.life) and known.name != said.name
+        return bool(said.name) and self.is_known(said) and self.said is not None and self.said.name != said.name
 
     def learn(self, said: HopSaid, incarnation: str) -> None:
         """Record what the owner says; `incarnation` is this worker's own name for the bytes that it has."""

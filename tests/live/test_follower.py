@@ -12,6 +12,7 @@ from gateway.aio.signal import Signal
 from gateway.engine.answer import Answer
 from gateway.engine.sse import Subscription
 from gateway.errors import CircuitOpen, UpstreamUnreachable
+from gateway.protocol.freshness_headers import Lifetime
 from gateway.protocol.hop import HOP_RECORD, Alone, HopSaid
 from gateway.protocol.names import SSE_DATA_ENCODING
 from gateway.protocol.sse import Control, encode_control, encode_data
@@ -138,6 +139,40 @@ async def test_the_first_loss_of_another_workers_answer_makes_no_reader_wait(fol
     await pass_turns()
     assert len(followed.live) == 2
     await followed.asked(3)
+
+
+async def test_the_live_answer_of_a_known_record_needs_no_head(followed: Followed) -> None:
+    followed.join()
+    said = HopSaid("0.1.9", followed.bench.clock.now(), "life", "name", lifetime=Lifetime(None, None))
+    heads: list[int] = []
+    for number, record in enumerate([said, said, said._replace(owner="1.1.8"), said._replace(owner="1.1.8")], 1):
+        asked = await followed.asked(number)
+        asked.said = record
+        begin(asked, "0002")
+        await eventually(lambda: followed.position == "0002")
+        heads.append(sum(one.method == "HEAD" for one in followed.bench.upstream.asked))
+        # A connection that has lasted is no failure.
+        followed.bench.clock.advance(2.0)
+        asked.fail(UpstreamUnreachable())
+        await eventually(lambda: followed.position is None)
+    assert heads == [1, 1, 2, 2]
+
+
+async def test_bytes_that_the_owner_has_dropped_are_dropped(followed: Followed) -> None:
+    followed.join()
+    said = HopSaid("0.1.9", followed.bench.clock.now(), "life", "name")
+    asked = await followed.asked(1)
+    asked.said = said
+    begin(asked, "0002")
+    asked.inflow.say(encode_data(b"cd", base64=True) + encode_control(Control("0004", "2", True, False)))
+    await eventually(lambda: followed.position == "0004")
+    assert followed.bench.stream.block_count
+    asked.fail(UpstreamUnreachable())
+    again = await followed.asked(2)
+    again.said = said._replace(name="other")
+    begin(again, "0004")
+    await eventually(lambda: followed.position == "0004")
+    assert not followed.bench.stream.block_count
 
 
 async def test_a_follower_goes_on_when_its_origin_is_back(followed: Followed) -> None:
