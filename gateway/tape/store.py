@@ -35,8 +35,10 @@ from gateway.tuples import make
 
 S = TypeVar("S", bound=Stream)
 
-MAX_TAGS = 1_024
+MAX_TAGS: Final = 1_024
 """The most surrogate keys of one stream."""
+MAX_TAG_BYTES: Final = 1 << 16
+"""The most bytes of these keys that several replies may name together: as many as one reply may name alone."""
 
 # Enum members are slow to reach in Python 3.11.
 _EVICTED: Final = End.EVICTED
@@ -132,17 +134,19 @@ class TapeStore:
         """Add the surrogate keys that a reply with bytes of the stream has named.  Does nothing on an ended stream.
 
         The keys of all replies are collected until the bytes are forgotten.  If there would be more than `MAX_TAGS`
-        keys, the bytes are forgotten at once, so that a purge by key always finds all bytes with the key.
+        keys, or more than `MAX_TAG_BYTES` in their names, the bytes are forgotten at once, so that a purge by key
+        always finds all bytes with the key.
         """
         if not surrogate_keys or stream.ended is not None:
             return
         if stream.tagged_as == stream.version.incarnation:
             if surrogate_keys <= stream.surrogate_keys:
                 return
-            if len(stream.surrogate_keys | surrogate_keys) > MAX_TAGS:
+            collected = stream.surrogate_keys | surrogate_keys
+            if len(collected) > MAX_TAGS or sum(map(len, collected)) > MAX_TAG_BYTES:
                 self.forget_bytes(stream)
             else:
-                surrogate_keys |= stream.surrogate_keys
+                surrogate_keys = collected
         self._paths.tag(stream, surrogate_keys)
         stream.tagged_as = stream.version.incarnation
         self.weigh(stream)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from gateway.protocol.sharing import Group, Partition, StreamKey
 from gateway.tape.costs import TAPE_COST
 from gateway.tape.eviction import LeastRecentlyUsed
-from gateway.tape.store import MAX_TAGS, TapeStore
+from gateway.tape.store import MAX_TAG_BYTES, MAX_TAGS, TapeStore
 from gateway.tape.stream import End, Stream
 from gateway.telemetry.metrics import NoMetrics
 
@@ -84,9 +85,13 @@ class Index(RuleBasedStateMachine):
         assert repr(self.tapes) == "0 streams in 0 groups, 0 surrogate keys"
 
 
-def test_a_stream_with_too_many_tags_loses_its_bytes_and_earlier_tags() -> None:
+@pytest.fixture
+def store() -> TapeStore:
     numbers = iter(range(10))
-    store = TapeStore(1 << 20, LeastRecentlyUsed(), lambda: str(next(numbers)), NoMetrics())
+    return TapeStore(1 << 20, LeastRecentlyUsed(), lambda: str(next(numbers)), NoMetrics())
+
+
+def test_a_stream_with_too_many_tags_loses_its_bytes_and_earlier_tags(store: TapeStore) -> None:
     stream = store.open(StreamKey(Group("http://origin", "/s"), "", Partition("default")), 0.0)
     for number in range(MAX_TAGS):
         store.tag(stream, frozenset({f"key-{number}"}))
@@ -97,6 +102,17 @@ def test_a_stream_with_too_many_tags_loses_its_bytes_and_earlier_tags() -> None:
     assert stream.tape.size == 0
     assert store.tagged("key-7") == []
     assert store.tagged("one-more") == [stream]
+
+
+def test_keys_of_many_bytes_make_the_bytes_forgotten_and_those_of_one_reply_do_not(store: TapeStore) -> None:
+    stream = store.open(StreamKey(Group("http://origin", "/s"), "", Partition("default")), 0.0)
+    one_reply = frozenset(f"{number:01000}" for number in range(MAX_TAG_BYTES // 1_000 + 1))
+    store.tag(stream, one_reply)
+    store.store(stream, "-1", "0001", [b"bytes"], 0.0)
+    store.tag(stream, one_reply)
+    assert (stream.tape.size, stream.surrogate_keys) == (5, one_reply)
+    store.tag(stream, frozenset({"one-more"}))
+    assert (stream.tape.size, stream.surrogate_keys) == (0, frozenset({"one-more"}))
 
 
 TestIndex = Index.TestCase
