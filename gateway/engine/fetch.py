@@ -36,7 +36,6 @@ from gateway.errors import (
     bare,
 )
 from gateway.http.reply import Interim
-from gateway.live.walk_pace import WalkPace
 from gateway.protocol.hop import HopSaid
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import NOW
@@ -56,6 +55,7 @@ from gateway.upstream.flight import (
 from gateway.upstream.incoming import MOST_READ_BYTES
 from gateway.upstream.intake import Inflow
 from gateway.upstream.reply import Reply
+from gateway.upstream.retries import WalkPace
 
 _log = logging.getLogger("gateway.engine.fetch")
 

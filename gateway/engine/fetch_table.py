@@ -25,7 +25,6 @@ from gateway.errors import (
     CircuitOpen,
 )
 from gateway.live.topics import LiveTopics
-from gateway.live.walk_pace import WalkPace
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import NOW
 from gateway.tape.costs import BODY_SHARE
@@ -47,6 +46,7 @@ from gateway.upstream.flight import (
     StreamHead,
     as_seen_by,
 )
+from gateway.upstream.retries import WalkPace
 
 _KINDS = {METADATA: "metadata", NOW: "tail", CONFIRMATION: "confirmation"}
 

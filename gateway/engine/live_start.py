@@ -21,7 +21,8 @@ from gateway.engine.hit_for_miss import ANY_LIVE
 from gateway.engine.read import Read, StreamEnded, Uncacheable
 from gateway.engine.reply_recorder import is_outdated
 from gateway.engine.route import Route
-from gateway.errors import GatewayError, TailMovedBack, UpstreamBroken
+from gateway.errors import TailMovedBack, UpstreamBroken
+from gateway.live.replies import has_failed
 from gateway.live.subscriber import Drain
 from gateway.live.topic import LiveTimes, Topic
 from gateway.live.topics import LiveTopics
@@ -109,13 +110,6 @@ class LiveReads:
         """Return whether the read may begin with bytes in memory although the origin does not answer."""
         progress = self.progress(read, stream, read.start)
         return outlasts_failure(stream, progress, self.clock.now(), self.clock.wall())
-
-    @staticmethod
-    def has_failed(head: Head) -> bool:
-        """Return whether the origin failed to answer."""
-        if isinstance(head, OriginError):
-            return head.status >= 500 or head.status == 429
-        return isinstance(head, GatewayError)
 
     @staticmethod
     def check_stored(stream: Stream, start: str, head: Head | None) -> None:
@@ -324,7 +318,7 @@ class _Opening:
                 confirmed = await reads.confirming.confirm(read, stream)
                 reads.check_ended(stream)
                 is_there = stream.outlasts_failure(reads.clock.now(), reads.clock.wall())
-                if confirmed is not None and not (reads.has_failed(confirmed) and is_there):
+                if confirmed is not None and not (has_failed(confirmed) and is_there):
                     self.tail = _named_tail(reads.expect_stream(confirmed)) or self.tail
             case Question.LIFETIME:
                 progress.is_lifetime_asked = True
@@ -378,7 +372,7 @@ class _Opening:
             first, head = start, await self._fresh(start)
         if stream.content_type is None:
             reads.expect_stream(head)
-        if reads.has_failed(head):
+        if has_failed(head):
             # The stream's owner, another worker, has told the facts in its memory.  It may have the bytes, too.
             if start in (NOW, stream.tape.tail):
                 return
@@ -409,13 +403,13 @@ class _Opening:
             # The origin has trimmed beyond the bytes in memory.  Start again from the client's offset.
             raise TailMovedBack
         is_there = stream.outlasts_failure(reads.clock.now(), reads.clock.wall())
-        if is_there and stream.elsewhere is not None and reads.has_failed(reply):
+        if is_there and stream.elsewhere is not None and has_failed(reply):
             # The stream's owner, another worker, may trust the stream, or have the bytes.
             if stream.is_trusted(reads.clock.now(), self._read.route.trust_s):
                 return None
             if start not in (NOW, known) and not stream.tape.knows_after(start):
                 return await self._check_offset(start)
-        if not reads.has_failed(reply) or not stream.tape.knows_after(start) or not is_there:
+        if not has_failed(reply) or not stream.tape.knows_after(start) or not is_there:
             reads.expect_stream(reply)
         return None
 

@@ -25,6 +25,7 @@ from gateway.engine.response_heads import (
     timed_out,
 )
 from gateway.errors import TailMovedBack
+from gateway.live.replies import has_failed
 from gateway.live.topic import Topic
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.names import ACCEL_BUFFERING, NOW, START, STREAM_CURSOR
@@ -177,12 +178,12 @@ class LongPoll:
         if isinstance(head, OriginError) and head.status == 410:
             # The origin has trimmed beyond the bytes in memory.  Start again from the client's offset.
             raise TailMovedBack
-        if isinstance(head, OriginError) and not self._reads.has_failed(head):
+        if isinstance(head, OriginError) and not has_failed(head):
             # The origin refuses the stream, so send no more of it.
             raise StreamEnded(head)
-        if self._reads.has_failed(head) and not stream.outlasts_failure(self.clock.now(), self.clock.wall()):
+        if has_failed(head) and not stream.outlasts_failure(self.clock.now(), self.clock.wall()):
             self._reads.expect_stream(head)
-        if self._reads.has_failed(head) and outcome is Outcome.HIT:
+        if has_failed(head) and outcome is Outcome.HIT:
             outcome = Outcome.STALE_IF_ERROR
         # The bytes read before the fetch may have been evicted since, but are still valid.
         reading = max(reading, tape.read(read.start, self._reads.max_reply_bytes), key=lambda one: one.size)

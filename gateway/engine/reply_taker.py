@@ -29,7 +29,6 @@ from gateway.engine.reply_recorder import Effect, ReplyRecorder, SentFetch, is_o
 from gateway.engine.writes import Writes
 from gateway.errors import TailMovedBack
 from gateway.live.topics import LiveTopics
-from gateway.live.walk_pace import WalkPace
 from gateway.protocol.hop import HopSaid, Remembered
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import NOW, START
@@ -41,6 +40,7 @@ from gateway.upstream.asking import Upstream
 from gateway.upstream.call import OriginCall, Shared
 from gateway.upstream.flight import CONFIRMATION, METADATA, NotShareable, OriginError, StreamHead
 from gateway.upstream.reply import Reply
+from gateway.upstream.retries import WalkPace
 
 
 class AnsweredFetch(SentFetch, Protocol):

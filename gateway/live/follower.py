@@ -29,29 +29,14 @@ from gateway.errors import (
     UpstreamUnavailable,
     bare,
 )
-from gateway.live.frames import decoded, end_of, unwrapped
+from gateway.live.replies import FollowingEnded, ReplyEvents, has_failed, is_sse, poll_control, refusal, unwrapped
 from gateway.live.table import pause_before_reconnect
 from gateway.live.topic import Topic
-from gateway.live.walk_pace import WalkPace
 from gateway.protocol.cursor import next_cursor
 from gateway.protocol.etag import stream_identity
 from gateway.protocol.mode import Mode
-from gateway.protocol.names import (
-    EVENT_CONTROL,
-    EVENT_DATA,
-    LIVE_LONG_POLL,
-    LIVE_SSE,
-    SSE_DATA_ENCODING,
-    SSE_TYPE,
-    START,
-    STREAM_CLOSED,
-    STREAM_UP_TO_DATE,
-    is_json,
-    is_sse_text,
-    is_true,
-    media_type,
-)
-from gateway.protocol.sse import Control, SseParser, SseTooLarge, parse_control
+from gateway.protocol.names import LIVE_LONG_POLL, LIVE_SSE, SSE_DATA_ENCODING, SSE_TYPE, START, is_json, is_sse_text
+from gateway.protocol.sse import Control, SseTooLarge
 from gateway.tape.arriving import Arriving
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End
@@ -61,6 +46,7 @@ from gateway.upstream.asking import Upstream
 from gateway.upstream.call import Bounds, OriginCall, Shared
 from gateway.upstream.flight import NotShareable, OriginError, StreamHead
 from gateway.upstream.reply import Reply
+from gateway.upstream.retries import WalkPace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,24 +55,8 @@ _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
 _SHORT_LIFE_S = 1.0
 _LIFETIME_JITTER = (0.8, 1.0)
-_BULK_BYTES = 1 << 13
-"""A stream is long-polled if a binary event has at least this size.  Base64 would add a third to such an event, which
-is much more than the two heads of a long-poll.
-"""
 _LEAST_HELD = 1 << 20
 """One reply may hold this many bytes in memory even if the cache is smaller."""
-_EVENT_COST = 64
-"""Bytes counted for each event in addition to its data, because an origin may send many tiny or empty events."""
-_NO_SSE = frozenset({400, 405, 406, 415, 501})
-"""Statuses with which an origin without SSE may answer."""
-
-
-class FollowingEnded(Exception):
-    """The origin has answered that the stream no longer exists."""
-
-    def __init__(self, why: End) -> None:
-        super().__init__(why)
-        self.why = why
 
 
 class Follower:
@@ -239,8 +209,8 @@ class Follower:
         if reply.status not in (200, 204):
             await self._check_offset(at, reply.status)
             self._raise_for_status(reply.status, at)
-        end = end_of(reply.headers)
-        self._cursor = reply.headers.get("Stream-Cursor")
+        control = poll_control(reply.status, reply.headers)
+        self._cursor = control.cursor
         body = b""
         if reply.status == 200:
             chunks: list[bytes] = []
@@ -259,12 +229,11 @@ class Follower:
             body = b"".join(chunks)
             if self._stream.tape.is_json:
                 body = unwrapped(body)
-        if not self._is_by_hop and not self._stream.learn_identity(stream_identity(reply.headers, at, end)):
+        identity = None if self._is_by_hop else stream_identity(reply.headers, at, control.next_offset)
+        if not self._stream.learn_identity(identity):
             raise TailMovedBack
-        is_closed = is_true(reply.headers.get(STREAM_CLOSED))
-        up_to_date = is_closed or reply.status == 204 or is_true(reply.headers.get(STREAM_UP_TO_DATE))
-        self._take(at, Control(end, None, up_to_date, is_closed), [body] if body else [])
-        self._pace.ended(self._stream, len(body), self._clock.now(), is_up_to_date=up_to_date)
+        self._take(at, control, [body] if body else [])
+        self._pace.ended(self._stream, len(body), self._clock.now(), is_up_to_date=control.up_to_date)
         return not body
 
     # -- SSE
@@ -276,8 +245,7 @@ class Follower:
         at = self._next_offset
         async with await self._ask(at, LIVE_SSE, bounds) as reply:
             self._judge_sharing(reply)
-            is_sse = media_type(reply.headers.get("Content-Type")) == SSE_TYPE
-            if reply.status in _NO_SSE or (reply.status == 200 and not is_sse):
+            if not is_sse(reply.status, reply.headers):
                 await self._check_offset(at, reply.status)
                 self._speaks_sse = False
                 return
@@ -318,44 +286,27 @@ class Follower:
             raise self._counted_failure
 
     async def _take_events(self, at: str, reply: Reply, is_base64: bool) -> None:
-        parser = SseParser(2 * self._most_held)
-        waiting: list[bytes] = []
-        held = 0
+        events = ReplyEvents(self._stream.tape, self._most_held, is_base64=is_base64)
 
         def take(chunk: bytes) -> bool:
             """Process received bytes; return whether to stop reading."""
-            nonlocal at, waiting, held
+            nonlocal at
             self._received(len(chunk), Mode.SSE)
             try:
-                events = parser.feed(chunk)
+                for control, pieces in events.read_chunk(chunk):
+                    self._cursor = control.cursor
+                    at = self._take(at, control, pieces)
+                    if control.is_closed:
+                        return True
             except SseTooLarge as error:
                 self._stop_sse()
                 raise UpstreamBroken from error
-            is_heard = False
-            for event in events:
-                is_heard = event.name == EVENT_CONTROL
-                if event.name == EVENT_DATA:
-                    self._is_bulk |= is_base64 and self._may_poll and len(event.data) >= _BULK_BYTES
-                    waiting.append(decoded(event.data, is_base64=is_base64, is_json=self._stream.tape.is_json))
-                    held += len(waiting[-1]) + _EVENT_COST
-                    if held > self._most_held:
-                        self._stop_sse()
-                        raise UpstreamBroken
-                elif is_heard:
-                    try:
-                        control = parse_control(event.data)
-                    except ValueError as error:
-                        raise UpstreamBroken from error
-                    self._cursor = control.cursor
-                    at = self._take(at, control, [data for data in waiting if data])
-                    waiting, held = [], 0
-                    if control.is_closed:
-                        return True
-            if not is_heard and not waiting and parser.is_between_events and not self._is_by_hop:
+            if events.is_silent and not self._is_by_hop:
                 # A comment shows, like an event, that the origin is alive and has sent all events so far.  Another
                 # worker's comment shows only that the worker is alive.
                 self._topic.heard(self._clock.now())
-            return self._is_bulk and not waiting
+            self._is_bulk |= self._may_poll and events.is_bulk
+            return self._is_bulk and not events.is_waiting
 
         await reply.each(take)
 
@@ -481,27 +432,15 @@ class Follower:
         if not self._asked_version.same_acks_as(self._stream.version):
             return
         head = await self._topic.access.fetch(None)
-        if isinstance(head, GatewayError) or (
-            isinstance(head, OriginError) and (head.status >= 500 or head.status == 429)
-        ):
+        if has_failed(head):
             raise UpstreamUnavailable
         if not isinstance(head, OriginError) or head.status not in (404, 410):
             raise FollowingEnded(End.PURGED)
 
-    def _raise_for_status(self, status: int, at: str | None = None) -> None:
+    def _raise_for_status(self, status: int, at: str | None = None) -> NoReturn:
         """Raise the error for an unsuccessful status.  `at` is the requested offset; None for a HEAD."""
-        if status in (404, 410) and not self._asked_version.same_acks_as(self._stream.version):
-            # A write acknowledged since the request was sent shows that the stream exists.  Ask again.
-            raise UpstreamUnavailable
-        if status == 410 and at is not None and self._stream.tape.tail not in (None, at):
-            # The origin has trimmed this offset, but has named a later offset meanwhile.
-            raise UpstreamUnavailable
-        if status == 404:
-            raise FollowingEnded(End.DELETED)
-        if status == 410:
-            raise FollowingEnded(End.GONE)
-        if status in (502, 503, 504, 429):
-            raise UpstreamUnavailable
-        self._topic.is_refused = 400 <= status < 500
-        self._counted_failure = UpstreamBroken()
-        raise self._counted_failure
+        error = refusal(status, at, self._stream, self._asked_version)
+        if isinstance(error, UpstreamBroken):
+            self._topic.is_refused = 400 <= status < 500
+            self._counted_failure = error
+        raise error

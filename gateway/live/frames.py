@@ -11,8 +11,6 @@ The functions at the end decode the live replies of the origin.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,11 +18,8 @@ from functools import lru_cache
 from typing import Final, Protocol
 from weakref import WeakValueDictionary
 
-from gateway.errors import UpstreamBroken
 from gateway.limits.memory import SharedBytes
-from gateway.protocol.forwarded_headers import Headers
-from gateway.protocol.json_body import NotAnArray, unwrap
-from gateway.protocol.names import is_position, is_sse_text, stated_offset
+from gateway.protocol.names import is_sse_text
 from gateway.protocol.sse import HEARTBEAT, Control, encode_control, encode_data
 from gateway.protocol.stream_version import Edition
 from gateway.tape.stream import Stream
@@ -224,32 +219,3 @@ class Frames:
     def control(at: str, *, is_current: bool, is_closed: bool, cursor: str) -> bytes:
         """Encode a control event.  Cached, because all clients that join at one offset get the same event."""
         return encode_control(Control(at, None if is_closed else cursor, is_current or is_closed, is_closed))
-
-
-# -- replies of the origin.  Each function raises UpstreamBroken if the reply violates the protocol.
-
-
-def end_of(headers: Headers) -> str:
-    """Return the offset after the reply's bytes."""
-    offset = stated_offset(headers)
-    if offset is None or not is_position(offset):
-        raise UpstreamBroken
-    return offset
-
-
-def unwrapped(body: bytes) -> bytes:
-    """Return the inside of a JSON array, without its brackets."""
-    try:
-        return unwrap(body)
-    except NotAnArray as error:
-        raise UpstreamBroken from error
-
-
-def decoded(data: bytes, *, is_base64: bool, is_json: bool) -> bytes:
-    """Return the stream's bytes from the data of an SSE event."""
-    if is_base64:
-        try:
-            return base64.b64decode(data.translate(None, b"\r\n"), validate=True)
-        except binascii.Error as error:
-            raise UpstreamBroken from error
-    return unwrapped(data) if is_json else data

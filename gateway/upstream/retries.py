@@ -1,4 +1,4 @@
-"""The rules by which a request to an origin is sent again: repetitions and retries.
+"""When a request to an origin is sent again: repetitions, retries, and pauses between fetches without progress.
 
 Repetition follows the loss of a kept connection.  An origin may close a kept connection while a request is on its way.
 A GET or HEAD without a body is then sent once more on a new connection, if no byte of the reply has arrived (RFC 9112
@@ -7,12 +7,23 @@ loss is not reported as a failure.  An HTTP/2 origin may state that it has not p
 8.7).  The request is then repeated with any method, unless its body was streamed, within the same bound.
 
 Other failures of shared fetches are retried by `gateway.engine.fetch`, within the retry budget of the origin.
+
+A *walk* is a series of fetches that reads a stream up to its tail.  A faulty origin may send empty replies that never
+reach the tail.  Without a pause, the gateway would ask such an origin in a tight loop while any reader waits.  An empty
+reply therefore delays the next fetch.  The first few empty replies cause no pause; then the pause doubles with each
+empty reply.  A reply with few bytes is legal, because messages may be small, so only the rate of such replies is
+bounded.  After a reply that reaches the tail or has at least `LITTLE_BYTES`, there is no pause, and the earlier replies
+are forgotten.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass
 from typing import Final
 
+from gateway.limits.memory import evict_oldest
 from gateway.upstream.failures import ConnectionLost, Unprocessed
 
 _REPEATED_METHODS: Final = frozenset({"GET", "HEAD"})
@@ -63,3 +74,66 @@ class RouteRetries:
     def retry(self) -> None:
         """Count a retry."""
         self._budget.tokens -= 1
+
+
+# -- walks
+
+LITTLE_BYTES: Final = 256
+"""A reply short of the tail with fewer bytes than this is a small reply."""
+LITTLE_PER_S: Final = 200.0
+"""The number of small replies a second that one stream's fetches may have, after `LITTLE_BURST`."""
+LITTLE_BURST: Final = 256
+"""The number of small replies in a row that cause no pause."""
+_FREE: Final = 8
+"""The number of consecutive empty replies that cause no pause."""
+_FIRST_PAUSE_S: Final = 0.05
+LONGEST_PAUSE_S: Final = 1.0
+_FORGET_S: Final = 10.0
+"""The seconds without a fetch after which the earlier replies of a stream are forgotten."""
+_MOST_STREAMS: Final = 4_096
+"""The most streams whose replies are remembered.  The least recently fetched streams are forgotten."""
+
+
+@dataclass(slots=True)
+class _Walk:
+    empty: int = 0
+    """The number of consecutive empty replies."""
+    little: float = 0.0
+    """The level of a leaky bucket to which each small or empty reply adds 1, and which leaks `LITTLE_PER_S`."""
+    at: float = 0.0
+    """When the latest fetch ended (monotonic seconds)."""
+    pause_s: float = 0.0
+    """The seconds after `at` until the next fetch may be sent."""
+
+
+class WalkPace:
+    """The progress of the latest fetches of each stream.  Times are monotonic seconds."""
+
+    def __init__(self) -> None:
+        self._walks: OrderedDict[Hashable, _Walk] = OrderedDict()
+
+    def __repr__(self) -> str:
+        return f"<WalkPace of {len(self._walks)} streams>"
+
+    def pause_s(self, stream: Hashable, now: float) -> float:
+        """Return the seconds that the next fetch of the stream must wait."""
+        walk = self._walks.get(stream)
+        return max(0.0, walk.at + walk.pause_s - now) if walk is not None else 0.0
+
+    def ended(self, stream: Hashable, size: int, now: float, *, is_up_to_date: bool) -> None:
+        """Record that a fetch of the stream has brought `size` bytes."""
+        if is_up_to_date or size >= LITTLE_BYTES:
+            self._walks.pop(stream, None)
+            return
+        walk = self._walks.pop(stream, None)
+        if walk is None or now - walk.at > _FORGET_S:
+            walk = _Walk()
+        walk.empty = walk.empty + 1 if not size else 0
+        walk.little = max(0.0, walk.little - (now - walk.at) * LITTLE_PER_S) + 1
+        walk.little = min(walk.little, LITTLE_BURST + LITTLE_PER_S * LONGEST_PAUSE_S)
+        walk.at = now
+        walk.pause_s = max(0.0, (walk.little - LITTLE_BURST) / LITTLE_PER_S)
+        if walk.empty > _FREE:
+            walk.pause_s = min(LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(walk.empty - _FREE - 1, 10))
+        self._walks[stream] = walk
+        evict_oldest(self._walks, _MOST_STREAMS)

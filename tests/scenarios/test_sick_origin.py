@@ -11,13 +11,13 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gateway.live.walk_pace import LITTLE_BURST, LITTLE_PER_S
 from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
 from gateway.origin.counters import Counters
 from gateway.origin.faults import Faults
 from gateway.origin.requests import Kind
 from gateway.upstream.breaker import BreakerState
 from gateway.upstream.origin_state import OriginState
+from gateway.upstream.retries import LITTLE_BURST, LITTLE_PER_S
 from tests.effort import examples
 from tests.scenarios.conftest import Edge, Hostile, Start, bounded
 from tests.scenarios.hostile import Asked, HostileOrigin, answer, part_of_stream

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.live.walk_pace import LITTLE_BURST, LITTLE_BYTES, LITTLE_PER_S, LONGEST_PAUSE_S, WalkPace
 from gateway.protocol.sharing import Group, Partition, StreamKey
 from gateway.tape.stream import Stream
 from gateway.tape.tape import Tape
+from gateway.upstream.retries import LITTLE_BURST, LITTLE_BYTES, LITTLE_PER_S, LONGEST_PAUSE_S, WalkPace
 
 
 def a_stream() -> Stream:
