@@ -6,10 +6,10 @@ It stops being pending when a later write is acknowledged and the gateway has dr
 earlier stream.  Pending writes are recorded by path rather than by stream record, so that they also count for records
 that are created later.
 
-While a write to a path is under way, reads of the path are answered from memory as before it, with two exceptions: no
-404 or 410 is repeated (`gateway.engine.negative_cache`), and no offset counts as beyond the tail
-(`gateway.engine.reply_recorder`).  The end of the write changes the stream's version (`gateway.engine.writes`), by
-which `gateway.tape.decide` finds what may be answered then.
+While a write to a path is under way, reads of the path are answered from memory as usual, with two exceptions.  No 404
+or 410 is repeated (`gateway.engine.negative_cache`), and no further offset is recorded as beyond the tail
+(`gateway.engine.reply_recorder`).  When the write ends, `gateway.engine.writes` changes the versions of the path's
+streams, and `gateway.tape.decide` decides later reads by these versions.
 
 While a DELETE and a creating write are both pending, the origin may have re-created the stream without any reply
 showing it.  This cannot happen while only one kind is pending: after a DELETE there is no stream, and a PUT finds the
