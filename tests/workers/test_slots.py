@@ -14,11 +14,12 @@ from typing import cast
 
 import pytest
 
+from gateway.cli.sd_notify import ServiceManager
 from gateway.cli.supervisor import sockets
 from gateway.cli.supervisor.forking import Workers
 from gateway.cli.supervisor.process import WorkerSupervisor, _Phase
 from gateway.cli.supervisor.reload_round import ReloadRound
-from gateway.cli.supervisor.slots import MOST_DELAY_S, STEADY_S, Backoff, Slot, end_of, may_accept
+from gateway.cli.supervisor.slots import MOST_DELAY_S, START_S, STEADY_S, Backoff, Slot, end_of, may_accept
 from gateway.cli.supervisor.sockets import HandedSockets, ListeningSockets
 from gateway.cli.supervisor.worker import _Orders
 from gateway.config.errors import ConfigError
@@ -60,6 +61,50 @@ def test_the_supervisor_admits_workers_as_they_say_that_they_are_prepared(
     for slot, wanted in zip(slots, admitted, strict=True):
         WorkerSupervisor._hear(supervisor, slot, {"kind": "prepared"})
         assert so_far == wanted
+
+
+def test_a_worker_that_hangs_at_its_start_is_killed() -> None:
+    slots, killed = [Slot(0), Slot(1), Slot(2)], list[int]()
+    for slot in slots[:2]:
+        slot.begins(100.0)
+    slots[0].prepares()
+    workers = SimpleNamespace(kill=lambda hung: killed.extend(slot.number for slot in hung))
+    supervisor = cast(WorkerSupervisor, SimpleNamespace(_slots=slots, _workers=workers))
+    for now in (100.0 + START_S - 0.1, 100.0 + START_S, 101.0 + START_S):
+        WorkerSupervisor._end_hung(supervisor, now)
+    assert killed == [1]
+    assert slots[1].failure is not None
+    assert "not ready" in slots[1].failure["text"]
+    slots[1].begins(200.0)
+    slots[1].ends(201.0)
+    assert [slot.hangs_at for slot in slots] == [None] * 3
+
+
+@pytest.mark.parametrize("told", ["reload", "configured"])
+def test_a_worker_that_starts_during_a_reload_reads_the_configuration_when_it_serves(told: str) -> None:
+    slots, orders = [Slot(0, pid=7, is_serving=True), Slot(1, pid=8), Slot(2)], list[tuple[int, str]]()
+    supervisor = WorkerSupervisor.__new__(WorkerSupervisor)
+    supervisor._slots, supervisor._phase, supervisor._reloading = slots, _Phase.SERVING, None
+    supervisor._workers = cast(Workers, SimpleNamespace(tell=lambda slot, order: orders.append((slot.number, order))))
+    supervisor._manager = cast(ServiceManager, SimpleNamespace(reloading=lambda: None))
+    if told == "reload":
+        supervisor._reload()
+        assert orders == [(0, "reload")]
+    else:
+        supervisor._hear(slots[0], {"kind": "configured"})
+    orders.clear()
+    for slot in (slots[1], slots[1], slots[2]):
+        supervisor._hear(slot, {"kind": "serving"})
+    assert orders == [(1, "reload")]
+
+
+@pytest.mark.parametrize(("is_reloading", "is_stale"), [(True, False), (False, True), (False, False)])
+def test_a_worker_that_is_forked_during_a_reload_may_be_outdated(*, is_reloading: bool, is_stale: bool) -> None:
+    supervisor = WorkerSupervisor.__new__(WorkerSupervisor)
+    supervisor._reloading, supervisor._is_stale = ReloadRound([0]) if is_reloading else None, is_stale
+    supervisor._workers = cast(Workers, SimpleNamespace(fork=lambda slot, run: None))
+    supervisor._start(slot := Slot(1))
+    assert slot.is_outdated is (is_reloading or is_stale)
 
 
 async def test_a_worker_that_is_prepared_waits_for_the_supervisors_word() -> None:

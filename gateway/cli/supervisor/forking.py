@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Never
 
@@ -120,9 +120,9 @@ class Workers:
         SharedCounts(self.shared, slot.number).clear()
         self._ended(slot, how)
 
-    def kill(self) -> None:
-        """End all workers by SIGKILL."""
-        for slot in self.slots:
+    def kill(self, slots: Iterable[Slot] | None = None) -> None:
+        """End the workers of these slots, or all workers, by SIGKILL."""
+        for slot in self.slots if slots is None else slots:
             if slot.pid:
                 with suppress(ProcessLookupError):
                     os.kill(slot.pid, signal.SIGKILL)

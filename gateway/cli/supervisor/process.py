@@ -165,7 +165,7 @@ class WorkerSupervisor:
 
     def _wait(self) -> None:
         """Wait for the next event, and act on it."""
-        times = [slot.next_at for slot in self._slots if slot.next_at is not None]
+        times = [at for slot in self._slots for at in (slot.next_at, slot.hangs_at) if at is not None]
         if self._kill_at is not None:
             times.append(self._kill_at)
         if self._upgrade is not None:
@@ -180,6 +180,7 @@ class WorkerSupervisor:
         for slot in self._slots:
             if slot.next_at is not None and slot.next_at <= now:
                 self._start(slot)
+        self._end_hung(now)
         if self._upgrade is not None and self._upgrade.ends_at <= now:
             self._stop_upgrade("the next version does not serve in time")
         if self._kill_at is not None and self._kill_at <= now:
@@ -225,7 +226,16 @@ class WorkerSupervisor:
             # Certificates may have changed.  The running workers load changed ones by themselves.
             with suppress(ConfigError):
                 self._load_certificates()
+        slot.is_outdated = self._reloading is not None or self._is_stale
         self._workers.fork(slot, self._run_worker)
+
+    def _end_hung(self, now: float) -> None:
+        """Kill the workers that hang at their start.  At the start of the gateway all others would wait for them, and
+        later the connections in their queues."""
+        hung = [slot for slot in self._slots if slot.hangs_at is not None and slot.hangs_at <= now]
+        for slot in hung:
+            slot.hangs()
+        self._workers.kill(hung)
 
     def _run_worker(self, slot: Slot, control: Control) -> int:
         """Run the worker of a slot, in its own process.  Returns the exit status."""
@@ -261,11 +271,14 @@ class WorkerSupervisor:
     def _hear(self, slot: Slot, message: Message) -> None:
         match message["kind"]:
             case "prepared":
-                slot.is_prepared = True
+                slot.prepares()
                 for one in may_accept(self._slots, is_starting=self._phase is _Phase.STARTING):
                     self._workers.admit(one)
             case "serving":
                 slot.is_serving = True
+                if slot.is_outdated:
+                    slot.is_outdated = False
+                    self._workers.tell(slot, "reload")
                 if self._phase is _Phase.STARTING and all(one.is_serving for one in self._slots):
                     self._serve(message)
             case "failed":
@@ -276,6 +289,7 @@ class WorkerSupervisor:
                     self._end_reload()
             case "configured":
                 self._is_stale = True
+                self._outdate_starting()
             case "upgrade":
                 slot.waits_for_upgrade = True
                 self._begin_upgrade()
@@ -326,10 +340,16 @@ class WorkerSupervisor:
         if self._phase is not _Phase.SERVING or self._reloading is not None or not serving:
             return
         self._is_hung_up = False
+        self._outdate_starting()
         self._manager.reloading()
         self._reloading = ReloadRound(slot.number for slot in serving)
         for slot in serving:
             self._workers.tell(slot, "reload")
+
+    def _outdate_starting(self) -> None:
+        """Have the workers that do not serve yet read the configuration again as soon as they do."""
+        for slot in self._slots:
+            slot.is_outdated |= bool(slot.pid) and not slot.is_serving
 
     def _end_reload(self) -> None:
         """Print the outcome of a reload once all workers have told theirs."""
@@ -411,7 +431,7 @@ class WorkerSupervisor:
     def _end_workers(self, inherited: tuple[int, ...]) -> None:
         self._kill_at = self._now() + self._config.server.shutdown_timeout_s + _SPARE_S
         for slot in self._slots:
-            slot.next_at = None
+            slot.next_at = slot.hangs_at = None
             if slot.pid:
                 self._workers.drains(slot)
                 self._workers.tell(slot, "end", inherited=inherited)

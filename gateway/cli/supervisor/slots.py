@@ -14,6 +14,8 @@ STEADY_S: Final = 10.0
 """If a worker has lived this long, its slot's failures are forgotten."""
 LEAST_DELAY_S: Final = 0.1
 MOST_DELAY_S: Final = 2.0
+START_S: Final = 60.0
+"""A worker that is not prepared so many seconds after its start hangs."""
 
 
 class Backoff:
@@ -48,6 +50,10 @@ class Slot:
     is_prepared: bool = False
     """Whether the worker is ready to accept connections, as soon as it may."""
     is_serving: bool = False
+    is_outdated: bool = False
+    """Whether the worker may have begun with an older configuration than the others have now."""
+    hangs_at: float | None = None
+    """When the worker has taken too long to start; None if it is prepared, or if there is no worker."""
     is_empty: bool = False
     """Whether the worker has lost its last connection in a drain."""
     waits_for_upgrade: bool = False
@@ -63,11 +69,21 @@ class Slot:
         self.next_at, self.failure = None, None
         self.generation += 1
         self.began_at = now
+        self.hangs_at = now + START_S
+
+    def prepares(self) -> None:
+        """Note that the slot's worker is ready to accept connections."""
+        self.is_prepared, self.hangs_at = True, None
+
+    def hangs(self) -> None:
+        """Note that the slot's worker has taken too long to start."""
+        self.hangs_at = None
+        self.failure = {"text": f"worker {self.number} is not ready {START_S:g} s after its start", "is_misuse": False}
 
     def ends(self, now: float) -> float:
         """Note the end of the slot's worker, and return the delay until the next one in seconds."""
         delay_s = self.backoff.after(now - self.began_at if self.is_serving else 0.0)
-        self.pid, self.is_prepared, self.is_serving = 0, False, False
+        self.pid, self.is_prepared, self.is_serving, self.hangs_at = 0, False, False, None
         self.next_at = now + delay_s
         return delay_s
 
