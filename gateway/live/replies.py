@@ -121,8 +121,8 @@ class ReplyEvents:
         self._is_base64 = is_base64
         self._waiting: list[bytes] = []
         self._held = 0
-        self._is_after_control = False
-        """Whether the latest chunk has ended with a control event."""
+        self.is_silent = False
+        """Whether the latest chunk has ended without a control event, and no event has begun: it was a comment."""
         self.is_bulk = False
         """Whether any binary event had at least `_BULK_BYTES`."""
 
@@ -131,27 +131,15 @@ class ReplyEvents:
         """Whether data waits for its control event."""
         return bool(self._waiting)
 
-    @property
-    def is_silent(self) -> bool:
-        """Whether the latest chunk has ended without a control event, and no event has begun: it was a comment."""
-        return not self._is_after_control and not self._waiting and self._parser.is_between_events
-
     def read_chunk(self, chunk: bytes) -> Iterator[tuple[Control, list[bytes]]]:
         """Yield each control event in the received bytes, with the data since the previous one.
 
         Raises SseTooLarge if an event is too large, or if too much data waits for its control event.
         """
-        self._is_after_control = False
+        is_after_control, is_base64 = False, self._is_base64
         for event in self._parser.feed(chunk):
-            self._is_after_control = event.name == EVENT_CONTROL
-            if event.name == EVENT_DATA:
-                self.is_bulk |= self._is_base64 and len(event.data) >= _BULK_BYTES
-                data = decoded(event.data, is_base64=self._is_base64, is_json=self._tape.is_json)
-                self._waiting.append(data)
-                self._held += len(data) + _EVENT_COST
-                if self._held > self._most_held:
-                    raise SseTooLarge
-            elif self._is_after_control:
+            is_after_control = event.name == EVENT_CONTROL
+            if is_after_control:
                 try:
                     control = parse_control(event.data)
                 except ValueError as error:
@@ -159,3 +147,12 @@ class ReplyEvents:
                 pieces = [data for data in self._waiting if data]
                 self._waiting, self._held = [], 0
                 yield control, pieces
+            elif event.name == EVENT_DATA:
+                if is_base64 and len(event.data) >= _BULK_BYTES:
+                    self.is_bulk = True
+                data = decoded(event.data, is_base64=is_base64, is_json=self._tape.is_json)
+                self._waiting.append(data)
+                self._held += len(data) + _EVENT_COST
+                if self._held > self._most_held:
+                    raise SseTooLarge
+        self.is_silent = not is_after_control and not self._waiting and self._parser.is_between_events
