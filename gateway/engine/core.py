@@ -26,6 +26,7 @@ from gateway.engine.long_poll import LongPoll
 from gateway.engine.long_poll_waiter import WaitingPoll
 from gateway.engine.negative_cache import NegativeCache
 from gateway.engine.others_writes import OthersWrites
+from gateway.engine.passed_read import PassedRead, PassedReads
 from gateway.engine.path_events import Purge
 from gateway.engine.pending_writes import PendingWrites
 from gateway.engine.read import Read, Uncacheable
@@ -149,6 +150,8 @@ class Engine:
         confirming = Confirming(self.fetches, clock)
         wheel = Wheel(clock)
         self._runner = ReadRunner(self.store, self.negative_cache, self._cold_read_limit, self.live, clock)
+        hop, backlog = self.hop, self.fetches.backlog
+        self._passed = PassedReads(hop, self._runner, backlog) if hop is not None else None
         self._reads = LiveReads(self.fetches, confirming, self.live, clock, rng, self.drain, limits.max_reply_bytes)
         self._catch_up = CatchUp(self._reads)
         # Live readers wait for new bytes, which are few: compress them only if that can be done without waiting.
@@ -196,12 +199,14 @@ class Engine:
             answer.close()
             raise
 
-    def begin_catch_up(self, read: Read) -> FirstRead | None:
-        """Start the fetch of a catch-up read that the origin must answer, because nothing in memory affects the answer.
-        Returns None for any other read.
+    def begin_catch_up(self, read: Read) -> FirstRead | PassedRead | None:
+        """Begin a catch-up read that the origin must answer, because nothing in memory affects the answer: start its
+        fetch, or pass it to the owner of its stream.  Returns None for any other read.
 
         Raises a GatewayError.
         """
+        if self._passed is not None and (passed := self._passed.begin(read)) is not None:
+            return passed
         asked = read if read.if_none_match is None else _without_codings(read)
         return self._runner.start_first_read(asked, self._catch_up.start_fetch)
 

@@ -11,7 +11,7 @@ owner, which may be the asker itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Final, Protocol, cast
+from typing import Final, Protocol
 
 from gateway.aio.clock import Clock, Timer
 from gateway.engine.others_writes import OthersWrites
@@ -26,6 +26,7 @@ from gateway.errors import (
 )
 from gateway.http.outgoing import RenderedHeaders
 from gateway.http.reply import Interim
+from gateway.protocol.coding import AcceptedCodings
 from gateway.protocol.hop import HOP, HopAsk, HopSaid
 from gateway.protocol.sharing import StreamKey
 from gateway.tape.stream import Stream
@@ -70,6 +71,13 @@ class Following(Protocol):
         """End a stream's live request, and send another."""
 
 
+class Asking(Protocol):
+    """A request that waits for the answer of another worker."""
+
+    def owners_changed(self) -> None:
+        """Called when streams may have other owners."""
+
+
 class HopUpstream:
     """The `Upstream` of shared requests.  `by_hop` sends requests to other workers, `upstream` to origins."""
 
@@ -83,7 +91,7 @@ class HopUpstream:
         self.clock = clock
         self._epoch = owners.epoch
         self._changed_at = clock.now()
-        self._asking: set[_Asking] = set()
+        self._asking: set[Asking] = set()
         """The requests that wait for the answer of another worker."""
         self._followed: dict[StreamKey, int | None] = {}
         """Whom the latest live request for each tape was sent to; None stands for the origin."""
@@ -130,17 +138,18 @@ class HopUpstream:
         """Apply what others have written meanwhile, before a reply is recorded."""
         self._others.look(shared.key.group)
 
-    def sends(self, asking: _Asking, owner: int | None) -> None:
-        """Record that a request is sent to this owner; None stands for the origin."""
-        if asking.is_live:
-            if len(self._followed) >= self._most_followed:
-                self._forget_ended(stream.key for _, stream in self._topics())
-                self._most_followed = max(LEAST_FOLLOWED, 2 * len(self._followed))
-            self._followed[asking.shared.key] = owner
-        if owner is not None:
-            self._asking.add(asking)
+    def follows(self, key: StreamKey, owner: int | None) -> None:
+        """Record that the live request for this tape is sent to this owner; None stands for the origin."""
+        if len(self._followed) >= self._most_followed:
+            self._forget_ended(stream.key for _, stream in self._topics())
+            self._most_followed = max(LEAST_FOLLOWED, 2 * len(self._followed))
+        self._followed[key] = owner
 
-    def is_over(self, asking: _Asking) -> None:
+    def asks(self, asking: Asking) -> None:
+        """Record that a request is sent to another worker.  `is_over` must follow."""
+        self._asking.add(asking)
+
+    def is_over(self, asking: Asking) -> None:
         """Record that a request waits no more."""
         self._asking.discard(asking)
 
@@ -210,20 +219,17 @@ class _Asking:
         self._waits = 0
         self._is_given_up = False
 
-    @property
-    def is_live(self) -> bool:
-        """Whether this is a live request."""
-        return self._call.is_live
-
     def begin(self) -> None:
         """Send the request to the present owner."""
         hop, shared = self._hop, self.shared
         owner = self._owner = hop.owner_for(shared) if self._waits <= _MOST_WAITS else None
-        hop.sends(self, owner)
+        if self._call.is_live:
+            hop.follows(shared.key, owner)
         self._pending = None
         if owner is None:
             pending = hop.ask_origin(self, self._call)
         else:
+            hop.asks(self)
             pending = hop.by_hop.ask(self, handed(self._call, shared, owner))
         if self._requester is not None:
             self._pending = pending
@@ -271,15 +277,13 @@ class _Asking:
             if said is not None and said.failure:
                 # The owner itself has failed to answer: the same failure as if this worker had asked the origin.
                 reply.close()
-                self._requester.failed(_FAILURES.get(said.failure, UpstreamUnavailable)())
+                self._requester.failed(failure_of(said))
                 return
         self._requester.head_arrived(reply)
 
     def failed(self, error: GatewayError) -> None:
         self._pending = None
-        # An owner whose answer is invalid is alive.
-        is_lost = isinstance(error, UpstreamUnavailable | UpstreamUnreachable)
-        if self._owner is None or not is_lost or self._is_given_up:
+        if self._owner is None or not is_lost(error) or self._is_given_up:
             self._hop.is_over(self)
             self._requester.failed(error)
             return
@@ -301,18 +305,30 @@ class _Asking:
             self.begin()
 
 
-def handed(call: OriginCall, shared: Shared, slot: int) -> OriginCall:
-    """Return the call as it is handed to the worker in this slot."""
-    key, client = shared.key, call.client
+def failure_of(said: HopSaid) -> GatewayError:
+    """Return the error with which the owner has failed to answer."""
+    return _FAILURES.get(said.failure, UpstreamUnavailable)()
+
+
+def is_lost(error: GatewayError) -> bool:
+    """Return whether a request to the owner has failed because the owner is dead.  An owner whose answer is invalid is
+    alive."""
+    return isinstance(error, UpstreamUnavailable | UpstreamUnreachable)
+
+
+def handed(call: OriginCall, shared: Shared, slot: int, accepted: AcceptedCodings | None = None) -> OriginCall:
+    """Return the call as it is handed to the worker in this slot.
+
+    `accepted` is given if the answer is passed on to a client (`HopAsk.accepted`)."""
+    key, client, headers = shared.key, call.client, call.headers
     partition = key.partition
     net = client if isinstance(client, str) else next(iter(client.nets), "")
-    asked = HopAsk(partition.route, partition.readers, key.query, net, shared.facts_suffice).rendered()
-    headers = call.headers
-    if isinstance(headers, RenderedHeaders) and headers.lines is not None:
-        changed = headers.copy()
-        changed.lines = f"{headers.lines}{HOP}: {asked}\r\n"
-        changed[HOP] = asked
-    else:
-        changed = cast("RenderedHeaders", headers.copy())
-        changed[HOP] = asked
-    return call._replace(url=f"http://worker-{slot}:1{split_url(call.url)[1]}", headers=changed, client="", shared=None)
+    asked = HopAsk(partition.route, partition.readers, key.query, net, shared.facts_suffice, accepted).rendered()
+    if not isinstance(headers, RenderedHeaders):
+        headers = RenderedHeaders.of(headers)
+    return call._replace(
+        url=f"http://worker-{slot}:1{split_url(call.url)[1]}",
+        headers=headers.with_field(HOP, asked),
+        client="",
+        shared=None,
+    )

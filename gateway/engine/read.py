@@ -45,6 +45,11 @@ class Read(NamedTuple):
         """The parts of the request, other than the stream, on which the origin's answer depends."""
         return Shape(self.is_live, self.start)
 
+    def remember_unshared(self, why: NotShareable) -> None:
+        """Remember that the origin's answers to such reads are not shared, if that is going to stay so."""
+        if why.is_lasting:
+            self.route.unshared.remember(self.key, self.shape, why.reason)
+
     def is_kept_from(self, stream: Stream) -> bool:
         """Return whether the request's Origin header rules out shared answers from the stream."""
         return self.web_origin is not None and (stream.varies_by_origin or not self.is_origin_met(stream.headers))

@@ -61,19 +61,29 @@ class ReadRunner:
         self._live = live
         self._clock = clock
 
+    def is_first(self, read: Read) -> bool:
+        """Return whether the origin must answer this read, because nothing in memory affects the answer."""
+        if read.start == NOW or read.web_origin is not None or self._store.find(read.key) is not None:
+            return False
+        unshared = read.route.unshared
+        return self._absence(read) is None and not (
+            unshared.may_have_any and unshared.reason(read.key, read.shape) is not None
+        )
+
+    def admit_first(self, read: Read) -> None:
+        """Count a read of a stream that is not in memory.  Raises TooManyAbsent or TooManyRequests."""
+        self._cold_read_limit.admit_read(read.route, read.source.client)
+
     def start_first_read(self, read: Read, work: Callable[[Read, Stream], FirstRead]) -> FirstRead | None:
         """Call `work` on a new stream record if the origin must answer this read, because nothing in memory affects the
         answer.  Return None for any other read.
 
         Raises TooManyAbsent or TooManyRequests.
         """
-        if read.start == NOW or read.web_origin is not None or self._store.find(read.key) is not None:
-            return None
-        unshared = read.route.unshared
-        if self._absence(read) is not None or (unshared.may_have_any and unshared.reason(read.key, read.shape)):
+        if not self.is_first(read):
             return None
         if not read.is_handed:
-            self._cold_read_limit.admit_read(read.route, read.source.client)
+            self.admit_first(read)
         stream = self._store.create(Stream, read.key, self._clock.now())
         stream.hold()
         try:
@@ -132,7 +142,7 @@ class ReadRunner:
                     left -= 1
             except Uncacheable as error:
                 if error.why.is_lasting:
-                    read.route.unshared.remember(read.key, read.shape, error.why.reason)
+                    read.remember_unshared(error.why)
                     # The server looks for a remembered answer before it asks `unshared`, so drop the stream's
                     # remembered answers too.
                     self._store.withdraw(stream)

@@ -49,7 +49,7 @@ _KNOWN_TOKENS: Final = frozenset(
 class RenderedHeaders(CIMultiDict[str]):
     """Immutable headers with their rendered lines.  A copy is mutable and has no rendered lines."""
 
-    __slots__ = ("lines",)
+    __slots__ = ("_latest", "lines")
 
     lines: str | None
     """The field lines without framing fields.  None if the lines have to be checked together with the rest of the head.
@@ -74,6 +74,18 @@ class RenderedHeaders(CIMultiDict[str]):
             elif changed.lines is not None and name.lower() not in _FRAMING:
                 changed.lines += f"{name}: {value}\r\n"
             changed[name] = value
+        return changed
+
+    def with_field(self, name: str, value: str) -> RenderedHeaders:
+        """Return these headers with a further field, whose value has no control characters."""
+        # Requests with equal headers mostly have equal further fields.
+        latest: tuple[str, str, RenderedHeaders] | None = getattr(self, "_latest", None)
+        if latest is not None and latest[:2] == (name, value):
+            return latest[2]
+        changed = RenderedHeaders(self)
+        changed[name] = value
+        changed.lines = None if self.lines is None else f"{self.lines}{name}: {value}\r\n"
+        self._latest = name, value, changed
         return changed
 
     def copy(self) -> RenderedHeaders:

@@ -203,6 +203,13 @@ class Head:
             self._headers = CIMultiDictProxy(headers)
         return self._headers
 
+    def get(self, name: str) -> str | None:
+        """Return the first value of a field, without making the table."""
+        if self._headers is not None or self.shape is None:
+            return self.headers.get(name)
+        found = self.shape.headers.get(name)
+        return found if found is not None else next((line.value for line in self.own if line.name == name), None)
+
     def __repr__(self) -> str:
         return f"<Head {self.status} {self.reason}, {len(self.headers)} fields>"
 
@@ -236,14 +243,11 @@ def read_lines(lines: list[bytes]) -> ReadLines | None:
     return shape, own, length
 
 
-def read_with_own(lines: list[bytes], name: str) -> ReadLines | None:
-    """Read the field lines of a head like `read_lines`.  The line with this name is one of the reply's own lines, even
-    if other replies have to share theirs, and is the last one of these.
-
-    Only for replies that are not relayed line by line."""
-    prefix = f"{name}: ".encode()
+def read_with_own(lines: list[bytes], prefixes: tuple[bytes, ...]) -> ReadLines | None:
+    """Read the field lines of a head like `read_lines`.  The first line with one of these prefixes is one of the
+    reply's own lines, even if other replies have to share theirs, and is the last one of these."""
     for at, raw in enumerate(lines):
-        if raw.startswith(prefix) and (line := _field_line(raw)) is not None:
+        if raw.startswith(prefixes) and (line := _field_line(raw)) is not None:
             if (found := read_lines([*lines[:at], *lines[at + 1 :]])) is not None:
                 shape, own, length = found
                 return shape, [*own, FieldLine(line.name, line.value, line.rendered)], length

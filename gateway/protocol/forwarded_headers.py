@@ -26,7 +26,9 @@ HOP_BY_HOP: Final = frozenset(
     {
         "connection",
         "gateway-hop",
+        "gateway-hop-outcome",
         "gateway-hop-record",
+        "gateway-hop-saved",
         "http2-settings",
         "keep-alive",
         "proxy-authenticate",
@@ -143,7 +145,8 @@ def nominated(headers: Headers) -> frozenset[str]:
     return frozenset(name for name in names if name not in _NEVER_NOMINATED and not name.startswith(_PROTOCOL_PREFIXES))
 
 
-def _end_to_end(headers: Headers, dropped: frozenset[str] = HOP_BY_HOP) -> CIMultiDict[str]:
+def end_to_end(headers: Headers, dropped: frozenset[str] = HOP_BY_HOP) -> CIMultiDict[str]:
+    """Return the headers without those in `dropped`, and without those that Connection names."""
     if "Connection" in headers:
         dropped |= nominated(headers)
     return CIMultiDict([(name, value) for name, value in headers.items() if name.lower() not in dropped])
@@ -172,7 +175,7 @@ def request_headers_for_origin(
     X-Forwarded-* headers of the client itself are dropped, because the origin would read them as the gateway's own
     statements.
     """
-    passed = _end_to_end(headers, _NOT_FORWARDED if is_from_proxy else _UNTRUSTED)
+    passed = end_to_end(headers, _NOT_FORWARDED if is_from_proxy else _UNTRUSTED)
     if is_from_proxy and "X-Forwarded-For" in passed:
         _append(passed, "X-Forwarded-For", client or "unknown")
         # Drop Forwarded: the proxy writes only X-Forwarded-For, and may have forwarded its client's Forwarded

@@ -5,6 +5,10 @@ tape that the answer is for.  `HOP_RECORD` in the answer tells what the origin's
 of the stream the owner has, and how long ago the origin was in contact about it.  If the origin fails, or if the tail
 does not matter, it also tells what the owner remembers of the stream.
 
+The asking worker usually records the answer in its own memory.  It can also ask for an answer in the form that clients
+get, which it passes on and does not record (`HopAsk.accepted`).  Such an answer has `HOP_OUTCOME` in place of
+`HOP_RECORD`.
+
 Clients and origins never see these fields (`gateway.protocol.forwarded_headers`), and no client can send them: they are
 read only from the workers' sockets.
 
@@ -18,14 +22,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import lru_cache
 from itertools import count
 from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
 
+from gateway.protocol.coding import AcceptedCodings, Coding
 from gateway.protocol.freshness_headers import Lifetime
 
 HOP: Final = "Gateway-Hop"
 HOP_RECORD: Final = "Gateway-Hop-Record"
+HOP_OUTCOME: Final = "Gateway-Hop-Outcome"
+"""How the owner has answered a read (`Outcome`), in answers to be passed on to clients."""
+HOP_SAVED: Final = "Gateway-Hop-Saved"
+"""The number of bytes that the owner has saved by compressing an answer to be passed on."""
+_MOST_ASKS: Final = 256
 _ABSENT: Final = "-"
 _FACTS: Final = "facts"
 _PLAIN: Final = "".join(sorted(set(map(chr, range(0x21, 0x7F))) - {"%", _ABSENT}))
@@ -44,18 +55,38 @@ class HopAsk(NamedTuple):
     facts_suffice: bool = False
     """Whether the owner may answer with what it remembers of the stream (`Remembered`), because the worker does not ask
     for the present tail."""
+    accepted: AcceptedCodings | None = None
+    """The content codings that the client accepts, if the answer is to be passed on to the client.  None if the asking
+    worker records the answer."""
 
     def rendered(self) -> str:
         """Return the value of `HOP`."""
-        texts = map(_word, (self.route, self.readers, self.query, self.client))
-        return " ".join((*texts, _FACTS if self.facts_suffice else _ABSENT))
+        return _rendered(self)
 
     @classmethod
     def parse(cls, text: str) -> HopAsk:
         """Read the value of `HOP`.  Raises ValueError."""
-        *words, facts = text.split(" ")
+        *words, facts, accepted = text.split(" ")
         route, readers, query, client = (_text(word) or "" for word in words)
-        return cls(route, readers, query, client, facts == _FACTS)
+        codings = _accepted(accepted) if accepted != _ABSENT else None
+        return cls(route, readers, query, client, facts == _FACTS, codings)
+
+
+@lru_cache(_MOST_ASKS)
+def _rendered(asked: HopAsk) -> str:
+    texts = map(_word, (asked.route, asked.readers, asked.query, asked.client))
+    facts = _FACTS if asked.facts_suffice else _ABSENT
+    return " ".join((*texts, facts, _ABSENT if asked.accepted is None else _codings(asked.accepted)))
+
+
+def _codings(accepted: AcceptedCodings) -> str:
+    """Return the codings as one word.  The preferred coding comes first; empty if there is none."""
+    return f"{accepted.accepts_identity:d}{','.join([accepted.best or '', *sorted(accepted.codings)])}"
+
+
+def _accepted(word: str) -> AcceptedCodings:
+    best, *codings = word[1:].split(",")
+    return AcceptedCodings(Coding(best) if best else None, frozenset(map(Coding, codings)), word[0] == "1")
 
 
 class Alone(NamedTuple):

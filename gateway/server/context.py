@@ -94,6 +94,8 @@ class RequestContext:
     """The tenant's usage; None without a tenant, and for a request that a limit refuses."""
     is_public: bool = False
     """Whether the request reads a public stream."""
+    is_passed: bool = False
+    """Whether another worker asks, and passes the answer on to a client."""
     speaks_s2: bool = False
     """Whether refusals use S2's error format while the route is unknown."""
 

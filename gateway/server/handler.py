@@ -22,6 +22,7 @@ from gateway.engine.core import Engine
 from gateway.engine.first_read import FirstRead
 from gateway.engine.hit_for_miss import HEAD
 from gateway.engine.live_start import TOO_LARGE
+from gateway.engine.passed_read import PassedRead
 from gateway.engine.read import Read, Uncacheable
 from gateway.engine.route import Route
 from gateway.engine.s2.request import S2Request
@@ -40,11 +41,12 @@ from gateway.server.authorising import WELL_KNOWN, Authoriser, metadata
 from gateway.server.concealing import conceal_absence, concealment_of, refuse_concealed
 from gateway.server.context import RequestContext, ResponseRecorder, Stage, learn_hit
 from gateway.server.delivery import Delivery
-from gateway.server.handling import INTERNAL_ERROR, DeferredRequest, UndecidedRequest, WaitingRead
+from gateway.server.handling import INTERNAL_ERROR, DeferredRequest, UndecidedRequest, WaitingPassedRead, WaitingRead
 from gateway.server.interpreting import LIVE, RequestInterpreter, RequestMeaning
 from gateway.server.joins import Joins
 from gateway.server.live import LiveAnswers
 from gateway.server.live_requests import LiveRequests
+from gateway.server.passed_answer import pass_on
 from gateway.server.poll_group import Rendering
 from gateway.server.relaying import Relays
 from gateway.server.remembered import Repeatable
@@ -219,10 +221,15 @@ class RequestHandler:
             return self._recorder.refuse(context, error)
 
     def _waits(self, context: RequestContext, meaning: RequestMeaning, read: Read) -> bool:
-        """Wait, without a task, for the fetch of a first read.  Returns False if the read is none."""
+        """Wait, without a task, for the fetch of a first read, or for the owner of its stream.  Returns False if the
+        read is none."""
         if (first := self._engine.begin_catch_up(read)) is None:
             return False
-        waiting = WaitingRead(context, meaning, self, read, first, self._engine.store)
+        waiting: DeferredRequest
+        if isinstance(first, PassedRead):
+            waiting = WaitingPassedRead(context, meaning, self, first)
+        else:
+            waiting = WaitingRead(context, meaning, self, read, first, self._engine.store)
         context.request.channel.hand_over(waiting)
         first.wait(waiting.ready)
         return True
@@ -335,6 +342,8 @@ class RequestHandler:
         # isinstance is fast only for an exact match, and slow for an abstract class.  Test for `WaitingRead`, the
         # most frequent class, first.
         if not isinstance(waiting, WaitingRead):
+            if isinstance(waiting, WaitingPassedRead):
+                return self._pass_on(context, waiting.meaning, waiting.passed)
             assert isinstance(waiting, UndecidedRequest)
             return self._begin(context, waiting)
         read, first = waiting.read, waiting.first
@@ -345,6 +354,24 @@ class RequestHandler:
             if not isinstance(answer, Answer):
                 return self._deliver_coded(context, read, answer)
             return self._begin_delivery(context, read, answer)
+        except GatewayError as error:
+            return self._recorder.refuse(context, error)
+
+    def _pass_on(self, context: RequestContext, meaning: RequestMeaning, passed: PassedRead) -> Answered | Work | None:
+        """Pass the answer of the stream's owner on to the client."""
+        try:
+            try:
+                reply = passed.take_reply()
+            except Uncacheable as error:
+                passed.read.remember_unshared(error.why)
+                context.why_alone = error.why.reason
+                self._relays.relay_request(context, meaning)
+                return None
+            if reply is None:
+                return self._answer_shared(context, meaning, passed.read)
+            if reply.status == 404:
+                self._engine.negative_cache.count(meaning.route, meaning.client)
+            return pass_on(self._recorder, context, reply)
         except GatewayError as error:
             return self._recorder.refuse(context, error)
 

@@ -3,8 +3,8 @@
 The handler runs synchronously as far as it can, and a task does any work that has to wait.  If the handler fails before
 anything is written, the answer is a 500.  If it fails later, the connection is dropped.
 
-A *deferred* request waits without a task.  The first read of a stream waits for the fetch from the origin.  A request
-that has to be authorised may wait for a key set or for an authorisation service.
+A *deferred* request waits without a task.  The first read of a stream waits for the fetch from the origin, or for the
+answer of another worker.  A request that has to be authorised may wait for a key set or for an authorisation service.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from multidict import CIMultiDict
 
 from gateway.aio.tasks import begin
 from gateway.engine.first_read import FirstRead
+from gateway.engine.passed_read import PassedRead
 from gateway.engine.read import Read
 from gateway.engine.route import HeaderRules
 from gateway.http.outgoing import Fields
@@ -309,6 +310,21 @@ class DeferredRequest(ABC):
 
     def _resume(self, request: Request) -> Work | None:
         return self._answerer.go_on(self)
+
+
+class WaitingPassedRead(DeferredRequest):
+    """A read that waits for the answer of its stream's owner, another worker."""
+
+    __slots__ = ("passed",)
+
+    def __init__(
+        self, context: RequestContext, meaning: RequestMeaning, answerer: Answerer, passed: PassedRead
+    ) -> None:
+        super().__init__(context, meaning, answerer)
+        self.passed = passed
+
+    def _stop_waiting(self) -> None:
+        self.passed.give_up()
 
 
 class WaitingRead(DeferredRequest):

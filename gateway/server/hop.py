@@ -2,7 +2,8 @@
 
 The clients' limits, authorisation and records are applied by the worker that has accepted the client.  Here the read is
 made of what that worker says (`gateway.protocol.hop`), and answered by this worker's engine.  The answer looks like the
-origin's own, and has the field `HOP_RECORD` besides.
+origin's own, and has the field `HOP_RECORD` besides.  If the other worker passes the answer on to a client, it looks
+like any answer to a client.
 
 Nothing is relayed.  If the origin's reply is for one reader alone, the other worker is told why, and relays the
 requests of its clients itself.
@@ -11,11 +12,10 @@ requests of its clients itself.
 from __future__ import annotations
 
 import asyncio
-import math
 import socket
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from multidict import CIMultiDict
 
@@ -23,7 +23,6 @@ from gateway.config.limits import LimitsConfig
 from gateway.engine.answer import Answer
 from gateway.engine.core import Engine
 from gateway.engine.first_read import FirstRead
-from gateway.engine.hit_for_miss import HEAD
 from gateway.engine.long_poll_waiter import WaitingPoll
 from gateway.engine.read import Read, Uncacheable
 from gateway.engine.route import Route
@@ -40,10 +39,10 @@ from gateway.live.topic import Topic
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.coding import PLAIN
 from gateway.protocol.forwarded_headers import joined
-from gateway.protocol.freshness_headers import SURROGATE_KEY, requested_max_age
-from gateway.protocol.hop import HOP, HOP_RECORD, Alone, HopAsk, HopSaid, Remembered
+from gateway.protocol.freshness_headers import requested_max_age
+from gateway.protocol.hop import HOP, HOP_RECORD, Alone, HopAsk, HopSaid
 from gateway.protocol.mode import Mode
-from gateway.protocol.names import START, STREAM_UP_TO_DATE
+from gateway.protocol.names import START
 from gateway.protocol.sharing import Group, StreamKey
 from gateway.protocol.target import BadTarget, Target, parse_target
 from gateway.server.authorising import Authoriser
@@ -53,6 +52,7 @@ from gateway.server.context import RequestContext, ResponseRecorder
 from gateway.server.delivery import Delivery
 from gateway.server.handler import RequestHandler
 from gateway.server.handling import DeferredRequest, WaitingRead
+from gateway.server.hop_dress import OWN, HopDress
 from gateway.server.hop_s2 import HopS2Answers, s2_read
 from gateway.server.interpreting import LIVE, HeaderFacts, RequestMeaning, mode_of
 from gateway.server.joins import Joins
@@ -72,8 +72,6 @@ from gateway.upstream.flight import METADATA
 
 _PASSED: Final = ("Accept-Encoding", "Via", "CDN-Loop")
 """The headers of a shared fetch, besides the credentials."""
-_OWN: Final = ("Age", "Cache-Control", "Cache-Status", "Via")
-"""Headers by which this worker speaks for itself."""
 _MANY: Final = 1 << 20
 _BACKLOG: Final = 1_024
 HEAD_TIMES: Final = 4
@@ -82,135 +80,41 @@ its bytes three."""
 
 # Enum members are slow to reach in Python 3.11.
 _CATCHUP, _HEAD = Mode.CATCHUP, Mode.HEAD
-_FRESH: Final = frozenset({Outcome.MISS, Outcome.COLLAPSED})
-"""Outcomes of answers whose bytes have all just come from the origin."""
 
 
-class HopDress:
-    """Makes the fields `HOP_RECORD` of this worker's answers."""
+class HopSection(NamedTuple):
+    """The meaning of a header section, which many requests of another worker have in common."""
 
-    def __init__(self, engine: Engine, owner: str) -> None:
-        self._engine = engine
-        self._owner = owner
-        self._now = engine.clock.now
-
-    def said(self, stream: Stream | None, as_of: float | None = None) -> HopSaid:
-        """Return what is to be said about a record."""
-        at = self._now() if as_of is None else as_of
-        if stream is None:
-            return HopSaid(self._owner, at)
-        lifetime = None if stream.expiry.is_lost else stream.expiry.lifetime
-        life, name = stream.own_record().life, stream.version.incarnation
-        return HopSaid(self._owner, at, life, name, stream.identity, lifetime=lifetime)
-
-    def failed(self, key: StreamKey) -> HopSaid:
-        """Return the record for an answer without bytes, because the origin has failed to answer."""
-        stream = self._engine.store.find(key)
-        remembered = self._remembered(stream)
-        return self.said(stream if remembered is not None else None)._replace(remembered=remembered)
-
-    def facts(self, read: Read) -> HopSaid | None:
-        """Return the record for an answer to a HEAD that states no present tail; None if the origin must be asked.
-
-        A reader of this worker would not have asked the origin for the facts either.
-        """
-        stream = self._engine.store.find(read.key)
-        if stream is None or stream.tape.tail is None or read.route.unshared.reason(read.key, HEAD) is not None:
-            return None
-        if not stream.may_answer_alone(self._now(), read.route.trust_s):
-            return None
-        if (remembered := self._remembered(stream)) is None:
-            return None
-        return self.said(stream, remembered.contacted_at)._replace(is_stale=True, remembered=remembered)
-
-    def _remembered(self, stream: Stream | None) -> Remembered | None:
-        """Return the facts in memory; None if there are none, or if the stream may have ended."""
-        clock = self._engine.clock
-        if stream is None or stream.content_type is None or not stream.outlasts_failure(clock.now(), clock.wall()):
-            return None
-        tail = stream.tape.tail
-        return Remembered(
-            stream.content_type,
-            tail,
-            tail is not None and stream.tape.is_closed_at(tail),
-            clock.now() if stream.is_followed else stream.contacted_at,
-            stream.needs_revalidation,
-            stream.varies_by_origin,
-            tuple(sorted(stream.surrogate_keys)),
-            tuple(stream.headers.items()),
-        )
-
-    def alone(self, alone: Alone) -> HopSaid:
-        """Return what is to be said if the origin's reply is for one reader alone."""
-        return HopSaid(self._owner, self._now(), alone=alone)
-
-    def dress_answer(self, read: Read, answer: Answer) -> None:
-        """Turn the headers of an answer for a client into those of an answer for another worker."""
-        headers = answer.headers
-        stated = headers.get("Cache-Control") if answer.status >= 400 else None
-        for name in _OWN:
-            headers.popall(name, None)
-        if stated is not None and stated != "no-store":
-            # The origin's own.  An error without any gets `no-store` from each worker.
-            headers["Cache-Control"] = stated
-        stream = answer.run.stream if answer.run is not None else self._engine.store.find(read.key)
-        if stream is not None and answer.status == 200:
-            self._describe(stream, headers)
-        if answer.status >= 500 or answer.status == 429:
-            headers[HOP_RECORD] = self.failed(read.key).rendered()
-            return
-        as_of = self._as_of(read, answer, stream) if stream is not None else None
-        said = self.said(stream, as_of)
-        if answer.outcome is Outcome.STALE_IF_ERROR:
-            said = said._replace(is_stale=True, remembered=self._remembered(stream))
-        headers[HOP_RECORD] = said.rendered()
-
-    @staticmethod
-    def _describe(stream: Stream, headers: CIMultiDict[str]) -> None:
-        if STREAM_UP_TO_DATE in headers:
-            # What the origin says of its other replies does not apply to the tail.
-            headers["Cache-Control"] = "no-cache"
-        elif stream.caching.cache_control is not None:
-            headers["Cache-Control"] = stream.caching.cache_control
-        if stream.surrogate_keys:
-            headers[SURROGATE_KEY] = " ".join(sorted(stream.surrogate_keys))
-
-    def _as_of(self, read: Read, answer: Answer, stream: Stream) -> float:
-        """Return when the origin was last in contact about all that the answer states."""
-        now = self._now()
-        if answer.outcome in _FRESH:
-            return now
-        as_of = now if stream.is_followed else stream.contacted_at
-        if (
-            answer.parts is not None
-            and not answer.parts.is_empty
-            and (at := stream.confirmed_at(read.start)) > -math.inf
-        ):
-            as_of = min(as_of, at)
-        states_tail = STREAM_UP_TO_DATE in answer.headers or answer.run is None
-        if states_tail and answer.outcome is Outcome.HIT and stream.sighting is not None:
-            as_of = min(as_of, stream.sighting.seen_at)
-        return as_of
+    asked: HopAsk
+    route: Route
+    headers: RenderedHeaders
+    """The headers for the origin."""
+    max_age_s: float | None
 
 
 class HopInterpreter:
     """Converts the requests of other workers into reads."""
 
-    def __init__(self, node: str, routes: Callable[[str], Route | None]) -> None:
-        self._node = node
+    def __init__(self, routes: Callable[[str], Route | None]) -> None:
         self._routes = routes
 
-    def route(self, request: Request) -> tuple[Route, HopAsk, Target]:
-        """Return the route, what is asked, and the target.  Raises BadRequest or NoRoute."""
+    def interpret(self, request: Request) -> tuple[HopSection, Target]:
+        """Return the meaning of the request's header section, and the target.  Raises BadRequest or NoRoute."""
+        known = request.head.fields.facts
+        section: HopSection | None = known.get(self)
         try:
-            asked = HopAsk.parse(request.headers.get(HOP, ""))
+            asked = HopAsk.parse(request.headers.get(HOP, "")) if section is None else section.asked
             target = parse_target(request.target)
         except (ValueError, BadTarget) as error:
             raise BadRequest(str(error)) from None
         route = self._routes(asked.route)
         if route is None:
             raise NoRoute
-        return route, asked, target
+        if section is None or section.route is not route:
+            max_age_s = requested_max_age(joined(request.headers, "Cache-Control"))
+            sent = RenderedHeaders.of(self.sent(route, request))
+            section = known[self] = HopSection(asked, route, sent, max_age_s)
+        return section, target
 
     @staticmethod
     def sent(route: Route, request: Request) -> CIMultiDict[str]:
@@ -221,15 +125,16 @@ class HopInterpreter:
             if name.lower() in route.credential_names or name in _PASSED
         )
 
-    def read(self, request: Request, route: Route, asked: HopAsk, target: Target) -> tuple[Mode, Read]:
+    @staticmethod
+    def read(request: Request, section: HopSection, target: Target) -> tuple[Mode, Read]:
         """Return the mode and the read of a Durable Stream.  Raises BadRequest."""
+        asked, route, headers, max_age_s = section
         mode = mode_of(request.method, target)
         if mode not in (Mode.CATCHUP, Mode.HEAD, *LIVE):
             raise BadRequest("Workers ask each other for streams only")
         group = Group(route.authority, target.path)
         key = StreamKey(group, asked.query, route.public._replace(readers=asked.readers))
         is_live = mode in LIVE
-        headers = RenderedHeaders.of(self.sent(route, request))
         source = route.source(target, headers, "" if is_live else asked.client, group)
         read = Read(
             route,
@@ -239,10 +144,10 @@ class HopInterpreter:
             target.cursor,
             None,
             False,
-            PLAIN,
+            asked.accepted or PLAIN,
             is_live,
             None,
-            None if is_live else requested_max_age(joined(request.headers, "Cache-Control")),
+            None if is_live else max_age_s,
             is_handed=True,
         )
         return mode, read
@@ -294,7 +199,7 @@ class HopLiveAnswers(LiveAnswers):
     def _dress_live(
         self, stream: Stream | None, route: Route | None, origin: str | None, headers: CIMultiDict[str]
     ) -> None:
-        for name in _OWN:
+        for name in OWN:
             headers.popall(name, None)
         headers["Cache-Control"] = "no-cache"
         headers[HOP_RECORD] = self._hop_dress.said(stream).rendered()
@@ -359,7 +264,8 @@ class HopHandler(RequestHandler):
         self._metrics = NoMetrics()
         self._observers = Observers(NO_ACCESS_LOG, NO_TRACER, engine.clock)
         self._dress = HopDress(engine, owner)
-        self._hop_interpreter = HopInterpreter(node, routes)
+        self._hop_interpreter = HopInterpreter(routes)
+        self._facts = HeaderFacts(CIMultiDict(), node)
         self._recorder: _HopRecorder = _HopRecorder(node, engine, admission, self._observers, self._dress)
         live = HopLiveAnswers(node, engine, self._dress)
         joins = Joins(Sections([]))
@@ -373,19 +279,20 @@ class HopHandler(RequestHandler):
     def _begin(self, context: RequestContext, undecided: object = None) -> Answered | Work | None:
         request = context.request
         try:
-            route, asked, target = self._hop_interpreter.route(request)
-            context.route = route
+            section, target = self._hop_interpreter.interpret(request)
+            context.route = route = section.route
             if route.is_s2:
-                return self._begin_s2(context, route, asked, target)
-            context.mode, read = self._hop_interpreter.read(request, route, asked, target)
+                return self._begin_s2(context, route, section.asked, target)
+            context.mode, read = self._hop_interpreter.read(request, section, target)
             if self._others is not None:
                 self._others.look(read.key.group)
             if (reason := read.route.unshared.reason(read.key, read.shape)) is not None or request.is_alone:
                 return self._say_alone(context, Alone(reason or "not followed", reason is not None, False))
             if context.mode in LIVE and self.live_requests.begins_at_once(context, read):
                 return None
-            meaning = _meaning(context.mode, read)
-            if asked.facts_suffice and context.mode is _HEAD:
+            context.is_passed = section.asked.accepted is not None
+            meaning = self._meaning(context.mode, read)
+            if section.asked.facts_suffice and context.mode is _HEAD:
                 return self._answer_facts(context, meaning, read)
             if context.mode is _CATCHUP and self._waits(context, meaning, read):
                 return None
@@ -457,7 +364,10 @@ class HopHandler(RequestHandler):
         context.outcome = answer.outcome
         answered: Answered | None = None
         try:
-            self._dress.dress_answer(read, answer)
+            if context.is_passed:
+                self._dress.dress_passed(answer)
+            else:
+                self._dress.dress_answer(read, answer)
             answered = context.delivery.whole_answer(answer)
         except BaseException:
             answer.close()
@@ -467,10 +377,9 @@ class HopHandler(RequestHandler):
         answer.close()
         return answered
 
-
-def _meaning(mode: Mode, read: Read) -> RequestMeaning:
-    facts = HeaderFacts(CIMultiDict(), read.route.node)
-    return RequestMeaning(mode, read.route, read.source.target, read.key, True, facts, read, read.source.client)
+    def _meaning(self, mode: Mode, read: Read) -> RequestMeaning:
+        source = read.source
+        return RequestMeaning(mode, read.route, source.target, read.key, True, self._facts, read, source.client)
 
 
 class HopServer:

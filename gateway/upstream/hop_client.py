@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from math import inf
+from typing import Final
 
 from gateway.aio.tasks import Tasks
 from gateway.http.reply import ReplyParser
 from gateway.http.reply_lines import ReadLines, read_with_own
-from gateway.protocol.hop import HOP_RECORD
+from gateway.protocol.hop import HOP_RECORD, HOP_SAVED
 from gateway.upstream.asking import Requester, answer_to
 from gateway.upstream.call import Endpoint, OriginCall
 from gateway.upstream.client import Exchanges
@@ -24,10 +25,12 @@ from gateway.upstream.failures import ConnectTimedOut, NotConnected
 from gateway.upstream.incoming import no_op
 from gateway.upstream.reply import Reply
 
+_OWN: Final = (f"{HOP_RECORD}: ".encode(), f"{HOP_SAVED}: ".encode())
+
 
 class _HopReplyParser(ReplyParser):
-    """Parses the replies of another worker.  `HOP_RECORD` has another value in each of them, so it is no part of what
-    these replies have in common.
+    """Parses the replies of another worker.  `HOP_RECORD` and `HOP_SAVED` have another value in each of them, so they
+    are no part of what these replies have in common.
 
     A head has no bounds here: it repeats what the bounds of origins' heads have let in, maybe of several replies, maybe
     twice (`gateway.protocol.hop.Remembered`).
@@ -38,7 +41,7 @@ class _HopReplyParser(ReplyParser):
 
     @staticmethod
     def _read_lines(lines: list[bytes]) -> ReadLines | None:
-        return read_with_own(lines, HOP_RECORD)
+        return read_with_own(lines, _OWN)
 
 
 class _HopDialer(Dialer):

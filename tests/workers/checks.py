@@ -12,12 +12,11 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from itertools import permutations
 from typing import Final
 
 from gateway.origin import sse
-from gateway.origin.faults import GatedSwitch
 from gateway.origin.requests import Kind
 from tests.offload.crowd import BOUND_S, Checker, Client, Reply
 from tests.waiting import eventually
@@ -27,6 +26,8 @@ LIVE_STREAMS: Final = 6
 READERS: Final = 8
 """Live readers of each."""
 APPENDS: Final = 5
+PASSED: Final = 24
+"""Streams whose first read at a worker is passed on: so many that some have the owner that a check is about."""
 
 
 class WrongAnswer(AssertionError):
@@ -91,6 +92,34 @@ async def check_followed_appends(site: Site) -> None:
         async with followed(await site.client_of_each(), "/followed"):
             # Each read waits a second for the delivery before it asks the origin.
             await _check_appends(_pairs(clients), "/followed")
+
+
+async def check_passed_reads(site: Site) -> None:
+    """The first read of a stream at a worker shows an append that another worker has acknowledged, although the owner
+    could answer from memory.
+
+    For a third of the streams, the owner has neither the reader nor the writer.
+    """
+    workers, counters = await site.crowd_of_each(PASSED), site.origin.origin.counters
+    before = counters.live_open
+    roles = [[workers[(number + turn) % len(workers)].pop() for turn in range(3)] for number in range(PASSED)]
+    async with AsyncExitStack() as stack:
+        for number, (follower, writer, _) in enumerate(roles):
+            path = f"/passed/{number}"
+            made = await writer.send("PUT", path, JSON)
+            stack.enter_context(held_deliveries(site, path, made.next_offset))
+            await stack.enter_async_context(followed([follower], path))
+        # A reader gets its first event before the owner follows the stream.
+        await eventually(lambda: counters.live_open >= before + PASSED)
+        for number, (_, writer, _) in enumerate(roles):
+            assert (await writer.send("POST", f"/passed/{number}", JSON, b"[0]")).status == 204
+        # The owner waits a second for the delivery before it asks the origin.
+        reads = [_expect_messages(reader, f"/passed/{number}", [0]) for number, (*_, reader) in enumerate(roles)]
+        await asyncio.gather(*reads)
+
+
+async def _expect_messages(client: Client, path: str, wanted: list[object]) -> None:
+    expect(path, await messages(client, path), wanted)
 
 
 async def _check_appends(pairs: Iterable[tuple[Client, Client]], path: str) -> None:
@@ -283,29 +312,37 @@ async def check_facts(site: Site) -> None:
 
 
 async def check_hops(site: Site) -> None:
-    """A read goes through two workers at most: the one that has the client, and the owner of the stream."""
+    """A read goes through two workers at most: the one that has the client, and the owner of the stream.
+
+    Only the owner fetches for the first read at a worker, which is passed on.  Later reads are shared at both.
+    """
     author, clients = await site.origin_client(), await site.client_of_each()
     await author.send("PUT", "/read", JSON, b"[1]")
-    workers = []
-    for client in clients:
-        await site.gateway.purge("/read", is_soft=False)
-        held = site.origin.origin.faults.hold(kind=Kind.CATCHUP, path="/read")
-        reading = asyncio.create_task(messages(client, "/read"))
-        try:
-            flights = 0
+    first = [await _fetching_workers(site, client, "/read", [1]) for client in clients]
+    later = [await _fetching_workers(site, client, "/read", [1]) for client in clients]
+    expect("workers that fetch for a read", (sorted(first), sorted(later)), ([1, 1, 1], [1, 2, 2]))
 
-            async def is_at_origin(held: GatedSwitch = held) -> bool:
-                nonlocal flights
-                flights = (await site.gateway.figures())["durable_gateway_flights"]
-                return held.held == 1 or flights == len(clients)
 
-            await eventually(is_at_origin, look_s=0.01)
-            if not held.held:
-                raise WrongAnswer(f"the read of one client is under way at {flights} workers, and not at the origin")
-            workers.append((await site.gateway.figures())["durable_gateway_flights"])
-            held.release()
-            expect("/read", await reading, [1])
-        finally:
-            held.release()
-            reading.cancel()
-    expect("workers through which a read goes", sorted(workers), [1, 2, 2])
+async def _fetching_workers(site: Site, client: Client, path: str, wanted: list[object]) -> int:
+    """Return the number of workers that fetch for a read of a stream that no worker has in memory."""
+    await site.gateway.purge(path, is_soft=False)
+    held = site.origin.origin.faults.hold(kind=Kind.CATCHUP, path=path)
+    reading = asyncio.create_task(messages(client, path))
+    try:
+        flights = 0
+
+        async def is_at_origin() -> bool:
+            nonlocal flights
+            flights = (await site.gateway.figures())["durable_gateway_flights"]
+            return held.held == 1 or flights == site.gateway.workers
+
+        await eventually(is_at_origin, look_s=0.01)
+        if not held.held:
+            raise WrongAnswer(f"the read of one client is under way at {flights} workers, and not at the origin")
+        flights = (await site.gateway.figures())["durable_gateway_flights"]
+        held.release()
+        expect(path, await reading, wanted)
+        return flights
+    finally:
+        held.release()
+        reading.cancel()

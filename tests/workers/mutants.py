@@ -10,7 +10,10 @@ from gateway.engine.hop import HopUpstream
 from gateway.engine.others_writes import OthersWrites
 from gateway.ops.gathering.peers import PeerAnswer, Peers
 from gateway.ops.gathering.private import PURGE
+from gateway.protocol.hop import HOP, HopAsk
 from gateway.protocol.sharing import Group
+from gateway.server.context import RequestContext
+from gateway.server.hop import HopHandler
 from gateway.upstream.call import Shared
 from gateway.workers.owners import Owners
 from gateway.workers.write_log import WriteLog
@@ -84,6 +87,21 @@ def held_bytes_are_shown_without_a_look() -> Patches:
     return [(OthersWrites, "look", look)]
 
 
+@mutant("an owner looks at what others have written before it answers a read that another worker passes on")
+def passed_reads_are_answered_without_a_look() -> Patches:
+    whole = HopHandler._begin
+
+    def _begin(self: HopHandler, context: RequestContext, *rest: Any) -> Any:
+        is_passed = HopAsk.parse(context.request.headers[HOP]).accepted is not None
+        others, self._others = self._others, None if is_passed else self._others
+        try:
+            return whole(self, context, *rest)
+        finally:
+            self._others = others
+
+    return [(HopHandler, "_begin", _begin)]
+
+
 class Finding(NamedTuple):
     """The check that finds a mutant, and what the check says of it."""
 
@@ -103,5 +121,8 @@ FINDINGS: Final[Mapping[str, Finding]] = {
     ),
     "held-bytes-are-shown-without-a-look": Finding(
         checks.check_followed_appends, r"^/followed: \[\] in place of \[0\]"
+    ),
+    "passed-reads-are-answered-without-a-look": Finding(
+        checks.check_passed_reads, r"^/passed/\d+: \[\] in place of \[0\]"
     ),
 }

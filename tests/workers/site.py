@@ -47,18 +47,22 @@ class Site:
 
     async def client_of_each(self) -> list[Client]:
         """A connection to each worker, in the order of their pids."""
-        found: dict[int, Client] = {}
+        return [clients[0] for clients in await self.crowd_of_each(1)]
+
+    async def crowd_of_each(self, count: int) -> list[list[Client]]:
+        """At least so many connections to each worker, in the order of their pids."""
+        found: dict[int, list[Client]] = {}
         for _ in range(_MOST_TRIES):
-            opened = [await self.client() for _ in range(_AT_ONCE)]
+            opened = [await self.client() for _ in range(max(count, _AT_ONCE))]
             for client in opened:
                 # A connection is passed to no other worker once it has had an answer.
                 await client.send("HEAD", "/")
             workers = await self.gateway.workers_of(*(client.port for client in opened))
             for client in opened:
-                found.setdefault(workers[client.port], client)
-            if len(found) == self.gateway.workers:
+                found.setdefault(workers[client.port], []).append(client)
+            if len(found) == self.gateway.workers and min(map(len, found.values())) >= count:
                 return [found[pid] for pid in sorted(found)]
-        raise AssertionError(f"{_MOST_TRIES * _AT_ONCE} connections reach {sorted(found)} alone")
+        raise AssertionError(f"{len(self.clients)} connections reach {sorted(found)}, and too few reach one of them")
 
     async def close(self) -> None:
         for client in self.clients:

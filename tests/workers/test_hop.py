@@ -23,6 +23,7 @@ from gateway.http.outgoing import RenderedHeaders
 from gateway.http.reply import MOST_HEAD_BYTES, MOST_LINE_BYTES
 from gateway.http.request_parser import LONGEST_LINE, MOST_FIELDS, Mark, RequestHead, RequestParser
 from gateway.protocol.cache_status import Outcome
+from gateway.protocol.coding import PLAIN, AcceptedCodings, Coding
 from gateway.protocol.forwarded_headers import request_headers_for_origin, response_headers_for_client, storable_headers
 from gateway.protocol.freshness_headers import Lifetime
 from gateway.protocol.hop import HOP, HOP_RECORD, Alone, HopAsk, HopSaid, Remembered
@@ -30,7 +31,8 @@ from gateway.protocol.mode import Mode
 from gateway.protocol.names import MAX_OFFSET_CHARS
 from gateway.protocol.sharing import Group, Partition, StreamKey
 from gateway.protocol.target import parse_target
-from gateway.server.hop import HEAD_TIMES, HopDress, HopInterpreter, HopLiveAnswers
+from gateway.server.hop import HEAD_TIMES, HopInterpreter, HopLiveAnswers, HopSection
+from gateway.server.hop_dress import HopDress
 from gateway.server.live import LiveRequest
 from gateway.server.request import Request
 from gateway.tape.stream import Stream
@@ -47,11 +49,24 @@ WORDS = st.text(max_size=12)
 KEY = StreamKey(Group("http://origin", "/s"), "", Partition("default"))
 
 
-@given(WORDS, WORDS, WORDS, WORDS, st.booleans())
-@example("-", "-", "-", "-", True)
-@example("a-b", "%2D", "x=\udcff", " ", False)
-def test_what_is_asked_survives(route: str, readers: str, query: str, client: str, facts_suffice: bool) -> None:
-    asked = HopAsk(route, readers, query, client, facts_suffice)
+ASKED = st.builds(
+    HopAsk,
+    WORDS,
+    WORDS,
+    WORDS,
+    WORDS,
+    st.booleans(),
+    st.none()
+    | st.builds(
+        AcceptedCodings, st.none() | st.sampled_from(Coding), st.frozensets(st.sampled_from(Coding)), st.booleans()
+    ),
+)
+
+
+@given(ASKED)
+@example(HopAsk("-", "-", "-", "-", True, PLAIN))
+@example(HopAsk("a-b", "%2D", "x=\udcff", " ", False, AcceptedCodings(Coding.BR, frozenset(Coding), False)))
+def test_what_is_asked_survives(asked: HopAsk) -> None:
     assert HopAsk.parse(asked.rendered()) == asked
 
 
@@ -508,9 +523,8 @@ async def test_a_read_that_an_owner_makes_is_one_of_another_worker() -> None:
     bench = EngineBench()
     target = parse_target("/s?offset=0002&live=sse")
     request = cast(Request, SimpleNamespace(method="GET", headers=CIMultiDict[str]()))
-    mode, read = HopInterpreter("edge", lambda _: bench.route).read(
-        request, bench.route, HopAsk("default", "", "", "net"), target
-    )
+    section = HopSection(HopAsk("default", "", "", "net"), bench.route, RenderedHeaders.of(CIMultiDict()), None)
+    mode, read = HopInterpreter(lambda _: bench.route).read(request, section, target)
     assert (mode, read.is_handed, read.source.is_handed) == (Mode.SSE, True, True)
     await bench.close()
 

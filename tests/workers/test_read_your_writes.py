@@ -13,6 +13,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 async def test_an_acknowledged_append_is_in_the_next_answer_of_every_worker(shared_site: Site) -> None:
     await checks.check_appends(shared_site)
     await checks.check_followed_appends(shared_site)
+    await checks.check_passed_reads(shared_site)
 
 
 @pytest.mark.parametrize("is_followed", [False, True])

@@ -1,0 +1,138 @@
+"""The fields that an owner adds to its answers to other workers (`gateway.protocol.hop`)."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from multidict import CIMultiDict
+
+from gateway.engine.answer import Answer
+from gateway.engine.core import Engine
+from gateway.engine.hit_for_miss import HEAD
+from gateway.engine.read import Read
+from gateway.protocol.cache_status import Outcome
+from gateway.protocol.freshness_headers import SURROGATE_KEY
+from gateway.protocol.hop import HOP_OUTCOME, HOP_RECORD, HOP_SAVED, Alone, HopSaid, Remembered
+from gateway.protocol.names import STREAM_UP_TO_DATE
+from gateway.protocol.sharing import StreamKey
+from gateway.tape.stream import Stream
+
+OWN: Final = ("Age", "Cache-Control", "Cache-Status", "Via")
+"""Headers by which this worker speaks for itself."""
+_FRESH: Final = frozenset({Outcome.MISS, Outcome.COLLAPSED})
+"""Outcomes of answers whose bytes have all just come from the origin."""
+
+
+class HopDress:
+    """Makes the fields `HOP_RECORD` of this worker's answers."""
+
+    def __init__(self, engine: Engine, owner: str) -> None:
+        self._engine = engine
+        self._owner = owner
+        self._now = engine.clock.now
+
+    def said(self, stream: Stream | None, as_of: float | None = None) -> HopSaid:
+        """Return what is to be said about a record."""
+        at = self._now() if as_of is None else as_of
+        if stream is None:
+            return HopSaid(self._owner, at)
+        lifetime = None if stream.expiry.is_lost else stream.expiry.lifetime
+        life, name = stream.own_record().life, stream.version.incarnation
+        return HopSaid(self._owner, at, life, name, stream.identity, lifetime=lifetime)
+
+    def failed(self, key: StreamKey) -> HopSaid:
+        """Return the record for an answer without bytes, because the origin has failed to answer."""
+        stream = self._engine.store.find(key)
+        remembered = self._remembered(stream)
+        return self.said(stream if remembered is not None else None)._replace(remembered=remembered)
+
+    def facts(self, read: Read) -> HopSaid | None:
+        """Return the record for an answer to a HEAD that states no present tail; None if the origin must be asked.
+
+        A reader of this worker would not have asked the origin for the facts either.
+        """
+        stream = self._engine.store.find(read.key)
+        if stream is None or stream.tape.tail is None or read.route.unshared.reason(read.key, HEAD) is not None:
+            return None
+        if not stream.may_answer_alone(self._now(), read.route.trust_s):
+            return None
+        if (remembered := self._remembered(stream)) is None:
+            return None
+        return self.said(stream, remembered.contacted_at)._replace(is_stale=True, remembered=remembered)
+
+    def _remembered(self, stream: Stream | None) -> Remembered | None:
+        """Return the facts in memory; None if there are none, or if the stream may have ended."""
+        clock = self._engine.clock
+        if stream is None or stream.content_type is None or not stream.outlasts_failure(clock.now(), clock.wall()):
+            return None
+        tail = stream.tape.tail
+        return Remembered(
+            stream.content_type,
+            tail,
+            tail is not None and stream.tape.is_closed_at(tail),
+            clock.now() if stream.is_followed else stream.contacted_at,
+            stream.needs_revalidation,
+            stream.varies_by_origin,
+            tuple(sorted(stream.surrogate_keys)),
+            tuple(stream.headers.items()),
+        )
+
+    def alone(self, alone: Alone) -> HopSaid:
+        """Return what is to be said if the origin's reply is for one reader alone."""
+        return HopSaid(self._owner, self._now(), alone=alone)
+
+    @staticmethod
+    def dress_passed(answer: Answer) -> None:
+        """Add to an answer for a client what the worker needs that passes it on."""
+        answer.headers[HOP_OUTCOME] = answer.outcome
+        if answer.saved_bytes:
+            answer.headers[HOP_SAVED] = str(answer.saved_bytes)
+
+    def dress_answer(self, read: Read, answer: Answer) -> None:
+        """Turn the headers of an answer for a client into those of an answer for another worker."""
+        headers = answer.headers
+        stated = headers.get("Cache-Control") if answer.status >= 400 else None
+        for name in OWN:
+            headers.popall(name, None)
+        if stated is not None and stated != "no-store":
+            # The origin's own.  An error without any gets `no-store` from each worker.
+            headers["Cache-Control"] = stated
+        stream = answer.run.stream if answer.run is not None else self._engine.store.find(read.key)
+        if stream is not None and answer.status == 200:
+            self._describe(stream, headers)
+        if answer.status >= 500 or answer.status == 429:
+            headers[HOP_RECORD] = self.failed(read.key).rendered()
+            return
+        as_of = self._as_of(read, answer, stream) if stream is not None else None
+        said = self.said(stream, as_of)
+        if answer.outcome is Outcome.STALE_IF_ERROR:
+            said = said._replace(is_stale=True, remembered=self._remembered(stream))
+        headers[HOP_RECORD] = said.rendered()
+
+    @staticmethod
+    def _describe(stream: Stream, headers: CIMultiDict[str]) -> None:
+        if STREAM_UP_TO_DATE in headers:
+            # What the origin says of its other replies does not apply to the tail.
+            headers["Cache-Control"] = "no-cache"
+        elif stream.caching.cache_control is not None:
+            headers["Cache-Control"] = stream.caching.cache_control
+        if stream.surrogate_keys:
+            headers[SURROGATE_KEY] = " ".join(sorted(stream.surrogate_keys))
+
+    def _as_of(self, read: Read, answer: Answer, stream: Stream) -> float:
+        """Return when the origin was last in contact about all that the answer states."""
+        now = self._now()
+        if answer.outcome in _FRESH:
+            return now
+        as_of = now if stream.is_followed else stream.contacted_at
+        if (
+            answer.parts is not None
+            and not answer.parts.is_empty
+            and (at := stream.confirmed_at(read.start)) > -math.inf
+        ):
+            as_of = min(as_of, at)
+        states_tail = STREAM_UP_TO_DATE in answer.headers or answer.run is None
+        if states_tail and answer.outcome is Outcome.HIT and stream.sighting is not None:
+            as_of = min(as_of, stream.sighting.seen_at)
+        return as_of
