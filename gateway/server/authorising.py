@@ -168,7 +168,9 @@ class Authoriser:
         # show neither.
         if allowed.renewal is not None:
             allowed.scheme = request.scheme
-        if alias is not None and not _depends_on_client(allowed) and self.verdicts.holds(allowed):
+        # Keep no verdict under a credential that a public stream did not need.  Clients can invent any number of these.
+        is_needless = bool(meaning.parameters) and context.is_public
+        if alias is not None and not is_needless and not _depends_on_client(allowed) and self.verdicts.holds(allowed):
             self._remember(alias, context.stream, allowed)
         return True
 

@@ -394,7 +394,9 @@ class RememberedAnswers:
         line, section = split
         if remembered.is_guarded:
             remembered.verdict_key = remembered.verdict_key or line
-            if (key := self._sections.common_line(line, remembered.verdict_key)) is None:
+            key = self._sections.common_line(line, remembered.verdict_key)
+            if key is None or remembered.verdict_key not in section.allowed:
+                # An equal request would not get the answer, because no verdict on it is kept.
                 return
             line = key
         meaning = self._sections.for_hits(section, rules)

@@ -153,6 +153,11 @@ class CredentialLines:
         if mark < 0:
             return None
         names, rest = self._names, [line[:mark] + b"\r\n"]
+        for name in names:
+            if name in line:
+                break
+        else:
+            return None
         credentials: list[bytes] = []
         for pair in line[mark + 1 : end].split(b"&"):
             (credentials if pair[: pair.find(b"=") + 1] in names else rest).append(pair)

@@ -148,9 +148,33 @@ async def test_readers_with_signed_urls_share_one_remembered_answer(tmp_path: Pa
             writer.write(get(f"{link}&offset=-1"))
             await read_response(reader)
         assert remembered.served == served + len(links)
+        # The verdict on a link that is bound to a network is not kept, so its requests replace no answer of the others.
+        kept, (reader, writer) = dict(remembered.exact), wires[0]
+        for _ in range(3):
+            writer.write(get(f"{signed('/s', network='127.0.0.0/8')}&offset=-1"))
+            assert (await read_response(reader)).status == 200
+        assert remembered.exact == kept
     finally:
         for _, writer in wires:
             await close(writer)
+        await stop_pair(pair)
+
+
+async def test_no_verdict_is_kept_under_a_credential_that_a_public_stream_does_not_need(tmp_path: Path) -> None:
+    pair = await start_pair(auth=[{"by": "public", "streams": ["/p"]}, signed_rule(tmp_path)], credentials="shared")
+    find = pair.fast.clients.find
+    assert find is not None
+    try:
+        await write(pair.fast, "PUT", signed("/p", methods="create"), b"ab", Content_Type="text/plain")
+        reader, writer = await connect(pair.fast)
+        for query in (*[""] * 6, "signature=1&", "signature=2&"):
+            writer.write(get(f"/p?{query}offset=-1"))
+            assert (await read_response(reader)).body == b"ab"
+        found = find(get("/p?offset=-1"), None)
+        assert found is not None
+        assert len(found[1].allowed) == 1
+        await close(writer)
+    finally:
         await stop_pair(pair)
 
 
