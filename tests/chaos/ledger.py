@@ -9,8 +9,8 @@ found by that address:
 - a request without an answer, which may never have reached the gateway, has one final line at most
 
 All lines of one gateway have as many final lines of each mode and outcome, and as many requests to the origin and bytes
-of it, as its metrics count.  If a gateway counts lines that it could not write before its end, lines may be missing,
-and the others are still judged.
+of it, as its metrics count.  If a gateway counts lines that it could not write before its end, or if one of its workers
+was killed, lines may be missing, and the others are still judged.
 """
 
 from __future__ import annotations
@@ -128,8 +128,9 @@ class Ledger:
         self._entries[entry.address] = entry
         return entry
 
-    def audit(self, exposition: str) -> list[tuple[str, str, str]]:
-        """Compare the new lines with the clients and with the metrics of the gateway, which has stopped.
+    def audit(self, exposition: str | None, *, is_lossy: bool = False) -> list[tuple[str, str, str]]:
+        """Compare the new lines with the clients and with the metrics of the gateway, which has stopped; None if its
+        last metrics are not known.  If it `is_lossy`, workers that were killed have taken lines with them.
 
         Returns the request, the line and the fault for each contradiction.
         """
@@ -149,8 +150,8 @@ class Ledger:
             client = line.get("client", "")
             if client.startswith(_NETWORK) and (why := self._take(line, raw)) is not None:
                 found.append((*why,))
-        counted = _counted(exposition)
-        are_all_there = not counted.pop("lost lines", 0)
+        counted = _counted(exposition) if exposition is not None else +sums
+        are_all_there = not counted.pop("lost lines", 0) and not is_lossy
         if not are_all_there:
             self._lossy |= gateways
             for entry in self._entries.values():

@@ -69,6 +69,8 @@ class System:
         self._keys = tempfile.TemporaryDirectory() if has_auth else None
         self._tokens: dict[str, tuple[str, float]] = {}
         self.workers = workers
+        self._has_killed = False
+        """Whether a worker of the present gateway was killed, with lines and counts of its own."""
         self._mutant = mutant
         self.clock = CommonClock(SPEED) if workers else FastClock(SPEED)
         self._rng = rng
@@ -200,7 +202,9 @@ class System:
     def kill_worker(self) -> int | None:
         """End a worker by SIGKILL; returns its pid, or None if there is none."""
         gateway = self.gateway
-        return gateway.kill_worker(self._rng) if isinstance(gateway, GatewayProcess) else None
+        pid = gateway.kill_worker(self._rng) if isinstance(gateway, GatewayProcess) else None
+        self._has_killed |= pid is not None
+        return pid
 
     async def restart_gateway(self) -> None:
         """Stop the gateway, in order as far as it goes, and begin another that knows nothing."""
@@ -230,8 +234,11 @@ class System:
     async def _stop_gateway(self, gateway: Gateway) -> None:
         exposition = await gateway.stop()
         if self.ledger is not None:
-            for wrong in self.ledger.audit(exposition):
+            # The metrics of a program are those from before its drain.
+            counts = None if self.workers else exposition
+            for wrong in self.ledger.audit(counts, is_lossy=self._has_killed):
                 self.on_wrong_line(*wrong)
+        self._has_killed = False
 
     async def _restart_origin(self, down_s: float) -> None:
         if self.served is not None:

@@ -71,3 +71,15 @@ def test_a_client_that_still_reads_as_its_gateway_loses_lines_is_not_judged_afte
     entry.has_ended = True
     assert ledger.audit(NOTHING_LOST) == []
     assert ledger.audited == 0
+
+
+def test_a_line_that_a_killed_worker_has_taken_is_not_missed_but_a_second_one_is_found(ledger: Ledger) -> None:
+    entry = answered(ledger)
+    entry.has_ended = True
+    assert ledger.audit(NOTHING_LOST, is_lossy=True) == []
+    again = answered(ledger)
+    log(ledger, again)
+    log(ledger, again)
+    again.has_ended = True
+    ((_, _, why),) = ledger.audit(NOTHING_LOST, is_lossy=True)
+    assert why.partition(" ")[0] == "2"
