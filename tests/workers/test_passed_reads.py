@@ -39,7 +39,7 @@ STREAMS: dict[str, tuple[bytes, dict[str, str], dict[str, str]]] = {
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site() -> AsyncIterator[Site]:
-    async with made_site(cors={"allow_origins": ["https://app.example"]}, compression=["gzip"]) as made:
+    async with made_site(cors={"allow_origins": ["https://app.example"]}, compression=["gzip"], absent_s=60) as made:
         yield made
 
 
