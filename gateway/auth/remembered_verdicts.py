@@ -3,7 +3,7 @@
 A verdict is the decision to allow a request.  It is valid until its expiry, and only during the edition in which it was
 made.  The edition is a number that grows with each revocation and with each change of rules.  All requests are then
 authorised again, but remembered tokens need not be verified again.  A revocation or a change of rules also ends the
-live reads that it concerns.
+live reads that it concerns.  `gateway.auth.forward_auth` says how long the verdict of a service is kept.
 """
 
 from __future__ import annotations

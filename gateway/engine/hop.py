@@ -5,7 +5,7 @@ stream's bytes and holds its live request.  The other workers send their shared 
 socket.  Requests that are for one client alone, and writes, go straight to the origin.
 
 If the owner dies, its requests fail.  The asker waits a moment for the supervisor to notice, and then asks the next
-owner, which may be the asker itself.
+owner, which may be the asker itself.  `gateway.protocol.hop` compares the owner's stream with the asker's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The table of routes, which can be replaced while requests are under way."""
+"""The table of routes, which can be replaced while requests are under way.  `gateway.engine.route` decides whether a
+route covers a path."""
 
 from __future__ import annotations
 

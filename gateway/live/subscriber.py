@@ -63,7 +63,7 @@ class LiveRead(Protocol):
 
     @property
     def is_handed(self) -> bool:
-        """Whether another worker reads, for its own clients."""
+        """Whether the read comes from another worker, which reads for its own clients."""
 
 
 class Drain:
@@ -93,7 +93,7 @@ class Drain:
         self.is_set = False
 
     def ends(self, read: LiveRead) -> bool:
-        """Return whether a drain is on that ends this read.
+        """Return whether the gateway drains, and the drain ends this read.
 
         The reads of other workers stay.  Without them, those workers would not know the tail, and would have to ask for
         it before they could end each of their long-polls.
@@ -183,7 +183,7 @@ class Subscriber:
         self._sent_at_beat = topic.beats
         self._tick = context.wheel.add(self, max(SHORTEST_S, lifetime_s), now)
         self.began = now
-        """When the read began (monotonic seconds).  Other objects refer to the same float."""
+        """When the read began (monotonic seconds).  To save memory, other objects refer to the same float object."""
 
     def __repr__(self) -> str:
         return f"<Subscriber at {self.at}>"

@@ -3,6 +3,7 @@
 Each connection has one entry in the timer wheel (`gateway.aio.timers`), for the deadline of its current phase.  The
 request handler bounds its own waits.  This module bounds the waits in which no handler runs: for the rest of a head,
 between two requests, and for the last bytes before a connection closes.  It also drops clients that read too slowly.
+The limits of a request's body are in `gateway.server.request_body`.
 
 `WheelTimer` is a one-shot timer on the wheel, for owners with several deadlines.
 """

@@ -3,9 +3,9 @@
 `decide` is pure.  Each kind of read of a Durable Stream is a loop: take the bytes in memory, call the function, carry
 out the step, record the result in the read's progress.  `gateway.tape.decide_records` is the same for S2 streams.
 
-Writes are seen here by their effects on the stream: an acknowledged write names its end, and a write that may have
-been executed makes a revalidation necessary.  `gateway.engine.pending_writes` says what a write changes while it is
-under way.
+Writes are seen here by their effects on the stream: an acknowledged write names the stream's new tail, and a write that
+may have been executed makes a revalidation necessary.  `gateway.engine.pending_writes` says what a write changes while
+it is under way.
 """
 
 from __future__ import annotations
@@ -144,10 +144,11 @@ def decide(stream: Stream, read: Progress, now: float) -> Decision:
     | Its bytes were forgotten after the read took some.           | Gone                 |                          |
     | The origin has failed, and held bytes may be sent.           | Send, not up to date | Send, not up to date     |
     | The origin has failed.                                       | Gone                 | Gone                     |
-    | The lifetime was lost (`Expiry`).                            | Ask LIFETIME         |                          |
+    | The lifetime is not known any more (`Expiry.is_lost`).       | Ask LIFETIME         |                          |
     | The type is unknown.                                         | (see below)          | Ask FACTS                |
     | The stream is not trusted.                                   | (see below)          | Ask EXISTENCE            |
-    | The read starts at or beyond the tail, which is known.       | Send the tail        | Wait there; beyond: Send |
+    | The read starts at the tail, which is known.                 | Send the tail        | Wait there               |
+    | The read starts beyond the tail, which is known.             | Send the tail        | Send the tail            |
     | The read starts at the tail.                                 | Ask TAIL             | Ask TAIL                 |
     | The read begins with bytes that need a confirmation.         | Ask CONFIRMATION     | Ask CONFIRMATION         |
     | The origin has not named the offset where the read starts.   |                      | Ask BYTES                |
@@ -158,7 +159,7 @@ def decide(stream: Stream, read: Progress, now: float) -> Decision:
     | The read has bytes, and more are known to follow.            | Send                 | Send                     |
     | A follower that would name the tail may be connecting.       | Wait for CONNECTION  |                          |
     | A follower brings what is missing.                           | Wait for FOLLOWER    | Wait for a CHANGE        |
-    | The tail may be repeated while the origin is asked for it.   | Send, stale          |                          |
+    | A stale tail may be sent while the origin is asked for it.   | Send, stale          |                          |
     | The read has reached the furthest known offset.              | Ask TAIL             | with bytes: Ask TAIL     |
     | Bytes are missing.                                           | Ask BYTES            | Ask BYTES                |
 
@@ -224,8 +225,8 @@ def _catch_up(stream: Stream, read: Progress, now: float) -> Decision:
 def _alone(stream: Stream, read: Progress, now: float, send: Send) -> Decision | None:
     """Return `send`, or the question that must be asked first; None if an answer from memory is not allowed."""
     if stream.content_type is None:
-        # So far only writes have named the tail.  Their replies do not state the type, on which an empty answer
-        # depends.
+        # So far only writes have named the tail.  Their replies do not state the content type, without which no answer
+        # can be made.
         return None
     expiry = stream.expiry
     if stream.may_answer_alone(now, read.trust_s) or (read.is_there and expiry.lifetime is not None):
@@ -333,8 +334,8 @@ def is_named_tail(stream: Stream, at: str, tail: str, *, is_asked: bool) -> bool
 
 
 def awaited_tail(stream: Stream, at: str, now: float) -> str | None:
-    """Return the end of an acknowledged write after `at` that the follower is about to receive; None if there is none
-    or the follower is not trusted."""
+    """Return the tail that an acknowledged write has named, if it is after `at` and the follower is about to receive
+    the bytes up to it.  None if there is no such tail, or if the follower is not trusted."""
     seen = stream.sighting
     if seen is None or not stream.is_followed or seen.fresh_until <= now or stream.needs_revalidation:
         return None

@@ -6,8 +6,8 @@ replies with the slowest readers must release their slots (`Stalls`).  To releas
 rest of its reply into memory.  If the cache has no room, the fetch fails.  A relayed reply that must release its slot
 always fails.
 
-A requester that gives up closes its reply.  If the reply is not complete by then, `gateway.upstream.connection` closes
-the connection.
+A requester that gives up closes its reply.  `gateway.upstream.keep_alive` decides whether the connection then waits for
+the rest of the reply, or is closed.
 
 All waits are bounded.  This module translates exceptions of other modules into the exceptions of `errors.py`.  Reading
 a truncated body raises an exception, so a body that was read without an exception is complete.  The body comes from a

@@ -6,8 +6,9 @@ needs room in each of them:
 
     all slots                   the limit of the pool
     of one host, of one route   three quarters of the limit, if there are several hosts or routes
-    reads, and likewise writes  three quarters of each limit above
-    uploads                     three quarters of the writes
+    reads                       three quarters of each of these limits
+    writes                      three quarters of each of these limits
+    uploads                     three quarters of the slots for writes
 
 A host that hangs therefore leaves a quarter of the slots to other hosts.  The same holds for routes, reads and writes.
 An upload is a write whose body is still being sent.  Its client may be slow, so uploads leave a quarter of the writes
@@ -15,7 +16,7 @@ to other writes.
 
 Requests without a slot wait in a queue.  Lanes take turns, and clients take turns within a lane (`FairQueue`).  One
 client may have at most half of all slots, and `client_requests` slots at one host.  With several hosts, a client is
-further limited to three eighths of all slots at one host.  When a client is at its bound, its requests wait, and the
+further limited at each host to three eighths of all slots.  When a client is at its bound, its requests wait, and the
 requests of other clients overtake them.  All requests without a client address count as one client, to which
 these bounds do not apply.  Such requests come from the gateway itself, or from many clients, such as all clients on a
 Unix socket.

@@ -5,14 +5,15 @@ makes a record before it sends a write to the origin, and another before a byte 
 read them when they next use the path, and then do what they would have done for a write of their own.
 
 Each worker has a *place* in the shared memory (`gateway.workers.shared_memory`).  For each path hash there is a *row*
-with one *cell* for each place.  A cell holds the number of the place's latest record for a path with this hash, and how
-many of its writes to such paths are under way.  A worker compares the row with the row that it saw last.  If they are
-equal, no other worker has written.  This takes one slice of the memory, however many workers there are.  Paths with
-equal hashes share a row, so some of the records that a worker reads there may be of other paths.
+with one *cell* for each place.  A cell holds two values: the serial number of the place's latest record for a path with
+this hash, and the count of the place's writes under way to such paths.  A worker compares the row with the row that it
+saw last.  If they are equal, no other worker has written.  The comparison copies the row once, however many workers
+there are.  Paths with equal hashes share a row, so some of the records that a worker reads there may be of other paths.
 
-Each record has the number of the same place's previous record in the same row.  A place keeps its latest `RECORDS`
-records.  A reader that needs an older record cannot have it: the record is *lost*, and the reader must assume that
-anything has happened to the path.
+The records of one place in one row form a chain, because each has the serial number of the one before.  A reader
+follows the chain back to the record that it read last.  A place keeps its latest `RECORDS` records.  A reader that
+needs an older record cannot have it: the record is *lost*, and the reader must assume that anything has happened to the
+path.
 
 If a worker dies, its supervisor makes an empty record for each row in which the worker had writes under way (`settle`).
 The others treat an empty record like a lost one, because the origin may have executed the writes.
@@ -44,7 +45,7 @@ class Record(NamedTuple):
     """When it was made (monotonic seconds, which all processes of a machine share)."""
     place: int
     number: int
-    """Its number in the place's log.  Records of one place may have equal times."""
+    """Its serial number in the place's log, which orders the records of one place even if their times are equal."""
     text: bytes
     """What the writer says; empty if it was too long, or if the writer has died."""
 
@@ -124,7 +125,8 @@ class WriteLog:
         shared = self._shared
         words = shared.words
         counter = shared.place_word(place, RECORDED)
-        # In this order: a worker may die between two of the steps.
+        # Take the number first, and write the record before the cell that refers to it.  If the worker dies in between,
+        # no reader then follows a reference to a record that is not there.
         number = words[counter] = words[counter] + 1
         cell = (shared.cells_at >> 3) + index * shared.places + place
         seen = words[cell]

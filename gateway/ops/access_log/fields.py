@@ -1,4 +1,4 @@
-"""The schema of the access log: the fields of a line.
+"""The schema of the access log: the fields of a line.  `gateway.ops.access_log.lines` writes them.
 
 Readers of the log, such as the pipeline, dashboards and people with jq, may rely on `FIELDS` and on these rules:
 

@@ -1,4 +1,5 @@
-"""`POST /api/revoke`: refuse a principal, a token or a signing key, and end its live reads."""
+"""`POST /api/revoke`: refuse a principal, a token or a signing key, and end its live reads
+(`gateway.auth.remembered_verdicts`)."""
 
 from __future__ import annotations
 

@@ -6,7 +6,8 @@ are added up as they arrive, so a thousand readers that are woken together take 
 A worker returns a few rows of bytes, which Spark can keep cheaply.  Each row holds a table of one of these kinds:
 
     summary  counts of all tapes (`SUMMARY`)
-    uses     uses of some tapes, for the curve (`simulate.Read`), sorted by the hash by which a sample is chosen
+    uses     reads of some tapes after being added up, for the curve (`simulate.Read`), sorted by the hash by which a
+             sample is chosen
     figures  the figures of each tape for the plan (`streams.FIGURES`)
     gaps     the times between uses, by their length (`streams.GAPS`)
 """
@@ -61,7 +62,7 @@ USES: Final = pa.schema(
 """Columns of `simulate.Read`."""
 SUMMARY: Final = pa.schema([*((name, pa.int64()) for name in _COUNTS), ("nodes", pa.list_(pa.string()))])
 _FEW: Final = 1 << 16
-"""Most reads that are prepared at a time, and most uses in one returned row."""
+"""The largest number of reads that are prepared at a time, and of uses in one returned row."""
 _MOST: Final = 1 << 19
 """Rows that are held in memory before they are added up."""
 _KEY: Final = ("tape", "scale", "start", "end", "second", "window", "tail")
@@ -99,7 +100,7 @@ class _Held:
 
 
 def placed(batches: Iterable[pa.RecordBatch], first_us: int, last_us: int) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of `FOUND` for reads with the columns of `READS`, which must be all reads of their tapes.
+    """Yield the rows of `FOUND` for reads with the columns of `READS`.  The batches must have all reads of each tape.
 
     `first_us` and `last_us` are the times of the log's first and last line, in microseconds.
     """
