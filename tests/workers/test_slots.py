@@ -85,6 +85,7 @@ def test_a_worker_that_starts_during_a_reload_reads_the_configuration_when_it_se
     slots, orders = [Slot(0, pid=7, is_serving=True), Slot(1, pid=8), Slot(2)], list[tuple[int, str]]()
     supervisor = WorkerSupervisor.__new__(WorkerSupervisor)
     supervisor._slots, supervisor._phase, supervisor._reloading = slots, _Phase.SERVING, None
+    supervisor._now = lambda: 1_000.0
     supervisor._workers = cast(Workers, SimpleNamespace(tell=lambda slot, order: orders.append((slot.number, order))))
     supervisor._manager = cast(ServiceManager, SimpleNamespace(reloading=lambda: None))
     if told == "reload":
@@ -95,6 +96,23 @@ def test_a_worker_that_starts_during_a_reload_reads_the_configuration_when_it_se
     orders.clear()
     for slot in (slots[1], slots[1], slots[2]):
         supervisor._hear(slot, {"kind": "serving"})
+    assert orders == [(1, "reload")]
+
+
+def test_a_worker_that_began_just_before_a_reload_of_the_others_is_told_to_reload() -> None:
+    """The admin port asks the workers that serve, and one may begin to serve meanwhile."""
+    now = 1_000.0
+    slots = [Slot(number, pid=7 + number, is_serving=True) for number in range(4)]
+    for slot, began_at in zip(slots, (0.0, now - 1, now - 1, now - STEADY_S), strict=True):
+        slot.begins(began_at)
+    orders = list[tuple[int, str]]()
+    supervisor = WorkerSupervisor.__new__(WorkerSupervisor)
+    supervisor._slots, supervisor._phase, supervisor._now = slots, _Phase.SERVING, lambda: now
+    supervisor._workers = cast(Workers, SimpleNamespace(tell=lambda slot, order: orders.append((slot.number, order))))
+    supervisor._hear(slots[2], {"kind": "configured"})
+    assert orders == [(1, "reload")]
+    # What it tells of its reload tells nobody else to reload.
+    supervisor._hear(slots[1], {"kind": "configured"})
     assert orders == [(1, "reload")]
 
 

@@ -288,8 +288,11 @@ class WorkerSupervisor:
                     self._reloading.hears(slot.number, message["text"])
                     self._end_reload()
             case "configured":
-                self._is_stale = True
+                self._is_stale = slot.has_reloaded = True
                 self._outdate_starting()
+                for one in self._slots:
+                    if one.may_have_missed_reload(self._now()):
+                        self._workers.tell(one, "reload")
             case "upgrade":
                 slot.waits_for_upgrade = True
                 self._begin_upgrade()

@@ -52,6 +52,8 @@ class Slot:
     is_serving: bool = False
     is_outdated: bool = False
     """Whether the worker may have begun with an older configuration than the others have now."""
+    has_reloaded: bool = False
+    """Whether the worker has read the configuration again since it began."""
     hangs_at: float | None = None
     """When the worker has taken too long to start; None if it is prepared, or if there is no worker."""
     is_empty: bool = False
@@ -68,8 +70,14 @@ class Slot:
         """Note that a worker begins in this slot."""
         self.next_at, self.failure = None, None
         self.generation += 1
+        self.has_reloaded = False
         self.began_at = now
         self.hangs_at = now + START_S
+
+    def may_have_missed_reload(self, now: float) -> bool:
+        """Return whether a reload that another worker has just completed may have asked every worker but this one,
+        because this one had begun but did not serve yet."""
+        return self.is_serving and not self.has_reloaded and now - self.began_at < STEADY_S
 
     def prepares(self) -> None:
         """Note that the slot's worker is ready to accept connections."""
