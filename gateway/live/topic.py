@@ -274,6 +274,7 @@ class Topic:
             self._has_news = False
             unpumped.extend(present)
             self._round_clients = len(unpumped) + self.extra_clients
+            self.cursors.rise()
             self._delivery_times.begin()
         # Pumping is synchronous, so the stream cannot change meanwhile and readers can share steps.  Since the round's
         # earlier turn, it may have changed.

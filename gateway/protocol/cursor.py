@@ -7,8 +7,11 @@ greater than the cursor that the client sent.  A client's cursor that is not a p
 absent.
 
 `Cursors` assigns cursors to the live readers of a stream.  Readers that wait together get the same cursor, so that
-their next requests have the same URL.  The shared cursor is greater than any that a client has sent.  Clients whose
-cursors are far ahead of the time share a separate cursor, which does not raise the ordinary shared cursor.
+their next requests have the same URL.  When the stream has news, the shared cursor rises above all cursors that clients
+have sent.  Then it stays until the next news, so that readers get the same cursor even if the first of them send their
+next requests before the last are answered.  If it did not stay, crowds of readers with different cursors would never
+get equal ones.  Clients whose cursors are far ahead of the time share a separate cursor, which does not raise the
+ordinary shared cursor.
 """
 
 from __future__ import annotations
@@ -59,22 +62,17 @@ def next_cursor(wall_s: float, client_cursor: str | None, rng: random.Random) ->
     return str(theirs + rng.randint(1, MAX_JITTER_INTERVALS))
 
 
-def shared_cursor(wall_s: float, floor: int) -> int:
-    """Return the cursor for a response with many receivers: the current interval, or `floor` + 1 if that is higher.
-
-    `floor` is the highest cursor that one of the clients has sent.
-    """
-    return max(interval(wall_s), floor + 1)
-
-
 class Cursors:
     """The cursors of one stream.  `wall` gives Unix seconds."""
 
-    __slots__ = ("_floor", "_high_floor", "_wall")
+    __slots__ = ("_floor", "_high_floor", "_shared", "_wall")
 
     def __init__(self, wall: Callable[[], float]) -> None:
         self._wall = wall
+        self._shared = 0
+        """The shared cursor, unless the present interval is greater."""
         self._floor = 0
+        """The greatest cursor of the other clients."""
         self._high_floor = 0
         """The greatest cursor of the far-ahead clients."""
 
@@ -82,7 +80,7 @@ class Cursors:
         return f"<Cursors {self.shared()}>"
 
     def note(self, cursor: str | None, wall: float) -> None:
-        """Record a client's cursor, so that shared frames (SSE events for several clients) have a greater cursor."""
+        """Record a client's cursor, so that the shared cursor is greater from the next news on."""
         value = parse_cursor(cursor)
         if value is None:
             return
@@ -92,25 +90,29 @@ class Cursors:
         elif ahead <= _HIGH_REACH:
             self._high_floor = max(self._high_floor, value)
 
+    def rise(self) -> None:
+        """Raise the shared cursor above the recorded ones.  Called when the stream has news for its readers."""
+        if self._floor:
+            self._shared = self._floor + 1
+
     def is_far(self, cursor: int) -> bool:
         """Return whether a client with this cursor shares the cursor of the far-ahead clients."""
         return interval(self._wall()) + _REACH < cursor <= self._high_floor
 
     def shared(self) -> int:
-        """Return the cursor of shared frames now."""
-        return self._shared_at(self._wall())
+        """Return the cursor of shared frames (SSE events for several clients) now."""
+        return max(self._shared, interval(self._wall()))
 
     def next_for(self, client: str | None, wall: float, rng: random.Random) -> str:
         """Return the next cursor for a client that has sent the cursor `client`.
 
-        This is the shared cursor, if it is greater than `client`.  Otherwise it is a later cursor: a cursor for this
-        client alone, or the common cursor of all clients that are far ahead.
+        This is the shared cursor, which rises if it is not greater than `client`.  A client that is far ahead gets the
+        common cursor of all clients that are, or a cursor for itself alone.
         """
-        shared = self._shared_at(wall)
         own = parse_cursor(client)
+        if own is not None and own >= max(self._shared, interval(wall)):
+            self.rise()
+        shared = max(self._shared, interval(wall))
         if own is None or own < shared:
             return str(shared)
         return str(self._high_floor + 1) if self.is_far(own) else next_cursor(wall, client, rng)
-
-    def _shared_at(self, wall: float) -> int:
-        return shared_cursor(wall, self._floor) if self._floor else interval(wall)

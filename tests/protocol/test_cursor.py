@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.protocol.cursor import EPOCH_S, interval, next_cursor, parse_cursor, shared_cursor
+from gateway.protocol.cursor import EPOCH_S, Cursors, interval, next_cursor, parse_cursor
 
 
 class Highest(random.Random):
@@ -68,8 +68,11 @@ def test_no_text_is_an_error(text: str | None) -> None:
     assert int(next_cursor(EPOCH_S + 40, text, random.Random(1))) >= 2
 
 
-@given(st.floats(EPOCH_S, EPOCH_S + 1e10), st.lists(st.integers(0, 2**53), min_size=1))
-def test_a_shared_cursor_is_above_every_receivers(wall_s: float, theirs: list[int]) -> None:
-    shared = shared_cursor(wall_s, max(theirs))
-    assert all(shared > each for each in theirs)
-    assert shared >= interval(wall_s)
+@given(st.floats(EPOCH_S + 20_000, EPOCH_S + 1e10), st.lists(st.integers(-500, 1_000), min_size=1))
+def test_a_shared_cursor_is_above_every_receivers(wall_s: float, ahead: list[int]) -> None:
+    cursors, theirs = Cursors(lambda: wall_s), [max(0, interval(wall_s) + each) for each in ahead]
+    for each in theirs:
+        cursors.note(str(each), wall_s)
+    cursors.rise()
+    assert all(cursors.shared() > each for each in theirs)
+    assert cursors.shared() >= interval(wall_s)
