@@ -156,9 +156,13 @@ class World:
         if is_closed:
             headers["Stream-Closed"] = "true"
         body = self.body(messages) if messages else None
-        answer = await self.write("PUT", headers, body, is_direct)
-        if answer.status == 201 and is_direct:
+        before = self.made_unseen_at
+        if is_direct:
+            # Reads may come between the creation at the origin and the arrival of its answer here.
             self.made_unseen_at = self.log.now()
+        answer = await self.write("PUT", headers, body, is_direct)
+        if is_direct:
+            self.made_unseen_at = self.log.now() if answer.status == 201 else before
         elif answer.status == 201:
             self.log.bury()
             self.was_out_of_band = False
