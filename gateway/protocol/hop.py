@@ -80,7 +80,7 @@ def _rendered(asked: HopAsk) -> str:
 
 
 def _codings(accepted: AcceptedCodings) -> str:
-    """Return the codings as one word.  The preferred coding comes first; empty if there is none."""
+    """Return the codings as one word: whether identity is accepted, the preferred coding, and all others."""
     return f"{accepted.accepts_identity:d}{','.join([accepted.best or '', *sorted(accepted.codings)])}"
 
 
@@ -244,7 +244,7 @@ class OwnersRecord:
         return identity is not None and identity == said.identity
 
     def is_known(self, said: HopSaid) -> bool:
-        """Return whether the owner and its record are those that were heard last."""
+        """Return whether the latest answer came from the same owner and the same record."""
         known = self.said
         return known is not None and bool(said.life) and (known.owner, known.life) == (said.owner, said.life)
 

@@ -222,7 +222,7 @@ class RequestHandler:
 
     def _waits(self, context: RequestContext, meaning: RequestMeaning, read: Read) -> bool:
         """Wait, without a task, for the fetch of a first read, or for the owner of its stream.  Returns False if the
-        read is none."""
+        read is not a first read."""
         if (first := self._engine.begin_catch_up(read)) is None:
             return False
         waiting: DeferredRequest

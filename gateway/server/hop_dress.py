@@ -33,7 +33,7 @@ class HopDress:
         self._now = engine.clock.now
 
     def said(self, stream: Stream | None, as_of: float | None = None) -> HopSaid:
-        """Return what is to be said about a record."""
+        """Return what the owner tells the asking worker about its record of the stream."""
         at = self._now() if as_of is None else as_of
         if stream is None:
             return HopSaid(self._owner, at)
@@ -79,7 +79,7 @@ class HopDress:
         )
 
     def alone(self, alone: Alone) -> HopSaid:
-        """Return what is to be said if the origin's reply is for one reader alone."""
+        """Return what the owner tells the asking worker if the origin's reply is for one reader alone."""
         return HopSaid(self._owner, self._now(), alone=alone)
 
     @staticmethod
@@ -121,7 +121,7 @@ class HopDress:
             headers[SURROGATE_KEY] = " ".join(sorted(stream.surrogate_keys))
 
     def _as_of(self, read: Read, answer: Answer, stream: Stream) -> float:
-        """Return when the origin was last in contact about all that the answer states."""
+        """Return the latest time at which the origin had confirmed everything in the answer."""
         now = self._now()
         if answer.outcome in _FRESH:
             return now

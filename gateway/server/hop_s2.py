@@ -34,7 +34,7 @@ def s2_read(
 ) -> tuple[S2Read, S2ReadRecords | S2CheckTail | None]:
     """Convert another worker's request into a read, and the records or the check of the tail that the read asks for.
 
-    The second result is None if the worker asks for the tail only.  `sent` has the headers for the origin.  Raises
+    If the worker asks only for the tail, the second result is None.  `sent` has the headers for the origin.  Raises
     BadRequest.
     """
     path = parse_path(target.path)

@@ -1,7 +1,7 @@
 """Passes the answer of a stream's owner, another worker, on to the client (`gateway.engine.passed_read`).
 
-The owner has made the answer as for a client of its own.  Only the headers that depend on the client are added here:
-those that all responses carry, CORS headers and `RateLimit`.
+The owner has made the answer as for a client of its own.  Only the headers that depend on the client or on this worker
+are added here: the headers of every response, CORS headers and `RateLimit`.
 """
 
 from __future__ import annotations

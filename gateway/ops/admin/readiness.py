@@ -19,7 +19,7 @@ def is_process_ready(*, is_open: bool, is_draining: bool) -> bool:
 
 
 def unready_process(*, is_ready: bool) -> list[str]:
-    """Return what is not ready in a gateway of one process; an empty list if it is ready."""
+    """Return the name of each part of a gateway of one process that is not ready; an empty list if all are."""
     return [] if is_ready else [_PROCESS]
 
 
