@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+from random import Random
 from typing import Any
+from urllib.parse import urljoin, urlsplit
 
 import pytest
 
+from gateway.aio.clock import ManualClock
+from gateway.app import start_gateway
+from gateway.config.gateway import GatewayConfig
+from gateway.config.rate_limits import RateLimitConfig
+from gateway.config.routes import RouteConfig
+from gateway.config.server import ServerConfig
 from gateway.origin.app import RunningOrigin
-from tests.scenarios.conftest import Edge, Start
+from tests.scenarios.conftest import Edge, Hostile, Start
+from tests.scenarios.hostile import Asked, answer
+from tests.scenarios.http2_wire import Http2Wire
 from tests.scenarios.test_client_limits import BEHIND_PROXY, MINE, OTHERS, counted
+from tests.scenarios.wire import Wire
 from tests.waiting import eventually
 
 
@@ -118,3 +130,79 @@ async def test_answers_that_are_remembered_say_nothing_of_what_is_left(origin: R
     seen = [(await edge.get("/s?offset=-1", MINE)).headers.get("RateLimit") for _ in range(4)]
     assert re.fullmatch(r'"fair";r=99;t=1', seen[0] or "")
     assert all(value is None or value != seen[0] for value in seen[1:])
+
+
+def read_as(target: str) -> str:
+    """The path that an origin serves which resolves targets as references, as the WHATWG's `new URL()` does."""
+    spelled = re.sub("%2e", ".", target.replace("\\", "/"), flags=re.IGNORECASE)
+    return urlsplit(urljoin("http://origin.test/", spelled)).path
+
+
+LIMITED, REFUSED = 429, 400
+SPELLINGS = {
+    "/v1/stream/s": LIMITED,
+    "/v1/stream/s?": LIMITED,
+    "/v1/stream/s?x=//": LIMITED,
+    "/%76%31/stream/s": LIMITED,
+    "/./v1/stream/s": LIMITED,
+    "/%2e/v1/%2E/stream/s": LIMITED,
+    "/a/../v1/stream/s": LIMITED,
+    "/open/%2e./v1/stream/s": LIMITED,
+    "//x/v1/stream/s": REFUSED,
+    "//x:80/v1/stream/s": REFUSED,
+    "///v1/stream/s": REFUSED,
+    "/.//x/v1/stream/s": REFUSED,
+    "/%2E//x/v1/stream/s": REFUSED,
+    "/a/..//x/v1/stream/s": REFUSED,
+    # By a route that strips its prefix.
+    "/open//x/v1/stream/s": REFUSED,
+    "/open/.//x/v1/stream/s": REFUSED,
+    "/open/a/..//x/v1/stream/s": REFUSED,
+    "/open///v1/stream/s": REFUSED,
+    # Other paths than the limited one, for the origin too.
+    "/\\x/v1/stream/s": 200,
+    "/v1\\stream\\s": 200,
+    "/v1%2Fstream/s": 200,
+    "/%2Fx/v1/stream/s": 200,
+    "/v1//stream/s": 200,
+    "/open/\\x/v1/stream/s": 200,
+}
+"""Targets, with the status of a read or write once the limit on `/v1/stream` is exhausted."""
+
+
+@pytest.mark.parametrize("kind", [Wire, Http2Wire])
+async def test_no_spelling_of_a_path_passes_by_the_limit_on_its_prefix(
+    hostile: Hostile, clock: ManualClock, kind: type[Wire]
+) -> None:
+    async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer("200 OK", {"Cache-Control": "no-store"}))
+
+    origin = await hostile(script, takes_head=True)
+    config = GatewayConfig(
+        server=ServerConfig(listen="127.0.0.1:0", admin="127.0.0.1:0"),
+        rate_limits=(RateLimitConfig(name="tight", per="all", routes=("tight",), requests_per_s=0.001, burst=1),),
+        routes=(
+            RouteConfig(name="rest", origin=origin.url),
+            RouteConfig(name="tight", prefix="/v1/stream", origin=origin.url),
+            RouteConfig(name="stripped", prefix="/open", strip_prefix=True, origin=origin.url),
+        ),
+    )
+    edge = Edge(await start_gateway(config, clock=clock, rng=Random(7)), clock, kind=kind)
+    try:
+        assert (await edge.get("/v1/stream/s")).status == 200
+        before = len(origin.asked)
+        targets = dict(SPELLINGS)
+        if kind is Wire:
+            targets |= {f"http://h{path}": status for path, status in SPELLINGS.items()}
+            targets["\\\\x/v1/stream/s"] = REFUSED
+        for target, expected in targets.items():
+            for method in ("GET", "HEAD", "POST", "DELETE"):
+                body = b"x" if method == "POST" else None
+                got = await edge.send(method, target, {"Content-Type": "text/plain"}, body)
+                assert got.status == expected, f"{method} {target}"
+        seen = {asked.target for asked in origin.asked[before:]}
+        assert seen, "requests to other paths are not limited"
+        assert not [target for target in seen if read_as(target).startswith("/v1/stream")], seen
+    finally:
+        await edge.leave()
+        await edge.gateway.stop()
