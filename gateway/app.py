@@ -222,7 +222,7 @@ class RunningGateway:
         # worker need not fail because this worker accepts a moment later.
         self._is_open = True
         if handed.until_accepting is not None:
-            await handed.until_accepting()
+            await handed.until_accepting(self.take_configuration)
 
     def wait_for_others(self, others_are_empty: Callable[[float], Awaitable[None]]) -> None:
         """Accept connections in a drain until `others_are_empty` returns."""
@@ -256,9 +256,14 @@ class RunningGateway:
     async def reload(self) -> Change:
         """Read the configuration again, and apply every setting that can change while connections are open.
 
-        Raises ConfigError if the configuration or a file that it names cannot be used, and NothingToRead if the gateway
-        has no configuration to read.  In both cases, nothing changes.
+        With several workers, all of them do.  Raises ConfigError if the configuration or a file that it names cannot be
+        used, and NothingToRead if the gateway has no configuration to read.  In both cases, nothing changes.  Raises
+        NotReloaded if not all workers have taken the configuration.
         """
+        return await (self.take_configuration() if self.worker_admin is None else self.worker_admin.reload())
+
+    async def take_configuration(self) -> Change:
+        """Take the configuration that `load` returns; see `reload`."""
         if self._load is None:
             raise NothingToRead("this gateway was started without a configuration to read again")
         try:
@@ -267,9 +272,6 @@ class RunningGateway:
             self.metrics.operations.reload(is_taken=False)
             raise
         self.metrics.operations.reload(is_taken=True)
-        if self.handed is not None:
-            # Workers that start later begin with this configuration.
-            self.handed.place.control.tell("configured")
         return change
 
     async def upgrade(self) -> str:
@@ -277,12 +279,9 @@ class RunningGateway:
 
         Raises NotUpgraded.
         """
-        if self.handed is None:
+        if self.worker_admin is None:
             raise NotUpgraded("a gateway of one process is not upgraded in place: set server.workers above 1")
-        outcome = await self.handed.place.control.ask("upgrade", "upgraded")
-        if not outcome["is_done"]:
-            raise NotUpgraded(outcome["text"])
-        return str(outcome["text"])
+        return await self.worker_admin.upgrade()
 
     async def _take_anew(self) -> Change:
         async with self._reloading:

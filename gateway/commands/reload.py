@@ -8,6 +8,9 @@ from gateway.commands.admin_client import DEFAULT_URL, AdminUrl, admin_client, a
 from gateway.commands.failure import CommandFailed
 from gateway.commands.run import run
 
+_DONE_S = 60.0
+"""The longest wait.  With several workers, an earlier reload may be under way, and the gateway bounds each."""
+
 
 def reload(admin: AdminUrl = DEFAULT_URL) -> None:
     """Make the gateway read its configuration file again, as SIGHUP does.  An invalid file changes nothing."""
@@ -17,7 +20,7 @@ def reload(admin: AdminUrl = DEFAULT_URL) -> None:
 
 async def _reload(url: str) -> None:
     async with admin_client(url) as client:
-        answer = await client.post("/api/reload", {})
+        answer = await client.post("/api/reload", {}, within_s=_DONE_S)
         lines = [f"changed {name}" for name in answer["changed"]]
         lines += [f"needs a restart: {name}" for name in answer["needs_restart"]]
         has_file = answer["has_file"]

@@ -19,6 +19,7 @@ from typing import Protocol
 
 from gateway.aio.tasks import Tasks
 from gateway.config.addresses import Address
+from gateway.config.change import Change
 from gateway.config.errors import ConfigError
 from gateway.config.gateway import GatewayConfig
 from gateway.config.listener import ListenerConfig, SystemdSockets, UnixAddress
@@ -58,8 +59,9 @@ class Handed:
     certificates: Mapping[int, LoadedCertificates]
     """Certificates by the index of their listener.  All workers have the same contexts, because a TLS session can be
     resumed only where the context has the session's keys."""
-    until_accepting: Callable[[], Awaitable[None]] | None = None
-    """Tells the supervisor that this worker is prepared, and waits until it may accept; None if it may at once."""
+    until_accepting: Callable[[Callable[[], Awaitable[Change]]], Awaitable[None]] | None = None
+    """Tells the supervisor that this worker is prepared, and waits until it may accept; None if it may at once.  The
+    argument takes a configuration that the supervisor hands over."""
 
 
 class ListenerRecorder(Protocol):

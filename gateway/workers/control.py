@@ -2,22 +2,38 @@
 
 The channel is also how a worker notices that its supervisor is gone: the kernel closes the supervisor's end.  The queue
 of a socket keeps a message for a worker whose event loop does not run yet, which a signal would not survive.
+
+A message can carry an open file, as `descriptor`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import select
 import socket
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import count
 from typing import Any, Final
 
-MOST_LINE_BYTES: Final = 1 << 20
-"""The longest message.  A longer one ends the channel."""
+MOST_LINE_BYTES: Final = 1 << 24
+"""The longest message.  A longer one ends the channel.  The names of all changed settings have to fit."""
 _READ_BYTES: Final = 1 << 16
+_MOST_DESCRIPTORS: Final = 8
+_REST_MS: Final = 1_000
+"""How long a message of which a part is sent may wait for room in the queue."""
+_ANSWER: Final = "answer"
 
 Message = dict[str, Any]
+
+
+class SupervisorGone(Exception):
+    """The supervisor has ended, and answers no more."""
+
+    def __init__(self) -> None:
+        super().__init__("the supervisor has ended")
 
 
 class ChannelEnd:
@@ -27,26 +43,51 @@ class ChannelEnd:
         sock.setblocking(False)
         self.sock = sock
         self._rest = b""
+        self._descriptors: deque[int] = deque()
+        """The files that have arrived before the ends of their messages."""
 
-    def send(self, message: Message) -> bool:
-        """Send a message without waiting.  Returns False if the other end is gone or reads nothing."""
+    def send(self, message: Message, descriptor: int | None = None) -> bool:
+        """Send a message, and a copy of an open file with it.  Returns False if the other end is gone or reads nothing.
+
+        Waits only if the queue has room for a part of the message."""
+        if descriptor is not None:
+            message = {**message, "descriptor": True}
+        data = json.dumps(message, separators=(",", ":")).encode() + b"\n"
         with suppress(OSError):
-            data = json.dumps(message, separators=(",", ":")).encode() + b"\n"
-            return self.sock.send(data) == len(data)
+            sent = self.sock.send(data) if descriptor is None else socket.send_fds(self.sock, [data], [descriptor])
+            return self._send_rest(memoryview(data)[sent:])
         return False
 
+    def _send_rest(self, rest: memoryview) -> bool:
+        """Send the rest of a message, or end the channel: the other end could not read what follows a part."""
+        poll = select.poll()
+        poll.register(self.sock, select.POLLOUT)
+        while rest:
+            if not poll.poll(_REST_MS):
+                self.sock.shutdown(socket.SHUT_RDWR)
+                return False
+            rest = rest[self.sock.send(rest) :]
+        return True
+
     def receive(self) -> list[Message] | None:
-        """Return the messages that have arrived; None if the other end is gone."""
+        """Return the messages that have arrived; None if the other end is gone.
+
+        The receiver owns a message's `descriptor`, which is None if this process has too many open files."""
         try:
-            data = self.sock.recv(_READ_BYTES)
+            data, descriptors, _, _ = socket.recv_fds(self.sock, _READ_BYTES, _MOST_DESCRIPTORS)
         except BlockingIOError:
             return []
         except OSError:
             return None
+        self._descriptors += descriptors
         *lines, self._rest = (self._rest + data).split(b"\n")
         if not data or len(self._rest) > MOST_LINE_BYTES:
             return None
-        return [json.loads(line) for line in lines]
+        messages: list[Message] = [json.loads(line) for line in lines]
+        for message in messages:
+            if "descriptor" in message:
+                message["descriptor"] = self._descriptors.popleft() if self._descriptors else None
+        return messages
 
     def close(self) -> None:
         """Close this end."""
@@ -59,7 +100,10 @@ class Control:
     def __init__(self, sock: socket.socket) -> None:
         self._end = ChannelEnd(sock)
         self._handlers: dict[str, Callable[[Message], None]] = {}
-        self._asked: dict[str, list[asyncio.Future[Message]]] = {}
+        self._asked: dict[int, asyncio.Future[Message]] = {}
+        """The answers that are still to come, by the number of the request."""
+        self._numbers = count()
+        self._is_alone = False
         self._on_end: Callable[[], None] = lambda: None
 
     def __repr__(self) -> str:
@@ -78,12 +122,18 @@ class Control:
         """Send a message to the supervisor."""
         self._end.send({"kind": kind, **fields})
 
-    async def ask(self, kind: str, answer: str) -> Message:
-        """Send a message to the supervisor, and wait for the next message of the kind `answer`."""
+    async def ask(self, kind: str) -> Message:
+        """Send a request to the supervisor, and return its answer.  Raises SupervisorGone."""
+        if self._is_alone:
+            raise SupervisorGone
+        number = next(self._numbers)
         future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        self._asked.setdefault(answer, []).append(future)
-        self.tell(kind)
-        return await future
+        self._asked[number] = future
+        try:
+            self.tell(kind, request=number)
+            return await future
+        finally:
+            self._asked.pop(number, None)
 
     def close(self) -> None:
         """Stop reading."""
@@ -94,11 +144,16 @@ class Control:
         messages = self._end.receive()
         if messages is None:
             asyncio.get_running_loop().remove_reader(self._end.sock.fileno())
+            self._is_alone = True
+            for future in self._asked.values():
+                if not future.done():
+                    future.set_exception(SupervisorGone())
             self._on_end()
             return
         for message in messages:
-            if (handler := self._handlers.get(message["kind"])) is not None:
+            if message["kind"] == _ANSWER:
+                asked = self._asked.get(message["request"])
+                if asked is not None and not asked.done():
+                    asked.set_result(message)
+            elif (handler := self._handlers.get(message["kind"])) is not None:
                 handler(message)
-            for future in self._asked.pop(message["kind"], ()):
-                if not future.done():
-                    future.set_result(message)

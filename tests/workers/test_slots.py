@@ -1,4 +1,4 @@
-"""When a dead worker starts again, how a reload at all workers is told in one line, and who gets which socket."""
+"""When a dead worker starts again, when a worker may accept, and who gets which socket."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ from gateway.cli.sd_notify import ServiceManager
 from gateway.cli.supervisor import sockets
 from gateway.cli.supervisor.forking import Workers
 from gateway.cli.supervisor.process import WorkerSupervisor, _Phase
-from gateway.cli.supervisor.reload_round import ReloadRound
+from gateway.cli.supervisor.reloads import Reloads
 from gateway.cli.supervisor.slots import MOST_DELAY_S, START_S, STEADY_S, Backoff, Slot, end_of, may_accept
 from gateway.cli.supervisor.sockets import HandedSockets, ListeningSockets
+from gateway.cli.supervisor.upgrade import Upgrade
 from gateway.cli.supervisor.worker import _Orders
+from gateway.config.change import Change
 from gateway.config.errors import ConfigError
 from gateway.config.gateway import GatewayConfig
 from gateway.workers.control import Control
@@ -45,10 +47,17 @@ def test_a_worker_that_has_served_for_the_delay_is_replaced_at_once() -> None:
 def test_no_worker_accepts_at_the_start_before_all_are_prepared() -> None:
     slots = [Slot(0), Slot(1)]
     slots[0].is_prepared = True
-    assert may_accept(slots, is_starting=True) == [], "the other one may fail, and so would the start"
-    assert may_accept(slots, is_starting=False) == [slots[0]], "a slot's next worker need not wait"
+    assert may_accept(slots, 0, is_starting=True) == [], "the other one may fail, and so would the start"
+    assert may_accept(slots, 0, is_starting=False) == [slots[0]], "a slot's next worker need not wait"
     slots[1].is_prepared = True
-    assert may_accept(slots, is_starting=True) == slots
+    assert may_accept(slots, 0, is_starting=True) == slots
+
+
+def test_no_worker_begins_to_accept_with_an_earlier_configuration() -> None:
+    slots = [Slot(0, is_prepared=True, is_accepting=True), Slot(1, is_prepared=True)]
+    assert may_accept(slots, 1, is_starting=False) == [slots[0]], "a worker that accepts already is not stopped"
+    slots[1].configuration = 1
+    assert may_accept(slots, 1, is_starting=False) == slots
 
 
 @pytest.mark.parametrize(("phase", "admitted"), [(_Phase.STARTING, [[], [0, 1]]), (_Phase.SERVING, [[0], [0, 0, 1]])])
@@ -56,10 +65,12 @@ def test_the_supervisor_admits_workers_as_they_say_that_they_are_prepared(
     phase: _Phase, admitted: list[list[int]]
 ) -> None:
     slots, so_far = [Slot(0), Slot(1)], list[int]()
-    workers = SimpleNamespace(admit=lambda slot: so_far.append(slot.number))
-    supervisor = cast(WorkerSupervisor, SimpleNamespace(_slots=slots, _phase=phase, _workers=workers))
+    supervisor = WorkerSupervisor.__new__(WorkerSupervisor)
+    supervisor._slots, supervisor._phase = slots, phase
+    supervisor._workers = cast(Workers, SimpleNamespace(admit=lambda slot: so_far.append(slot.number)))
+    supervisor._reloads = cast(Reloads, SimpleNamespace(number=0, prepares=lambda _slot: None))
     for slot, wanted in zip(slots, admitted, strict=True):
-        WorkerSupervisor._hear(supervisor, slot, {"kind": "prepared"})
+        supervisor._hear(slot, {"kind": "prepared"})
         assert so_far == wanted
 
 
@@ -80,56 +91,33 @@ def test_a_worker_that_hangs_at_its_start_is_killed() -> None:
     assert [slot.hangs_at for slot in slots] == [None] * 3
 
 
-@pytest.mark.parametrize("told", ["reload", "configured"])
-def test_a_worker_that_starts_during_a_reload_reads_the_configuration_when_it_serves(told: str) -> None:
-    slots, orders = [Slot(0, pid=7, is_serving=True), Slot(1, pid=8), Slot(2)], list[tuple[int, str]]()
+def test_a_reload_during_an_upgrade_is_repeated_in_the_next_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: told.append((pid, number)))
     supervisor = WorkerSupervisor.__new__(WorkerSupervisor)
-    supervisor._slots, supervisor._phase, supervisor._reloading = slots, _Phase.SERVING, None
-    supervisor._now = lambda: 1_000.0
-    supervisor._workers = cast(Workers, SimpleNamespace(tell=lambda slot, order: orders.append((slot.number, order))))
-    supervisor._manager = cast(ServiceManager, SimpleNamespace(reloading=lambda: None))
-    if told == "reload":
-        supervisor._reload()
-        assert orders == [(0, "reload")]
-    else:
-        supervisor._hear(slots[0], {"kind": "configured"})
-    orders.clear()
-    for slot in (slots[1], slots[1], slots[2]):
-        supervisor._hear(slot, {"kind": "serving"})
-    assert orders == [(1, "reload")]
-
-
-def test_a_worker_that_began_just_before_a_reload_of_the_others_is_told_to_reload() -> None:
-    """The admin port asks the workers that serve, and one may begin to serve meanwhile."""
-    now = 1_000.0
-    slots = [Slot(number, pid=7 + number, is_serving=True) for number in range(4)]
-    for slot, began_at in zip(slots, (0.0, now - 1, now - 1, now - STEADY_S), strict=True):
-        slot.begins(began_at)
-    orders = list[tuple[int, str]]()
-    supervisor = WorkerSupervisor.__new__(WorkerSupervisor)
-    supervisor._slots, supervisor._phase, supervisor._now = slots, _Phase.SERVING, lambda: now
-    supervisor._workers = cast(Workers, SimpleNamespace(tell=lambda slot, order: orders.append((slot.number, order))))
-    supervisor._hear(slots[2], {"kind": "configured"})
-    assert orders == [(1, "reload")]
-    # What it tells of its reload tells nobody else to reload.
-    supervisor._hear(slots[1], {"kind": "configured"})
-    assert orders == [(1, "reload")]
-
-
-@pytest.mark.parametrize(("is_reloading", "is_stale"), [(True, False), (False, True), (False, False)])
-def test_a_worker_that_is_forked_during_a_reload_may_be_outdated(*, is_reloading: bool, is_stale: bool) -> None:
-    supervisor = WorkerSupervisor.__new__(WorkerSupervisor)
-    supervisor._reloading, supervisor._is_stale = ReloadRound([0]) if is_reloading else None, is_stale
-    supervisor._workers = cast(Workers, SimpleNamespace(fork=lambda slot, run: None))
-    supervisor._start(slot := Slot(1))
-    assert slot.is_outdated is (is_reloading or is_stale)
+    ignored = SimpleNamespace(unregister=lambda _: None, hand_over=lambda _: None)
+    supervisor._selector = cast(selectors.DefaultSelector, ignored)
+    supervisor._manager = cast(ServiceManager, ignored)
+    supervisor._slots = []
+    monkeypatch.setattr(supervisor, "_leave", lambda _taken: None)
+    for requests in (3, 4):
+        channel = SimpleNamespace(sock=None, receive=lambda: [{"kind": "serving", "taken": []}])
+        upgrade = SimpleNamespace(channel=channel, pid=77, reloads=3, release=lambda: None)
+        supervisor._upgrade = cast(Upgrade, upgrade)
+        supervisor._reloads = cast(Reloads, SimpleNamespace(requests=requests))
+        supervisor._hear_upgrade()
+        assert told == ([(77, signal.SIGHUP)] if requests > 3 else [])
 
 
 async def test_a_worker_that_is_prepared_waits_for_the_supervisors_word() -> None:
     heard: dict[str, Callable[[dict[str, object]], object]] = {}
     told: list[str] = []
     control = SimpleNamespace(on=heard.__setitem__, start=lambda _orphaned: None, tell=told.append)
-    waiting = asyncio.create_task(_Orders(cast(Control, control)).until_accepting())
+
+    async def take() -> Change:
+        raise AssertionError("there is nothing to take")
+
+    waiting = asyncio.create_task(_Orders(cast(Control, control)).until_accepting(take))
     await pass_turns()
     assert (told, waiting.done()) == (["prepared"], False)
     heard["accept"]({})
@@ -148,27 +136,6 @@ async def test_a_worker_that_is_prepared_waits_for_the_supervisors_word() -> Non
 )
 def test_the_end_of_a_process_is_told(status: int, text: str) -> None:
     assert end_of(status).startswith(text)
-
-
-def test_a_reload_has_one_outcome_when_all_workers_have_told_theirs() -> None:
-    reloading = ReloadRound([0, 1, 2])
-    reloading.hears(0, "reloaded")
-    reloading.hears(2, "reloaded")
-    reloading.hears(7, "who is that")
-    told = [reloading.outcome]
-    reloading.loses(1)
-    told.append(reloading.outcome)
-    reloading.hears(2, "not reloaded")
-    told.append(reloading.outcome)
-    reloading.loses(0)
-    reloading.loses(2)
-    told.append(reloading.outcome)
-    assert told == [
-        None,
-        "reloaded",
-        "worker 0: reloaded; worker 2: not reloaded",
-        "not reloaded: all workers ended meanwhile",
-    ]
 
 
 def test_a_worker_that_cannot_be_forked_is_like_one_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:

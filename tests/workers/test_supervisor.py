@@ -21,7 +21,7 @@ from tests.certificates import Authority
 from tests.commands import warm
 from tests.scenarios.wire import Wire
 from tests.waiting import eventually
-from tests.workers.process import ROOT, GatewayProcess, children, runs
+from tests.workers.process import ROOT, GatewayProcess, children, runs, samples
 
 BOUND_S = 30.0
 CREATE = {"Content-Type": "text/plain"}
@@ -201,6 +201,46 @@ async def test_a_reload_reaches_all_workers_and_those_that_start_later(start: St
     os.kill(gateway.pid, signal.SIGHUP)
     names = "route.default.long_poll_timeout_s, route.default.sse_lifetime_s"
     await said(gateway, f"reloaded: {names}")
+    # The admin port of any worker reloads all of them.
+    gateway.write(config(origin.url, sse_lifetime_s=8, shutdown_timeout_s=3, fast_path=False))
+    answer = await gateway.admin("/api/reload", {})
+    assert json.loads(answer.body) == {
+        "changed": ["server.shutdown_timeout_s", "route.default.sse_lifetime_s"],
+        "needs_restart": ["server.fast_path"],
+        "has_file": True,
+    }
+    gateway.write("nonsense")
+    answer = await gateway.admin("/api/reload", {})
+    assert (answer.status, b"is not TOML" in answer.body) == (422, True)
+    assert ("durable_gateway_reloads_total", 'result="refused"', "2.0") in samples(await gateway.exposition())
+    await gateway.stop()
+
+
+async def test_a_file_that_changes_while_a_worker_is_slow_is_not_read_by_that_worker_alone(
+    start: Start, origin: RunningOrigin
+) -> None:
+    gateway = await start()
+    kept = await Wire.open(gateway.url)
+
+    async def is_taken() -> bool:
+        """Whether the quick worker has taken the configuration.  A write needs no other worker."""
+        await kept.ask("/s", CREATE, "POST", b"!")
+        return (await kept.answer()).status == 404
+
+    assert not await is_taken()
+    quick = await gateway.workers_of(port := int(kept.writer.get_extra_info("sockname")[1]))
+    (slow,) = {*gateway.worker_pids()} - {quick[port]}
+    os.kill(slow, signal.SIGSTOP)
+    gateway.write(config(origin.url, prefix="/elsewhere"))
+    os.kill(gateway.pid, signal.SIGHUP)
+
+    await eventually(is_taken, within_s=BOUND_S, state=gateway.said)
+    gateway.write(config(origin.url, prefix="/elsewhere", sse_lifetime_s=7))
+    os.kill(slow, signal.SIGCONT)
+    assert await said(gateway, "reloaded") == "durable-gateway: reloaded: route.default.prefix"
+    os.kill(gateway.pid, signal.SIGHUP)
+    assert await said(gateway, "sse") == "durable-gateway: reloaded: route.default.sse_lifetime_s"
+    await kept.closed()
     await gateway.stop()
 
 

@@ -97,6 +97,7 @@ class Workers:
         """Let a slot's worker accept connections and own streams, unless it may already or has to end."""
         if self.shared.state(slot.number) is SlotState.STARTING:
             self.shared.set_slot(slot.number, SlotState.SERVING, slot.generation, slot.pid)
+            slot.is_accepting = True
             self.tell(slot, "accept")
 
     def drains(self, slot: Slot) -> None:
@@ -127,10 +128,10 @@ class Workers:
                 with suppress(ProcessLookupError):
                     os.kill(slot.pid, signal.SIGKILL)
 
-    def tell(self, slot: Slot, kind: str, **fields: object) -> None:
+    def tell(self, slot: Slot, kind: str, descriptor: int | None = None, **fields: object) -> None:
         """Send a message to a slot's worker, if there is one."""
         if slot.channel is not None:
-            slot.channel.send({"kind": kind, **fields})
+            slot.channel.send({"kind": kind, **fields}, descriptor)
 
     def _read(self, slot: Slot) -> None:
         """Read what a worker says."""

@@ -27,7 +27,9 @@ from gateway.cli.sd_notify import ServiceManager
 from gateway.cli.starting import bind_addresses, cannot_listen
 from gateway.cli.supervisor.forking import Workers
 from gateway.cli.supervisor.private_sockets import ARRIVALS, HOP, PEER, PrivateSockets
-from gateway.cli.supervisor.reload_round import ReloadRound
+from gateway.cli.supervisor.reading import Found, Reading
+from gateway.cli.supervisor.reload_round import Asker
+from gateway.cli.supervisor.reloads import Reloads
 from gateway.cli.supervisor.slots import Slot, may_accept
 from gateway.cli.supervisor.sockets import ListeningSockets
 from gateway.cli.supervisor.upgrade import Predecessor, Upgrade
@@ -36,6 +38,7 @@ from gateway.commands.run import collect_rarely
 from gateway.config.change import change as config_change
 from gateway.config.errors import ConfigError
 from gateway.config.gateway import GatewayConfig
+from gateway.configured_files import load_files
 from gateway.server.certificates import Certificates, load_certificates
 from gateway.server.handshake import ALPN
 from gateway.server.listeners import Handed
@@ -92,7 +95,6 @@ class WorkerSupervisor:
         has_file: bool,
     ) -> None:
         count = config.server.worker_count
-        self._config = config
         self._load = load
         self._environ = environ
         self._has_file = has_file
@@ -101,14 +103,10 @@ class WorkerSupervisor:
         self._phase = _Phase.STARTING
         self._signalled: list[signal.Signals] = []
         self._kill_at: float | None = None
-        self._reloading: ReloadRound | None = None
-        self._is_hung_up = False
         self._is_told_to_stop = False
-        self._is_stale = False
-        """Whether the workers have read a configuration that the supervisor has not."""
         self._upgrade: Upgrade | None = None
         self._certificates: Certificates = {}
-        self._load_certificates()
+        self._load_certificates(config)
         self._predecessor = predecessor
         try:
             self._sockets = ListeningSockets.open(config, count, environ, predecessor.sockets)
@@ -121,6 +119,7 @@ class WorkerSupervisor:
         self._private = PrivateSockets(count)
         self._workers = Workers(count, self._shared, self._selector, self._now, self._hear, self._ended)
         self._slots = self._workers.slots
+        self._reloads = Reloads(config, self._workers, self._now, self._start_reading, self, has_file=has_file)
 
     def __repr__(self) -> str:
         return f"<WorkerSupervisor {self._phase.value}, {len(self._slots)} slots>"
@@ -140,6 +139,7 @@ class WorkerSupervisor:
         """End the workers that have not ended, and leave nothing behind."""
         self._workers.kill()
         self._stop_upgrade("the gateway stops")
+        self._reloads.end()
         self._sockets.close(self._predecessor.shared)
         self._private.close()
         signal.set_wakeup_fd(-1)
@@ -157,7 +157,8 @@ class WorkerSupervisor:
         for number in _SIGNALS:
             signal.signal(number, lambda received, _frame: self._signalled.append(signal.Signals(received)))
         self._selector.register(self._wakeups, selectors.EVENT_READ, self._read_wakeups)
-        self._is_hung_up = was_hung_up()
+        if was_hung_up():
+            self._reloads.ask()
 
     def _read_wakeups(self) -> None:
         with suppress(BlockingIOError):
@@ -170,17 +171,18 @@ class WorkerSupervisor:
             times.append(self._kill_at)
         if self._upgrade is not None:
             times.append(self._upgrade.ends_at)
+        if (ends_at := self._reloads.ends_at) is not None:
+            times.append(ends_at)
         for key, _ in self._selector.select(max(0.0, min(times) - self._now()) if times else None):
             key.data()
         while self._signalled:
             self._act_on(self._signalled.pop(0))
-        if self._is_stale:
-            self._read_configuration()
         now = self._now()
         for slot in self._slots:
             if slot.next_at is not None and slot.next_at <= now:
                 self._start(slot)
         self._end_hung(now)
+        self._reloads.look()
         if self._upgrade is not None and self._upgrade.ends_at <= now:
             self._stop_upgrade("the next version does not serve in time")
         if self._kill_at is not None and self._kill_at <= now:
@@ -195,8 +197,7 @@ class WorkerSupervisor:
             case signal.SIGCHLD:
                 self._workers.reap()
             case signal.SIGHUP:
-                self._is_hung_up = True
-                self._reload()
+                self._reloads.ask()
             case signal.SIGUSR2:
                 self._begin_upgrade()
             case signal.SIGTERM | signal.SIGINT:
@@ -209,14 +210,8 @@ class WorkerSupervisor:
 
     # -- workers
 
-    def _read_configuration(self) -> None:
-        """Read the configuration that the workers have read, for those that start later."""
-        self._is_stale = False
-        with suppress(ConfigError):
-            self._config = config_change(self._config, self._load()).config
-
-    def _load_certificates(self) -> None:
-        self._certificates = load_certificates(self._config.every_listener, ALPN, self._certificates)
+    def _load_certificates(self, config: GatewayConfig) -> None:
+        self._certificates = load_certificates(config.every_listener, ALPN, self._certificates)
         for one in self._certificates.values():
             one.make_session_contexts()
 
@@ -225,8 +220,8 @@ class WorkerSupervisor:
         if slot.generation:
             # Certificates may have changed.  The running workers load changed ones by themselves.
             with suppress(ConfigError):
-                self._load_certificates()
-        slot.is_outdated = self._reloading is not None or self._is_stale
+                self._load_certificates(self._reloads.config)
+        self._reloads.begins(slot)
         self._workers.fork(slot, self._run_worker)
 
     def _end_hung(self, now: float) -> None:
@@ -245,6 +240,7 @@ class WorkerSupervisor:
         if self._upgrade is not None:
             self._upgrade.channel.close()
         self._selector.close()
+        self._reloads.close_files()
         for unused in (self._wakeups, self._wakes, *self._sockets.others(slot.number)):
             unused.close()
         private = self._private
@@ -266,39 +262,36 @@ class WorkerSupervisor:
             control=control,
         )
         handed = Handed(place, self._sockets.of(slot.number), self._sockets.admin, self._certificates)
-        return run_worker(handed, self._config, self._load, has_file=self._has_file)
+        return run_worker(handed, self._reloads.config, has_file=self._has_file)
 
     def _hear(self, slot: Slot, message: Message) -> None:
         match message["kind"]:
             case "prepared":
                 slot.prepares()
-                for one in may_accept(self._slots, is_starting=self._phase is _Phase.STARTING):
-                    self._workers.admit(one)
+                self._reloads.prepares(slot)
+                self._admit()
             case "serving":
                 slot.is_serving = True
-                if slot.is_outdated:
-                    slot.is_outdated = False
-                    self._workers.tell(slot, "reload")
                 if self._phase is _Phase.STARTING and all(one.is_serving for one in self._slots):
                     self._serve(message)
             case "failed":
                 slot.failure = message
-            case "reloaded":
-                if self._reloading is not None:
-                    self._reloading.hears(slot.number, message["text"])
-                    self._end_reload()
             case "configured":
-                self._is_stale = slot.has_reloaded = True
-                self._outdate_starting()
-                for one in self._slots:
-                    if one.may_have_missed_reload(self._now()):
-                        self._workers.tell(one, "reload")
+                self._reloads.hears(slot, message)
+                self._admit()
+            case "reload":
+                self._reloads.ask(Asker(slot.number, slot.generation, message["request"]))
             case "upgrade":
-                slot.waits_for_upgrade = True
+                slot.upgrade_requests.append(message["request"])
                 self._begin_upgrade()
             case "empty":
                 slot.is_empty = True
                 self._tell_when_empty()
+
+    def _admit(self) -> None:
+        is_starting = self._phase is _Phase.STARTING
+        for slot in may_accept(self._slots, self._reloads.number, is_starting=is_starting):
+            self._workers.admit(slot)
 
     def _serve(self, message: Message) -> None:
         self._phase = _Phase.SERVING
@@ -307,16 +300,13 @@ class WorkerSupervisor:
         print_ready("admin", message["admin"])
         self._predecessor.tell({"kind": "serving", "taken": self._predecessor.sockets.taken})
         self._manager.ready()
-        if self._is_hung_up:
-            self._reload()
+        self._reloads.open()
 
     def _ended(self, slot: Slot, how: str) -> None:
         """Act on the end of a slot's worker."""
         pid, was_serving = slot.pid, slot.is_serving
         delay_s = slot.ends(self._now())
-        if self._reloading is not None:
-            self._reloading.loses(slot.number)
-            self._end_reload()
+        self._reloads.loses(slot)
         if self._phase is _Phase.DRAINING:
             slot.next_at = None
             self._tell_when_empty()
@@ -337,32 +327,24 @@ class WorkerSupervisor:
 
     # -- reload and drain
 
-    def _reload(self) -> None:
-        """Make all workers read the configuration again, unless they are just doing so."""
-        serving = [slot for slot in self._slots if slot.is_serving]
-        if self._phase is not _Phase.SERVING or self._reloading is not None or not serving:
-            return
-        self._is_hung_up = False
-        self._outdate_starting()
+    def _start_reading(self, running: GatewayConfig, done: Callable[[Found], None]) -> Reading:
+        return Reading(lambda: self._read(running), self._selector, self._now(), done)
+
+    def _read(self, running: GatewayConfig) -> GatewayConfig:
+        """Read the configuration and every file that it names.  Runs in a process of its own.  Raises ConfigError."""
+        config = self._load()
+        load_certificates(config_change(running, config).config.every_listener, ALPN, self._certificates)
+        load_files(config, self._environ)
+        return config
+
+    def reloading(self) -> None:
+        """Report that a reload begins."""
         self._manager.reloading()
-        self._reloading = ReloadRound(slot.number for slot in serving)
-        for slot in serving:
-            self._workers.tell(slot, "reload")
 
-    def _outdate_starting(self) -> None:
-        """Have the workers that do not serve yet read the configuration again as soon as they do."""
-        for slot in self._slots:
-            slot.is_outdated |= bool(slot.pid) and not slot.is_serving
-
-    def _end_reload(self) -> None:
-        """Print the outcome of a reload once all workers have told theirs."""
-        if self._reloading is None or (outcome := self._reloading.outcome) is None:
-            return
-        self._reloading = None
+    def reloaded(self, outcome: str) -> None:
+        """Report the outcome of a reload."""
         print_message(outcome)
         self._manager.ready(outcome)
-        if self._is_hung_up:
-            self._reload()
 
     def _begin_upgrade(self) -> None:
         """Start the next version of the gateway, unless it is starting already."""
@@ -374,6 +356,7 @@ class WorkerSupervisor:
         try:
             peers = self._private.paths(PEER)
             self._upgrade = Upgrade(self._sockets, self._shared, peers, self._environ, self._now())
+            self._upgrade.reloads = self._reloads.requests
         except OSError as error:
             self._end_upgrade(f"not upgraded, all stays as it was: {error.strerror or error}")
             return
@@ -395,6 +378,9 @@ class WorkerSupervisor:
             self._end_upgrade(f"not upgraded, all stays as it was: the next version does not start: {why}")
             return
         upgrade.release()
+        if self._reloads.requests != upgrade.reloads:
+            # The next version may have read an earlier configuration.
+            os.kill(upgrade.pid, signal.SIGHUP)
         self._end_upgrade(f"upgraded: process {upgrade.pid} serves, and this one drains", is_done=True)
         self._manager.hand_over(upgrade.pid)
         self._leave(messages[0]["taken"])
@@ -402,9 +388,9 @@ class WorkerSupervisor:
     def _end_upgrade(self, outcome: str, *, is_done: bool = False) -> None:
         print_message(outcome)
         for slot in self._slots:
-            if slot.waits_for_upgrade:
-                slot.waits_for_upgrade = False
-                self._workers.tell(slot, "upgraded", text=outcome, is_done=is_done)
+            for request in slot.upgrade_requests:
+                self._workers.tell(slot, "answer", request=request, text=outcome, is_done=is_done)
+            slot.upgrade_requests.clear()
 
     def _stop_upgrade(self, why: str) -> None:
         """Give up an upgrade that has not been done yet."""
@@ -428,11 +414,12 @@ class WorkerSupervisor:
         closes the socket.
         """
         self._phase = _Phase.DRAINING
+        self._reloads.close("the gateway stops")
         self._end_workers(tuple(index for index, place in self._sockets.places.items() if place.key in taken))
         self._sockets.close(taken)
 
     def _end_workers(self, inherited: tuple[int, ...]) -> None:
-        self._kill_at = self._now() + self._config.server.shutdown_timeout_s + _SPARE_S
+        self._kill_at = self._now() + self._reloads.config.server.shutdown_timeout_s + _SPARE_S
         for slot in self._slots:
             slot.next_at = slot.hangs_at = None
             if slot.pid:

@@ -1,24 +1,74 @@
-"""One reload at all workers, whose outcome is one line."""
+"""One reload at all workers: who has asked for it, what each worker has said, and the outcome."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple
+
+from gateway.cli.reloading import has_reloaded, not_reloaded
+
+
+class Asker(NamedTuple):
+    """A worker's request for a reload, which one of its admin port's clients has made."""
+
+    slot: int
+    generation: int
+    """The worker's number in its slot.  The slot's next worker has not asked."""
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The outcome of a reload, at one worker or at all."""
+
+    changed: tuple[str, ...] = ()
+    needs_restart: tuple[str, ...] = ()
+    error: str = ""
+    """Why the configuration has not been taken; empty if it has."""
+    is_partial: bool = False
+    """Whether some workers have taken the configuration, and others have not."""
+
+    def text(self, *, has_file: bool) -> str:
+        """Return the outcome in one line."""
+        if self.error:
+            return not_reloaded(self.error)
+        return has_reloaded(self.changed, self.needs_restart, has_file=has_file)
 
 
 class ReloadRound:
-    """The workers that have been told to read the configuration again, and what they have said."""
+    """A reload: first one process reads the configuration, then the workers take it.
 
-    def __init__(self, slots: Iterable[int]) -> None:
-        self._outcomes: dict[int, str | None] = dict.fromkeys(slots)
+    `askers` has None for a SIGHUP.
+    """
+
+    def __init__(self, askers: Iterable[Asker | None]) -> None:
+        self._asked = tuple(askers)
+        self._read: Outcome | None = None
+        """The outcome of reading; None if it is still to come."""
+        self._outcomes: dict[int, Outcome | None] = {}
         """The outcome at each slot that takes part; None if it is still to come."""
 
     def __repr__(self) -> str:
-        return f"<ReloadRound {self._outcomes}>"
+        return f"<ReloadRound {self._outcomes if self._read is not None else 'reads'}>"
 
-    def __contains__(self, slot: int) -> bool:
-        return slot in self._outcomes
+    @property
+    def askers(self) -> list[Asker]:
+        """The requests that the outcome answers."""
+        return [one for one in self._asked if one is not None]
 
-    def hears(self, slot: int, outcome: str) -> None:
+    @property
+    def is_hung_up(self) -> bool:
+        """Whether a SIGHUP has asked for the round."""
+        return None in self._asked
+
+    def is_read(self, outcome: Outcome, slots: Sequence[int]) -> None:
+        """Note the outcome of reading, and the slots whose workers are to take the configuration."""
+        self._read = outcome
+        self._outcomes = dict.fromkeys(slots)
+
+    def hears(self, slot: int, outcome: Outcome) -> None:
         """Note the outcome at a slot."""
         if slot in self._outcomes:
             self._outcomes[slot] = outcome
@@ -27,12 +77,36 @@ class ReloadRound:
         """Note that a slot's worker has ended.  The next one begins with the configuration of the others."""
         self._outcomes.pop(slot, None)
 
+    def ends_without_the_rest(self) -> None:
+        """Note that the outcomes still to come are too late."""
+        late = Outcome(error="it has not answered in time")
+        self._outcomes = {slot: late if one is None else one for slot, one in self._outcomes.items()}
+
     @property
-    def outcome(self) -> str | None:
-        """The outcome in one line; None if it is still to come."""
-        if None in self._outcomes.values():
-            return None
-        texts = set(self._outcomes.values())
-        if len(texts) > 1:
-            return "; ".join(f"worker {slot}: {text}" for slot, text in sorted(self._outcomes.items()))
-        return texts.pop() if texts else "not reloaded: all workers ended meanwhile"
+    def is_over(self) -> bool:
+        """Whether all outcomes are there."""
+        return self._read is not None and None not in self._outcomes.values()
+
+    def outcome(self) -> Outcome:
+        """Return the outcome at all workers, once the round is over."""
+        assert self._read is not None
+        found = {slot: one for slot, one in self._outcomes.items() if one is not None}
+        errors = {slot: one.error for slot, one in sorted(found.items()) if one.error}
+        if not errors:
+            # Without workers, the supervisor alone has taken the configuration, for those that start later.
+            every = list(found.values()) or [self._read]
+            changed = dict.fromkeys(chain.from_iterable(one.changed for one in every))
+            waiting = dict.fromkeys(chain.from_iterable(one.needs_restart for one in every))
+            return Outcome(tuple(changed), tuple(waiting), self._read.error)
+        if len(errors) == len(found) and len({*errors.values()}) == 1:
+            return Outcome(error=errors.popitem()[1])
+        reasons = "; ".join(f"worker {slot}: {error}" for slot, error in errors.items())
+        done = ", ".join(str(slot) for slot in sorted(found) if slot not in errors)
+        return Outcome(error=f"not done by all workers: {reasons}; done by {done or 'none'}", is_partial=True)
+
+    def text(self, *, has_file: bool) -> str:
+        """Return the outcome in one line, with what each worker has said if they differ."""
+        texts = {slot: one.text(has_file=has_file) for slot, one in self._outcomes.items() if one is not None}
+        if len({*texts.values()}) > 1:
+            return "; ".join(f"worker {slot}: {text}" for slot, text in sorted(texts.items()))
+        return self.outcome().text(has_file=has_file)

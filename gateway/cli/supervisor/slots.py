@@ -49,17 +49,17 @@ class Slot:
     began_at: float = 0.0
     is_prepared: bool = False
     """Whether the worker is ready to accept connections, as soon as it may."""
+    is_accepting: bool = False
+    """Whether the worker has been allowed to accept connections."""
     is_serving: bool = False
-    is_outdated: bool = False
-    """Whether the worker may have begun with an older configuration than the others have now."""
-    has_reloaded: bool = False
-    """Whether the worker has read the configuration again since it began."""
+    configuration: int = 0
+    """The number of the configuration that the worker runs with: it began with it, or has taken it since."""
     hangs_at: float | None = None
-    """When the worker has taken too long to start; None if it is prepared, or if there is no worker."""
+    """When the worker has taken too long to start; None if it may accept, or if there is no worker."""
     is_empty: bool = False
     """Whether the worker has lost its last connection in a drain."""
-    waits_for_upgrade: bool = False
-    """Whether the worker wants to know the outcome of an upgrade."""
+    upgrade_requests: list[int] = field(default_factory=list)
+    """The worker's requests for an upgrade that are still to be answered."""
     failure: dict[str, Any] | None = None
     """Why the worker could not start, in its own words."""
     next_at: float | None = None
@@ -70,14 +70,8 @@ class Slot:
         """Note that a worker begins in this slot."""
         self.next_at, self.failure = None, None
         self.generation += 1
-        self.has_reloaded = False
         self.began_at = now
         self.hangs_at = now + START_S
-
-    def may_have_missed_reload(self, now: float) -> bool:
-        """Return whether a reload that another worker has just completed may have asked every worker but this one,
-        because this one had begun but did not serve yet."""
-        return self.is_serving and not self.has_reloaded and now - self.began_at < STEADY_S
 
     def prepares(self) -> None:
         """Note that the slot's worker is ready to accept connections."""
@@ -91,15 +85,19 @@ class Slot:
     def ends(self, now: float) -> float:
         """Note the end of the slot's worker, and return the delay until the next one in seconds."""
         delay_s = self.backoff.after(now - self.began_at if self.is_serving else 0.0)
-        self.pid, self.is_prepared, self.is_serving, self.hangs_at = 0, False, False, None
+        self.pid, self.is_prepared, self.is_accepting, self.is_serving, self.hangs_at = 0, False, False, False, None
+        self.upgrade_requests.clear()
         self.next_at = now + delay_s
         return delay_s
 
 
-def may_accept(slots: Sequence[Slot], *, is_starting: bool) -> list[Slot]:
-    """Return the slots whose workers may accept connections: when the gateway starts, none before all are prepared."""
-    prepared = [slot for slot in slots if slot.is_prepared]
-    return [] if is_starting and len(prepared) < len(slots) else prepared
+def may_accept(slots: Sequence[Slot], configuration: int, *, is_starting: bool) -> list[Slot]:
+    """Return the slots whose workers may accept connections.
+
+    A worker has to run with the latest configuration before it accepts.  When the gateway starts, no worker accepts
+    before all are prepared."""
+    ready = [slot for slot in slots if slot.is_prepared and (slot.is_accepting or slot.configuration >= configuration)]
+    return [] if is_starting and len(ready) < len(slots) else ready
 
 
 def end_of(status: int) -> str:

@@ -66,6 +66,8 @@ class Upgrade:
         finally:
             theirs.close()
         self.pid = self._process.pid
+        self.reloads = 0
+        """How many reloads had been asked for when this version began, which it therefore knows of."""
 
     def __repr__(self) -> str:
         return f"<Upgrade to process {self.pid}>"

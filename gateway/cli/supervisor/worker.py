@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import pickle
 import shutil
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import Final
 
 import uvloop
 
+from gateway.aio.tasks import Tasks
 from gateway.cli.errors import FailedToRunError
-from gateway.cli.reloading import reloaded
+from gateway.cli.reloading import failure_text
 from gateway.cli.starting import bind_addresses, started
+from gateway.config.change import Change
 from gateway.config.errors import ConfigError
 from gateway.config.gateway import GatewayConfig
 from gateway.server.listeners import Handed
@@ -24,10 +29,8 @@ _FOR_SUPERVISOR: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.S
 """Signals that a terminal or a service manager sends to all processes of the gateway.  The supervisor acts on them, and
 tells its workers."""
 
-if TYPE_CHECKING:
-    from gateway.app import RunningGateway
-
-Load = Callable[[], GatewayConfig]
+Take = Callable[[], Awaitable[Change]]
+"""Makes the gateway take the configuration that its `load` returns."""
 
 
 def ignore_signals() -> None:
@@ -37,12 +40,12 @@ def ignore_signals() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
-def run_worker(handed: Handed, config: GatewayConfig, load: Load, *, has_file: bool) -> int:
+def run_worker(handed: Handed, config: GatewayConfig, *, has_file: bool) -> int:
     """Serve until the supervisor ends this worker.  Returns the exit status."""
     control = handed.place.control
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(handed, config, load, has_file=has_file))
+            runner.run(_serve(handed, config, has_file=has_file))
     except ConfigError as error:
         control.tell("failed", text=str(error), is_misuse=True)
         return 2
@@ -52,25 +55,23 @@ def run_worker(handed: Handed, config: GatewayConfig, load: Load, *, has_file: b
     return 0
 
 
-async def _serve(handed: Handed, config: GatewayConfig, load: Load, *, has_file: bool) -> None:
+async def _serve(handed: Handed, config: GatewayConfig, *, has_file: bool) -> None:
     from gateway.app import start_gateway
 
     control = handed.place.control
     orders = _Orders(control)
     handed = replace(handed, until_accepting=orders.until_accepting)
     try:
-        gateway = await started(start_gateway(config, load=load, handed=handed), *bind_addresses(config))
+        gateway = await started(
+            start_gateway(config, load=orders.configuration, handed=handed), *bind_addresses(config)
+        )
     except _SupervisorGoneError:
         # The sockets may be those of a previous version, which goes on.  This worker has not touched them.
         shutil.rmtree(handed.place.folder, ignore_errors=True)
         return
     gateway.has_file = has_file
     gateway.wait_for_others(orders.others_are_empty)
-
-    def reload(_message: Message) -> None:
-        gateway.engine.tasks.start(_reload(gateway, control), "reload")
-
-    control.on("reload", reload)
+    control.on("configuration refused", lambda _message: gateway.metrics.operations.reload(is_taken=False))
     control.tell("serving", urls=gateway.listeners.urls, admin=gateway.admin_url)
     if handed.place.slot == 0:
         gateway.engine.health.probe_all()
@@ -81,14 +82,11 @@ async def _serve(handed: Handed, config: GatewayConfig, load: Load, *, has_file:
         gateway.listeners.is_shared = True
         await gateway.listeners.stop_accepting()
     await gateway.stop(inherited)
+    await orders.tasks.close()
     if orders.is_alone:
         # The supervisor, which would remove the folder of the workers' sockets, is gone.  Workers that still drain then
         # ask the origin instead of each other.
         shutil.rmtree(handed.place.folder, ignore_errors=True)
-
-
-async def _reload(gateway: RunningGateway, control: Control) -> None:
-    control.tell("reloaded", text=await reloaded(gateway))
 
 
 class _SupervisorGoneError(Exception):
@@ -96,12 +94,15 @@ class _SupervisorGoneError(Exception):
 
 
 class _Orders:
-    """The supervisor's orders to this worker: when to accept connections, and when to end."""
+    """The supervisor's orders to this worker: when to accept, which configuration to take, and when to end."""
 
     def __init__(self, control: Control) -> None:
         self._control = control
         self.end: asyncio.Future[Sequence[int]] = asyncio.get_running_loop().create_future()
         """Set when the worker has to end: the listeners that another process goes on with."""
+        self.tasks = Tasks()
+        self._pickled: bytes | None = b""
+        """The configuration that the supervisor has handed over last; None if it could not be received."""
         self.is_alone = False
         """Whether the supervisor is gone."""
         self._may_accept = asyncio.Event()
@@ -113,8 +114,11 @@ class _Orders:
         control.on("all empty", lambda _message: self._are_others_empty.set())
         control.start(self._orphaned)
 
-    async def until_accepting(self) -> None:
+    async def until_accepting(self, take: Take) -> None:
         """Tell the supervisor that this worker is prepared, and wait until it may accept connections.
+
+        From then on, take each configuration that the supervisor hands over.  Before this worker may accept, that is
+        the configuration of a reload that it has missed while it started.
 
         At the start of a gateway, no worker accepts before all are prepared: if one of them cannot start, the gateway
         ends, and would cut connections that another one has accepted.
@@ -122,10 +126,40 @@ class _Orders:
         Raises _SupervisorGoneError if the supervisor ends first: another worker may never have been prepared, and a
         previous version may go on with the sockets.
         """
+        self._control.on("configuration", partial(self._receive, take))
         self._control.tell("prepared")
         await self._may_accept.wait()
         if self._is_too_late:
             raise _SupervisorGoneError
+
+    def _receive(self, take: Take, message: Message) -> None:
+        if (descriptor := message["descriptor"]) is None:
+            self._pickled = None
+        else:
+            # Other workers have the same open file, and its position.
+            self._pickled = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+            os.close(descriptor)
+        self.tasks.start(self._take(take, message["number"]), f"configuration {message['number']}")
+
+    async def _take(self, take: Take, number: int) -> None:
+        changed: tuple[str, ...] = ()
+        waiting: tuple[str, ...] = ()
+        error = ""
+        try:
+            change = await take()
+        except Exception as failure:
+            # Keep serving, because the next configuration may be usable.
+            error = failure_text(failure)
+        else:
+            changed, waiting = change.changed, change.needs_restart
+        self._control.tell("configured", number=number, changed=changed, needs_restart=waiting, error=error)
+
+    def configuration(self) -> GatewayConfig:
+        """Return the configuration that the supervisor has handed over last.  Runs in a thread.  Raises ConfigError."""
+        if self._pickled is None:
+            raise ConfigError("this worker has too many open files to receive the configuration")
+        config: GatewayConfig = pickle.loads(self._pickled)
+        return config
 
     async def others_are_empty(self, within_s: float) -> None:
         """Tell the supervisor that this worker has no connections left, and wait until no worker has any.

@@ -11,7 +11,8 @@ from pydantic import Field, with_config
 
 from gateway.config.errors import ConfigError
 from gateway.ops.admin.endpoint import API_TYPE, ApiRequest, Endpoint, Nothing, Refused
-from gateway.ops.admin.subject import NothingToRead, NotUpgraded, Subject
+from gateway.ops.admin.subject import NothingToRead, NotReloaded, NotUpgraded, Subject
+from gateway.workers.control import SupervisorGone
 
 Level = Literal["debug", "info", "warning", "error"]
 
@@ -104,12 +105,14 @@ def controls_endpoints(subject: Subject) -> list[Endpoint]:
             raise Refused(422, str(error)) from None
         except NothingToRead as error:
             raise Refused(409, str(error)) from None
+        except (NotReloaded, SupervisorGone) as error:
+            raise Refused(503, str(error)) from None
         return Reloaded(list(change.changed), list(change.needs_restart), subject.has_file)
 
     async def upgrade(_: ApiRequest[Nothing, Nothing]) -> Upgraded:
         try:
             return Upgraded(await subject.upgrade())
-        except NotUpgraded as error:
+        except (NotUpgraded, SupervisorGone) as error:
             raise Refused(409, str(error)) from None
 
     return [
@@ -139,6 +142,7 @@ def controls_endpoints(subject: Subject) -> list[Endpoint]:
             refusals={
                 409: "There is no configuration file to read again.",
                 422: "The new configuration is invalid; the old configuration stays in effect.",
+                503: "Some of several workers have not taken the configuration, or the gateway stops.",
             },
         ),
         Endpoint(

@@ -17,6 +17,10 @@ class NothingToRead(Exception):
     """There is no configuration that could be read again.  The text is one line."""
 
 
+class NotReloaded(Exception):
+    """Not every worker has taken the configuration.  The text is one line."""
+
+
 class NotUpgraded(Exception):
     """The gateway has not been replaced by its next version.  The text is one line."""
 
@@ -63,7 +67,7 @@ class Subject(Protocol):
         """Read the configuration again, and apply every setting that can change at run time.
 
         Raises ConfigError if the configuration is invalid, and NothingToRead if there is no file to read.  In both
-        cases, nothing changes.
+        cases, nothing changes.  Raises NotReloaded if some of several workers have not taken the configuration.
         """
 
     async def upgrade(self) -> str:

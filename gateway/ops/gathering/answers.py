@@ -16,7 +16,7 @@ from itertools import chain
 from operator import attrgetter
 from typing import Any, Final, TypeVar
 
-from gateway.ops.admin.controls import Draining, LogLevel, Reloaded
+from gateway.ops.admin.controls import Draining, LogLevel
 from gateway.ops.admin.counts import Counts
 from gateway.ops.admin.directory import Name
 from gateway.ops.admin.endpoint import ApiRequest
@@ -246,13 +246,6 @@ def _merged_plan(plans: Sequence[PlanInEffect]) -> PlanInEffect:
 def merge_drains(_: Asked, answers: Sequence[Draining]) -> Draining:
     """The gateway drains if any worker does."""
     return Draining(any(one.is_draining for one in answers))
-
-
-def merge_reloads(_: Asked, answers: Sequence[Reloaded]) -> Reloaded:
-    """Name every setting that has changed at a worker."""
-    changed = dict.fromkeys(chain.from_iterable(one.changed for one in answers))
-    waiting = dict.fromkeys(chain.from_iterable(one.needs_restart for one in answers))
-    return Reloaded(list(changed), list(waiting), answers[0].has_file)
 
 
 def first_config(_: Asked, answers: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ import orjson
 from aiohttp import web
 
 from gateway.ops.admin.app import QUESTIONS
-from gateway.ops.admin.controls import DrainBody, Draining, LogLevel, Reloaded
+from gateway.ops.admin.controls import DrainBody, Draining, LogLevel
 from gateway.ops.admin.counts import Counts, CountsQuery
 from gateway.ops.admin.endpoint import ApiRequest, Endpoint, Nothing, Refused, adapter_of
 from gateway.ops.admin.history import HistoryShown, show_history
@@ -44,7 +44,6 @@ from gateway.ops.gathering.answers import (
     merge_overviews,
     merge_pages,
     merge_plans,
-    merge_reloads,
     merge_revoked,
     merge_tail_pages,
     merge_tails,
@@ -136,10 +135,9 @@ GATHERINGS: Final[Mapping[tuple[str, str], Gathering]] = {
     ("POST", "/api/drain"): Gathering(merge_drains),
     ("GET", "/api/log-level"): Gathering(first_level),
     ("PUT", "/api/log-level"): Gathering(first_level),
-    ("POST", "/api/reload"): Gathering(merge_reloads),
 }
 
-ALONE: Final = frozenset({("POST", "/api/upgrade")})
+ALONE: Final = frozenset({("POST", "/api/reload"), ("POST", "/api/upgrade")})
 """Endpoints that the worker answers that the request has reached: it passes them on to the supervisor."""
 
 
@@ -148,7 +146,7 @@ _ASKED: Final = (
     OriginNews,
 )
 _ANSWERED: Final = (
-    *(ShownOrigins, StreamPage, StreamDetail, TopStreams, Tails, Counts, Revoked, PlanShown, Draining, Reloaded),
+    *(ShownOrigins, StreamPage, StreamDetail, TopStreams, Tails, Counts, Revoked, PlanShown, Draining),
     *(WorkerOverview, WorkerSamples, WorkerPurged, WorkerSettings, dict[str, Any]),
 )
 

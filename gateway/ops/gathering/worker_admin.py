@@ -9,8 +9,10 @@ from aiohttp import web
 
 from gateway.aio.clock import Timer
 from gateway.aio.tasks import Tasks
+from gateway.config.change import Change
+from gateway.config.errors import ConfigError
 from gateway.ops.admin.app import MOST_LINE_BYTES
-from gateway.ops.admin.subject import Subject
+from gateway.ops.admin.subject import NotReloaded, NotUpgraded, Subject
 from gateway.ops.gathering.adoption import adopt_settings
 from gateway.ops.gathering.ended_counts import EndedCounts
 from gateway.ops.gathering.endpoints import Gathered
@@ -75,6 +77,20 @@ class WorkerAdmin:
         await self._tasks.close()
         await self._peers.close()
         await self._runner.cleanup()
+
+    async def reload(self) -> Change:
+        """Have the supervisor reload all workers.  Raises ConfigError, NotReloaded or SupervisorGone."""
+        told = await self._place.control.ask("reload")
+        if told["error"]:
+            raise (NotReloaded if told["is_partial"] else ConfigError)(told["error"])
+        return Change(self._subject.config, tuple(told["changed"]), tuple(told["needs_restart"]))
+
+    async def upgrade(self) -> str:
+        """Have the supervisor start the next version.  Raises NotUpgraded or SupervisorGone."""
+        told = await self._place.control.ask("upgrade")
+        if not told["is_done"]:
+            raise NotUpgraded(told["text"])
+        return str(told["text"])
 
     def _keep_later(self) -> None:
         self._timer = self._subject.engine.clock.call_later(self._counts.keep_after_s, self._keep)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from gateway.ops.admin.controls import Draining, Reloaded
+from gateway.ops.admin.controls import Draining
 from gateway.ops.admin.counts import CountedRun, Counts
 from gateway.ops.admin.directory import Name, id_of
 from gateway.ops.admin.endpoint import ApiRequest, Nothing
@@ -17,7 +17,6 @@ from gateway.ops.gathering.answers import (
     merge_drains,
     merge_origins,
     merge_pages,
-    merge_reloads,
     merge_tail_pages,
     merge_tails,
     merge_tops,
@@ -127,11 +126,6 @@ def test_an_origin_is_as_bad_as_its_worst_state() -> None:
 
 def test_the_gateway_drains_if_a_worker_does() -> None:
     assert merge_drains(asked(), [Draining(False), Draining(True)]).is_draining
-
-
-def test_a_reload_names_each_setting_once() -> None:
-    answers = [Reloaded(["a", "b"], [], True), Reloaded(["b", "c"], ["d"], True)]
-    assert merge_reloads(asked(), answers) == Reloaded(["a", "b", "c"], ["d"], True)
 
 
 def sample(at: float, count: int) -> Sample:

@@ -1,0 +1,167 @@
+"""A process that reads the configuration for the supervisor, which must not wait for a disk.
+
+It reads the configuration and every file that the configuration names, so that an unusable file is refused before a
+worker hears of it.  It hands back the configuration alone: OpenSSL loads a private key only by its path, so each worker
+reads the named files again.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import selectors
+import signal
+import socket
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gateway.cli.reloading import failure_text
+from gateway.cli.supervisor.worker import ignore_signals
+from gateway.config.gateway import GatewayConfig
+from gateway.config.reader import READ_S
+
+_SPARE_S: Final = 1.0
+"""A process that has not ended so many seconds after its time is given up."""
+_ATTEMPTS: Final = 3
+_READ_BYTES: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The result of reading the configuration."""
+
+    pickled: bytes = b""
+    """The configuration."""
+    error: str = ""
+    """Why there is none; empty if there is one."""
+
+    def config(self) -> GatewayConfig:
+        """Return the configuration."""
+        config: GatewayConfig = pickle.loads(self.pickled)
+        return config
+
+
+class Reading:
+    """One attempt to read the configuration.
+
+    `done` is called once with the result, unless `give_up` or `close` is called before.  A process that is killed says
+    nothing of the configuration, so another one reads it.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[], GatewayConfig],
+        selector: selectors.BaseSelector,
+        now: float,
+        done: Callable[[Found], None],
+        within_s: float = READ_S,
+    ) -> None:
+        """`read` runs in the process.  Raises OSError if the process cannot be forked."""
+        self._read = read
+        self._selector = selector
+        self._done = done
+        self._within_s = within_s
+        self._attempts = 0
+        self._data = b""
+        self.ends_at = now + within_s + _SPARE_S
+        """When to give up, if the process cannot even be ended by its alarm."""
+        self._pid, self._sock = self._forked()
+
+    def __repr__(self) -> str:
+        return f"<Reading by process {self._pid}>"
+
+    def _forked(self) -> tuple[int, socket.socket]:
+        self._attempts += 1
+        ours, theirs = socket.socketpair()
+        try:
+            pid = os.fork()
+        except OSError:
+            ours.close()
+            theirs.close()
+            raise
+        if pid == 0:
+            try:
+                _become_reader(self._read, theirs, self._within_s)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                # The rest of the supervisor's program is not for this process.
+                os._exit(1)
+        theirs.close()
+        self._selector.register(ours, selectors.EVENT_READ, self._hear)
+        return pid, ours
+
+    def _hear(self) -> None:
+        if data := self._sock.recv(_READ_BYTES):
+            self._data += data
+            return
+        self._selector.unregister(self._sock)
+        self._sock.close()
+        # The process has closed its end, which is the last thing that it does.
+        _, status = os.waitpid(self._pid, 0)
+        ended_by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+        if not ended_by:
+            found = _found(self._data)
+        elif ended_by == signal.SIGALRM:
+            found = self.too_late()
+        elif self._attempts < _ATTEMPTS:
+            self._data = b""
+            try:
+                self._pid, self._sock = self._forked()
+            except OSError as error:
+                found = cannot_fork(error)
+            else:
+                return
+        else:
+            found = Found(error="the process that reads the configuration is killed each time")
+        self._done(found)
+
+    def too_late(self) -> Found:
+        """Return the result of a reading that takes too long."""
+        return Found(error=f"the configuration could not be read within {self._within_s:g} s")
+
+    def give_up(self) -> int | None:
+        """End the process without waiting for it.  Returns its pid if it is still to be reaped."""
+        self._selector.unregister(self._sock)
+        self._sock.close()
+        with suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGKILL)
+        return None if os.waitpid(self._pid, os.WNOHANG)[0] else self._pid
+
+    def close(self) -> None:
+        """Close the socket: in a process that has been forked meanwhile."""
+        self._sock.close()
+
+
+def cannot_fork(error: OSError) -> Found:
+    """Return the result if there can be no process."""
+    return Found(error=f"no process can be forked to read the configuration: {error.strerror}")
+
+
+def _found(data: bytes) -> Found:
+    with suppress(EOFError, pickle.UnpicklingError):
+        found = pickle.loads(data)
+        if isinstance(found, Found):
+            return found
+    return Found(error="the process that reads the configuration has failed")
+
+
+def _become_reader(read: Callable[[], GatewayConfig], sock: socket.socket, within_s: float) -> Any:
+    """Read the configuration and send the result, in the process just forked."""
+    signal.set_wakeup_fd(-1)
+    ignore_signals()
+    # The supervisor may have ended, and the disk may hang.
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, within_s)
+    # A worker would not notice its supervisor's end while this process had the channel.
+    os.closerange(3, sock.fileno())
+    os.closerange(sock.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
+    try:
+        found = Found(pickle.dumps(read()))
+    except Exception as error:
+        found = Found(error=failure_text(error))
+    sock.sendall(pickle.dumps(found))
+    os._exit(0)
