@@ -139,7 +139,7 @@ class RunningGateway:
         """Answers the requests of other workers; None if the process is the whole gateway."""
         self._is_open = False
         self._is_stopping = False
-        self.drain_changes = 0
+        self.drain_changes = self.level_changes = 0
         self.gateway_url = ""
         """URL of the first listener."""
         self.admin_url = ""

@@ -289,6 +289,30 @@ def test_a_reader_that_cannot_be_forked_is_an_outcome(stage: Stage, monkeypatch:
     assert stage.announced[1:] == [f"not reloaded, all stays as it was: {reason}"]
 
 
+def test_a_configuration_that_cannot_be_handed_over_is_not_taken(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_name: str) -> int:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(os, "memfd_create", refused)
+    stage.reloads.ask()
+    stage.reads(config(7))
+    reason = "the configuration cannot be handed to the workers: Too many open files"
+    assert stage.announced[1:] == [f"not reloaded, all stays as it was: {reason}"]
+    assert stage.reloads.config == config()
+
+
+def test_a_refused_file_leaves_the_configuration_that_starting_workers_take(stage: Stage) -> None:
+    stage.reloads.ask()
+    stage.reads(config(7))
+    stage.takes(0)
+    stage.takes(1)
+    stage.reloads.ask()
+    stage.reads("is not TOML")
+    stage.slots[2].prepares()
+    stage.reloads.prepares(stage.slots[2])
+    assert stage.handed == [config(7)] * 3
+
+
 # -- the process that reads --------------------------------------------------------------------------------------------
 
 

@@ -188,15 +188,13 @@ class Reloads:
         self._reading = None
         if self._round is None:
             return
-        # Workers that are to accept already are asked too: they run with an earlier configuration.
         slots = [slot for slot in self._workers.slots if slot.is_prepared]
-        if found.error:
+        if error := found.error or self._keep(found.pickled):
             for slot in slots:
                 self._workers.tell(slot, "configuration refused")
-            self._round.is_read(Outcome(error=found.error), ())
+            self._round.is_read(Outcome(error=error), ())
         else:
             change = config_change(self.config, found.config())
-            self._keep(found.pickled)
             self.config = change.config
             self.number += 1
             self._round.is_read(Outcome(change.changed, change.needs_restart), [slot.number for slot in slots])
@@ -205,13 +203,19 @@ class Reloads:
                 self._hand(slot)
         self._end_round()
 
-    def _keep(self, pickled: bytes) -> None:
-        """Write the configuration into an open file that workers can read."""
+    def _keep(self, pickled: bytes) -> str:
+        """Write the configuration into an open file that workers can read.  Returns why this fails; empty if it does
+        not."""
+        try:
+            memory = os.memfd_create("durable-gateway-configuration")
+            with os.fdopen(os.dup(memory), "wb") as file:
+                file.write(pickled)
+        except OSError as error:
+            return f"the configuration cannot be handed to the workers: {error.strerror}"
         if self._memory is not None:
             os.close(self._memory)
-        self._memory = os.memfd_create("durable-gateway-configuration")
-        with os.fdopen(os.dup(self._memory), "wb") as file:
-            file.write(pickled)
+        self._memory = memory
+        return ""
 
     def _hand(self, slot: Slot) -> None:
         self._workers.tell(slot, "configuration", self._memory, number=self.number)

@@ -95,6 +95,7 @@ def controls_endpoints(subject: Subject) -> list[Endpoint]:
         return LogLevel(level_now())
 
     async def set_log_level(request: ApiRequest[Nothing, LogLevel]) -> LogLevel:
+        subject.level_changes += 1
         set_level(request.body.level)
         return LogLevel(level_now())
 

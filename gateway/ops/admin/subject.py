@@ -37,6 +37,8 @@ class Subject(Protocol):
     """Whether a reload reads a configuration file, and not only the files named by flags and the environment."""
     drain_changes: int
     """How often a drain was begun or undone."""
+    level_changes: int
+    """How often the log level was set at the admin port."""
     started_at: float
     """When the gateway was started, in monotonic seconds of the engine's clock."""
 

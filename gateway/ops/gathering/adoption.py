@@ -32,22 +32,24 @@ _log = logging.getLogger("gateway.admin")
 async def adopt_settings(subject: Subject, peers: Peers, *, but: int | None = None, drains: bool = True) -> None:
     """Ask workers for their settings, except the worker of the slot `but`, and apply them to this worker.  A drain is
     taken over only if `drains`."""
-    found, drain_changes = [], subject.drain_changes
+    found, drain_changes, level_changes = [], subject.drain_changes, subject.level_changes
     for answer in await peers.ask_all("GET", SETTINGS, within_s=_ADOPT_S, but=but):
         if answer.is_good:
             try:
                 found.append(adapter_of(WorkerSettings).validate_json(answer.body))
             except ValidationError:
                 _log.exception("worker %d has answered in another form", answer.slot)
-    # If operators have begun or undone a drain meanwhile, the others' answers may be older.
-    apply_settings(subject, found, drains=drains and subject.drain_changes == drain_changes)
+    # What operators have changed at this worker too meanwhile may be newer than the others' answers.
+    drains = drains and subject.drain_changes == drain_changes
+    apply_settings(subject, found, drains=drains, levels=subject.level_changes == level_changes)
 
 
-def apply_settings(subject: Subject, found: Iterable[WorkerSettings], *, drains: bool) -> None:
-    """Apply the settings of other workers, and a drain only if `drains`."""
+def apply_settings(subject: Subject, found: Iterable[WorkerSettings], *, drains: bool, levels: bool) -> None:
+    """Apply the settings of other workers: a drain only if `drains`, and the log level only if `levels`."""
     verdicts = subject.routes.verdicts
     for settings in found:
-        set_level(settings.level)
+        if levels:
+            set_level(settings.level)
         known = dict(verdicts.revocations())
         for one in settings.revocations:
             revocation = Revocation(one.subject, one.name, one.issuer)

@@ -1,0 +1,63 @@
+"""What a worker that starts takes over from the others."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import orjson
+import pytest
+
+from gateway.ops.admin.controls import LOGGER, Level, LogLevel, controls_endpoints
+from gateway.ops.admin.endpoint import ApiRequest, Nothing
+from gateway.ops.admin.subject import Subject
+from gateway.ops.gathering.adoption import adopt_settings
+from gateway.ops.gathering.peers import PeerAnswer, Peers
+from gateway.ops.gathering.private import WorkerSettings
+
+
+class Started:
+    """A worker that has just started and asks the others."""
+
+    def __init__(self) -> None:
+        self.drains = 0
+        self.level_changes = self.drain_changes = 0
+        self.engine = SimpleNamespace(drain=SimpleNamespace(is_set=False))
+        self.routes = SimpleNamespace(verdicts=SimpleNamespace(revocations=list))
+
+    def drain(self) -> None:
+        self.drains += 1
+
+
+@pytest.fixture
+def level() -> Iterator[logging.Logger]:
+    logger = logging.getLogger(LOGGER)
+    before = logger.level
+    yield logger
+    logger.setLevel(before)
+
+
+async def adopt(subject: Any, meanwhile: Level | None) -> None:
+    """Take over the settings of a worker that logs errors and drains, while the operator sets the level."""
+    endpoints = controls_endpoints(cast(Subject, subject))
+    (put,) = (one for one in endpoints if (one.method, one.path) == ("PUT", "/api/log-level"))
+
+    async def ask_all(*_: object, **__: object) -> list[PeerAnswer]:
+        if meanwhile is not None:
+            await put.handle(ApiRequest(Nothing(), LogLevel(meanwhile), {}))
+        return [PeerAnswer(1, 200, orjson.dumps(WorkerSettings([], True, "error")))]
+
+    await adopt_settings(cast(Subject, subject), cast(Peers, SimpleNamespace(ask_all=ask_all)))
+
+
+async def test_a_worker_takes_over_the_level_and_a_drain(level: logging.Logger) -> None:
+    subject = Started()
+    await adopt(subject, None)
+    assert (level.level, subject.drains) == (logging.ERROR, 1)
+
+
+async def test_a_level_that_is_set_meanwhile_is_newer_than_the_others_answers(level: logging.Logger) -> None:
+    await adopt(Started(), "debug")
+    assert level.level == logging.DEBUG
