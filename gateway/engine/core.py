@@ -62,6 +62,7 @@ from gateway.upstream.origin_pool import Credentials, Origins, origin_names
 from gateway.upstream.slots import SlotLimits
 from gateway.workers.owners import Owners
 from gateway.workers.place import WorkerPlace
+from gateway.workers.shared_origins import SharedOrigins
 from gateway.workers.write_log import WriteLog
 
 _log = logging.getLogger("gateway.origins")
@@ -91,7 +92,8 @@ class Engine:
         self.tasks = tasks
         self.drain = Drain()
         self.tracer = tracer
-        self.origins = Origins(clock, rng, _log.warning)
+        shared_origins = None if crew is None else SharedOrigins(crew.shared, crew.slot)
+        self.origins = Origins(clock, rng, _log.warning, shared_origins)
         self.client = OriginClient(
             SlotLimits(
                 limits.upstream_connections,

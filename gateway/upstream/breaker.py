@@ -1,7 +1,7 @@
 """The circuit breaker of an origin.
 
 The breaker is a pure state machine: it sends nothing and reads no clock.  Each origin has a breaker of its own
-(`gateway.upstream.origin_state`).  Its states are:
+(`gateway.upstream.origin_state`), which all workers share (`gateway.upstream.shared_breaker`).  Its states are:
 
     closed     All requests pass.  Consecutive failures, or a share of failures within a window, open the breaker.
     open       No request passes for a time, which grows from trip to trip.  The time is jittered, so that several
@@ -54,7 +54,7 @@ from typing import Final, NamedTuple
 
 _BUCKETS: Final = 10
 """The number of buckets in the window."""
-_LEAST_JITTER: Final = 0.5
+LEAST_JITTER: Final = 0.5
 """The open time is a random value between this share of its full length and the full length."""
 _MOST_DOUBLINGS: Final = 30
 _LOSS: Final = 0.5
@@ -128,8 +128,8 @@ class Permit(NamedTuple):
     """Whether the probe is one of the gateway's own."""
 
 
-class _Window:
-    """Counts successes and failures of the last `length_s` seconds, in buckets."""
+class Window:
+    """The successes and failures of the last `length_s` seconds, in buckets."""
 
     __slots__ = ("_buckets", "_width_s", "last", "until")
 
@@ -181,6 +181,7 @@ class Breaker:
 
     __slots__ = (
         "_alone_from",
+        "_answers",
         "_clients_from",
         "_closed_at",
         "_failures",
@@ -195,7 +196,6 @@ class Breaker:
         "_turn_ends",
         "_until",
         "_window",
-        "answers",
         "permit",
         "since",
         "state",
@@ -234,9 +234,8 @@ class Breaker:
         """The number of consecutive failures other than losses."""
         self._losses = 0
         """The number of consecutive losses."""
-        self.answers = 0
-        """The number of requests that the origin has answered while the breaker was closed."""
-        self._window = _Window(policy.window_s)
+        self._answers = 0
+        self._window = self._new_window()
 
     def __repr__(self) -> str:
         return f"<Breaker {self.state}, {self._failures + self._losses} failures in a row, {self._probes} probes out>"
@@ -245,7 +244,18 @@ class Breaker:
         """Replace the policy.  The state does not change."""
         if policy != self._policy:
             self._policy = policy
-            self._window = _Window(policy.window_s)
+            self._window = self._new_window()
+
+    def _new_window(self) -> Window:
+        return Window(self._policy.window_s)
+
+    def refresh(self) -> None:
+        """Take over what other workers have changed.  One process has none."""
+
+    @property
+    def answers(self) -> int:
+        """The number of requests that the origin has answered while the breaker was closed."""
+        return self._answers
 
     @property
     def first_pause_s(self) -> float:
@@ -324,7 +334,7 @@ class Breaker:
     def count_success(self, now: float) -> None:
         """Record that the origin has answered a request.  Must be called only while the breaker is closed."""
         self._is_proved = True
-        self.answers += 1
+        self._answers += 1
         self._failures = self._losses = 0
         window = self._window
         if now >= window.until:
@@ -402,21 +412,6 @@ class Breaker:
         if permit.is_probe and not permit.is_own and permit.term == self._term:
             self._probes = max(0, self._probes - 1)
 
-    def open_as_told(self, now: float) -> bool:
-        """Open the breaker because another worker's has opened; return whether it was closed.  Clients' requests wait
-        for `CLIENTS_TURN_S`, as while own probes are sent."""
-        was_closed = self.state is BreakerState.CLOSED
-        self._move(Event.TRIPPED, now)
-        self.watched(now)
-        return was_closed
-
-    def close_as_told(self, now: float) -> bool:
-        """Close the breaker because another worker's has closed; return whether it was not closed."""
-        was_closed = self.state is BreakerState.CLOSED
-        self._move(Event.DUE, now)
-        self._move(Event.RECOVERED, now)
-        return not was_closed
-
     def _vouch(self, now: float) -> None:
         """Record that an own probe has succeeded."""
         if self._is_vouched and now >= self._alone_from:
@@ -458,10 +453,10 @@ class Breaker:
     def _open(self, event: Event, now: float, *, is_short: bool) -> None:
         policy = self._policy
         if is_short:
-            self._until = now + policy.open_s * self._rng.uniform(_LEAST_JITTER, 1.0)
+            self._until = now + policy.open_s * self._rng.uniform(LEAST_JITTER, 1.0)
             return
         if event is Event.TRIPPED and now - self._closed_at >= policy.longest_open_s:
             self._trips = 0
         longest = min(policy.longest_open_s, policy.open_s * 2 ** min(self._trips, _MOST_DOUBLINGS))
-        self._until = now + longest * self._rng.uniform(_LEAST_JITTER, 1.0)
+        self._until = now + longest * self._rng.uniform(LEAST_JITTER, 1.0)
         self._trips += 1

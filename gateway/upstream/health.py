@@ -13,11 +13,10 @@ breaker.
 Checks and probes use the connections for live requests.  Otherwise a queue of ordinary requests would delay them, and
 the origin would seem to be down.
 
-With several workers, the worker whose breaker opens tells the others (`OriginNews`), at each failed probe and when its
-breaker closes.  The others open and close their breakers with it, and send no probes while they receive such news.
-Otherwise a failing origin would have to fail at each worker, and each worker would probe it.  A client's request may
-probe the origin at each worker.  Workers that receive no news for a while send probes too, because the telling worker
-may have died.  One worker sends all active checks, and tells the others which origins are ejected.
+With several workers, all of them share the breaker (`gateway.upstream.shared_breaker`), and each of them watches it.
+One probe is sent at a time, by the worker that is first to ask for it.  A worker that changes a breaker tells the
+others (`OriginNews`), so that a worker without requests looks at the breaker too.  One worker sends all active checks,
+and tells the others which origins are ejected.
 """
 
 from __future__ import annotations
@@ -42,17 +41,11 @@ from gateway.upstream.failures import reason_of, reason_of_status
 from gateway.upstream.origin_pool import Origins, authority_of
 from gateway.upstream.origin_state import FAILING, Origin
 from gateway.upstream.reply import Reply
+from gateway.upstream.shared_breaker import PROBE_S
 
 _JITTER: Final = (0.8, 1.2)
 _WATCH_JITTER: Final = (0.5, 1.0)
 """The bounds of the random pause before a probe that is already due, as shares of the breaker's first open time."""
-_PROBE_S: Final = 3.0
-"""The timeout of a probe in seconds."""
-
-
-SILENCE_S: Final = 6.0
-"""Seconds without news, on top of the longest open time, after which a worker probes the origin itself: a probe may
-take half of this."""
 
 TOLD: Final = "told"
 """The entry for an ejection that another worker has reported, in place of a health check of this process."""
@@ -166,11 +159,11 @@ class Health:
 
     # -- probes
 
-    def learn(self, news: OriginNews, slot: int, longest_open_s: float) -> None:
-        """Apply what another worker tells the worker of this slot about an origin."""
+    def learn(self, news: OriginNews) -> None:
+        """Apply what another worker tells about an origin."""
         origin = self._origins.find(news.origin)
-        if origin is not None and learn(origin, news, slot, self._clock.now(), longest_open_s):
-            self.watch(origin)
+        if origin is not None:
+            learn(origin, news, self._clock.now())
 
     def watch(self, origin: Origin) -> None:
         """Probe an origin whose breaker has opened, until the breaker closes."""
@@ -187,8 +180,7 @@ class Health:
             if due_in_s is None or self._origins.find(origin.authority) is not origin:
                 return
             await pause(self._clock, due_in_s or origin.breaker.first_pause_s * self._rng.uniform(*_WATCH_JITTER))
-            is_open = origin.breaker.state is not BreakerState.CLOSED
-            if is_open and origin.probed_elsewhere_until <= self._clock.now():
+            if origin.breaker.retry_in_s(self._clock.now()) is not None:
                 await self._probe(origin)
 
     async def _probe(self, origin: Origin) -> str | None:
@@ -202,7 +194,7 @@ class Health:
                     "HEAD",
                     origin.authority + self._paths.get(origin.authority, "/"),
                     _headers(),
-                    _bounds(_PROBE_S),
+                    _bounds(PROBE_S),
                     is_live=True,
                 ),
                 sent=sent,
@@ -231,40 +223,25 @@ def _bounds(timeout_s: float) -> Bounds:
 
 @dataclass(frozen=True, slots=True)
 class OriginNews:
-    """The state of an origin at the worker that tells it."""
+    """The state of an origin at the worker that tells it.  The breaker's state is in shared memory."""
 
-    slot: int
-    """The worker that tells it."""
     origin: str
     """Scheme, host and port."""
-    is_open: bool
-    """Whether the breaker passes no requests."""
     is_ejected: bool
     reason: str
 
 
-def news_of(origin: Origin, slot: int) -> OriginNews:
-    """Return what the other workers need to know from the worker of this slot."""
-    is_open = origin.breaker.state is not BreakerState.CLOSED
-    return OriginNews(slot, origin.authority, is_open, origin.is_ejected, origin.reason or "")
+def news_of(origin: Origin) -> OriginNews:
+    """Return what the other workers need to know."""
+    return OriginNews(origin.authority, origin.is_ejected, origin.reason or "")
 
 
-def learn(origin: Origin, news: OriginNews, slot: int, now: float, longest_open_s: float) -> bool:
-    """Apply the news at the worker of this slot.  Returns whether the breaker has opened, so that it has to be
-    watched."""
-    has_opened = False
-    if news.is_open:
-        has_opened = origin.breaker.open_as_told(now)
-        if has_opened:
-            origin.end_live_requests()
-        # Of several workers whose breakers have opened by themselves, the first sends the probes.
-        if has_opened or news.slot < slot or origin.probed_elsewhere_until > now:
-            origin.reason = news.reason
-            origin.probed_elsewhere_until = now + longest_open_s + SILENCE_S
-    elif origin.breaker.close_as_told(now):
-        origin.recovered.fire()
+def learn(origin: Origin, news: OriginNews, now: float) -> None:
+    """Apply the news of another worker."""
+    origin.breaker.refresh()
+    if origin.breaker.state is not BreakerState.CLOSED:
+        origin.reason = news.reason
     if news.is_ejected:
         origin.eject(TOLD, news.reason, now, is_told=True)
     else:
         origin.readmit(TOLD, now, is_told=True)
-    return has_opened

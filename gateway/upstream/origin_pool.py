@@ -37,7 +37,9 @@ from gateway.aio.clock import Clock
 from gateway.config.origins import OriginsConfig
 from gateway.config.routes import RouteConfig
 from gateway.errors import CircuitOpen, UpstreamUnreachable
-from gateway.upstream.origin_state import Origin, OriginRequest, OriginState, Say
+from gateway.upstream.origin_figures import OriginState
+from gateway.upstream.origin_state import Origin, OriginRequest, Say
+from gateway.workers.shared_origins import SharedOrigins
 
 _SPAN: Final = 1 << 64
 
@@ -239,7 +241,9 @@ class OriginPool:
 class Origins:
     """All origins, and the pool of each route."""
 
-    def __init__(self, clock: Clock, rng: random.Random, say: Say) -> None:
+    def __init__(self, clock: Clock, rng: random.Random, say: Say, shared: SharedOrigins | None = None) -> None:
+        """`shared` is what all workers know of origins; None if this process is the only one."""
+        self._shared = shared
         self.clock = clock
         self._rng = rng
         self.say = say
@@ -278,8 +282,7 @@ class Origins:
             hosts: dict[str, Origin] = {}
             members = [(authority_of(one.url), one.weight) for one in route.members]
             for name, weight in (*members, *((authority_of(url), 0) for url in route.leaders)):
-                known = origins.get(name) or self._origins.get(name)
-                origin = known or Origin(name, config, self._rng, self.clock.now, self)
+                origin = origins.get(name) or self._origins.get(name) or self._new_origin(name, config)
                 hosts[name] = origins[name] = origin
                 origin.configure(config)
                 origin.weight = max(origin.weight, weight)
@@ -295,9 +298,18 @@ class Origins:
             # The table drops old entries only when it changes, and a pool has the route's credentials.
             self.clock.call_later(_REMOVED_S + 1.0, self._removed.expire)
         self._by_url = by_url
-        for old in before.values():
+        for name, old in before.items():
             old.restart_moved()
+            if name not in origins:
+                old.leave()
+        for origin in origins.values():
+            # The breaker may be open already, if this worker has started later than the others.
+            origin.breaker.refresh()
         return tuple(name for name in changed if name in pools)
+
+    def _new_origin(self, name: str, config: OriginsConfig) -> Origin:
+        row = None if self._shared is None else self._shared.join(name)
+        return Origin(name, config, self._rng, self.clock.now, self, row)
 
     def pool(self, url: str) -> OriginPool:
         """Return the pool for a route's URL (`route_url`).  Raises UpstreamUnreachable if the route was removed long

@@ -17,17 +17,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
-from math import inf
 from typing import Final, Protocol
 
 from gateway.aio.signal import Signal
 from gateway.config.origins import OriginsConfig
 from gateway.errors import CircuitOpen
 from gateway.http.reply import ReplyBroken
-from gateway.upstream.breaker import Breaker, BreakerState, Permit, Policy
+from gateway.upstream.breaker import BreakerState, Permit
 from gateway.upstream.failures import ConnectionLost, is_loss, is_no_sign, reason_of, reason_of_status
+from gateway.upstream.origin_figures import OriginState, duration_text
+from gateway.upstream.shared_breaker import SharedBreaker, make_breaker, policy_of
 from gateway.upstream.slots import three_quarters
+from gateway.workers.shared_origins import OriginRow
 
 FAILING: Final = frozenset({502, 503, 504})
 """The statuses that count as failures of an origin."""
@@ -54,58 +55,6 @@ class OriginEvents(Protocol):
         """Tell the other workers that a breaker has opened or closed, or that the origin is ejected or readmitted."""
 
 
-def policy_of(config: OriginsConfig) -> Policy:
-    """Return the breakers' policy from the configuration."""
-    return Policy(
-        failures=config.breaker_failures,
-        ratio=config.breaker_ratio,
-        window_s=config.breaker_window_s,
-        least_requests=config.breaker_requests,
-        open_s=config.breaker_open_s,
-        longest_open_s=config.breaker_longest_open_s,
-        probes=config.breaker_probes,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class OriginState:
-    """A snapshot of an origin."""
-
-    origin: str
-    """Scheme, host and port."""
-    routes: tuple[str, ...]
-    weight: int
-    """The largest weight in any route; 0 if the origin is used only after redirects."""
-    state: BreakerState
-    is_ejected: bool
-    reason: str | None
-    """The current problem; None if there is none."""
-    since_s: float
-    """The seconds since the origin entered this state."""
-    retry_in_s: float | None
-    """The seconds until the next probe is due; None while the breaker is closed."""
-    requests: int
-    failures: int
-    refused: int
-    """The number of requests not sent because the breaker was open."""
-    overflows: int
-    """The number of requests not sent because too many were waiting."""
-    redirects: int
-    """The number of requests that another origin redirected to this one."""
-    ejections: int
-    checks: dict[bool, int]
-    """The numbers of successful (True) and failed (False) health checks."""
-    transitions: dict[BreakerState, int]
-    in_flight: int
-    waiting: int
-    last_heard_s: float | None
-
-    @property
-    def is_up(self) -> bool:
-        """Whether requests are sent to the origin as usual."""
-        return self.state is BreakerState.CLOSED and not self.is_ejected
-
-
 class LivePin(Protocol):
     """The part of an `OriginPool` that a live request uses."""
 
@@ -120,12 +69,20 @@ class Origin:
     """One server that requests are sent to."""
 
     def __init__(
-        self, authority: str, config: OriginsConfig, rng: random.Random, now: Callable[[], float], events: OriginEvents
+        self,
+        authority: str,
+        config: OriginsConfig,
+        rng: random.Random,
+        now: Callable[[], float],
+        events: OriginEvents,
+        row: OriginRow | None = None,
     ) -> None:
+        """`row` is what all workers know of the origin; None if this process is the only one."""
         self.authority = authority
         self.now = now
         """Returns monotonic seconds."""
-        self.breaker = Breaker(policy_of(config), rng, now())
+        self._row = row
+        self.breaker = make_breaker(config, rng, now(), row, self._changed_elsewhere)
         self._most_waiting = config.waiting_requests
         self._events = events
         self.routes: tuple[str, ...] = ()
@@ -146,8 +103,6 @@ class Origin:
         """When data last arrived from the origin (monotonic seconds)."""
         self.reason: str | None = None
         """The reason of the latest failure."""
-        self.probed_elsewhere_until = -inf
-        """Until when another worker is known to probe the origin (`gateway.upstream.health`)."""
         self.recovered = Signal()
         """Wakes all waiters when the breaker closes.  Wakes one waiter when a client's request may probe the origin."""
 
@@ -162,6 +117,7 @@ class Origin:
 
     def snapshot(self, now: float) -> OriginState:
         """Return a snapshot of the origin."""
+        self.breaker.refresh()
         is_well = self.breaker.state is BreakerState.CLOSED and not self._ejected
         since = min(self._ejected.values(), default=self.breaker.since)
         if self.breaker.state is not BreakerState.CLOSED:
@@ -214,7 +170,8 @@ class Origin:
             self.overflows += 1
             raise CircuitOpen(_BUSY_RETRY_S)
         breaker = self.breaker
-        permit = breaker.permit if breaker.state is _CLOSED else breaker.admit(now, is_live=is_live)
+        is_closed = breaker.state is _CLOSED and self._row is None
+        permit = breaker.permit if is_closed else breaker.admit(now, is_live=is_live)
         return None if permit is None else OriginRequest(self, permit, is_live=is_live)
 
     # -- outcomes
@@ -238,8 +195,8 @@ class Origin:
         """
         self.failures += 1
         self.reason = reason
-        before = self.breaker.state
-        self.breaker.record_failure(
+        breaker, opened = self.breaker, self.breaker.transitions[BreakerState.OPEN]
+        breaker.record_failure(
             permit,
             now,
             had_succeeded=had_succeeded,
@@ -247,27 +204,50 @@ class Origin:
             is_answer=is_answer,
             in_progress=None if is_stale else self.waiting,
         )
-        if before is BreakerState.OPEN or self.breaker.state is not BreakerState.OPEN:
+        if breaker.transitions[BreakerState.OPEN] == opened:
             return
-        if before is BreakerState.CLOSED:
+        if not permit.is_probe:
             self._events.say(f"origin {self.authority} {'fails' if is_answer else 'is unreachable'}: {reason}")
-            self.probed_elsewhere_until = -inf
-            self._events.on_open(self)
-            self.end_live_requests()
+            self._opened()
         self._events.on_change(self)
 
     def succeeded(self, permit: Permit, now: float) -> None:
         """Record that the origin has answered a request without a failure."""
-        since, was_closed = self.breaker.since, self.breaker.state is BreakerState.CLOSED
+        since, closed = self.breaker.since, self.breaker.transitions[BreakerState.CLOSED]
         self.breaker.succeeded(permit, now)
-        if not was_closed and self.breaker.state is BreakerState.CLOSED:
-            self._events.say(f"origin {self.authority} answers again after {_duration(now - since)}")
+        if self.breaker.transitions[BreakerState.CLOSED] != closed:
+            self._events.say(f"origin {self.authority} answers again after {duration_text(now - since)}")
             self.recovered.fire()
             self._events.on_change(self)
         elif permit.is_own and self.breaker.would_admit(now):
             # Wake one follower (the live request of a stream with readers).  If no client sends a request, the
             # follower's request shows whether the origin serves streams.
             self.recovered.fire_one()
+
+    def _opened(self) -> None:
+        self._events.on_open(self)
+        self.end_live_requests()
+
+    # -- other workers
+
+    def count_waiting(self, by: int) -> None:
+        """Change the number of requests that wait for an answer."""
+        self.waiting += by
+        if self._row is not None:
+            self._row.set_waiting(self.waiting)
+
+    def leave(self) -> None:
+        """Share nothing with other workers, because no route uses the origin any more."""
+        if isinstance(self.breaker, SharedBreaker):
+            self._row = None
+            self.breaker = self.breaker.leave(self.now())
+
+    def _changed_elsewhere(self) -> None:
+        """Act on a breaker that another worker has opened or closed."""
+        if self.breaker.state is BreakerState.CLOSED:
+            self.recovered.fire()
+        else:
+            self._opened()
 
     # -- health checks
 
@@ -290,7 +270,7 @@ class Origin:
         since = self._ejected.pop(by, None)
         if since is not None and not self._ejected and not is_told:
             self._events.say(
-                f"origin {self.authority} is taken back by its health checks after {_duration(now - since)}"
+                f"origin {self.authority} is taken back by its health checks after {duration_text(now - since)}"
             )
 
     def end_live_requests(self) -> None:
@@ -345,7 +325,8 @@ class OriginRequest:
         """Whether a 503 has not been reported yet."""
         self._is_waiting = not is_live
         origin.requests += 1
-        origin.waiting += not is_live
+        if not is_live:
+            origin.count_waiting(1)
         origin._sent[self] = None
 
     # -- events
@@ -417,8 +398,7 @@ class OriginRequest:
     def status_arrived(self, status: int, now: float) -> None:
         """Report the status of the reply."""
         origin, permit = self.origin, self._permit
-        origin.waiting -= self._is_waiting
-        self._is_waiting = False
+        self._no_longer_waits()
         self._is_reported = True
         origin.heard_at = now
         breaker = origin.breaker
@@ -463,12 +443,6 @@ class OriginRequest:
             self.status_arrived(_MAY_DRAIN, self.origin.now())
 
     def _no_longer_waits(self) -> None:
-        self.origin.waiting -= self._is_waiting
-        self._is_waiting = False
-
-
-def _duration(seconds: float) -> str:
-    """Format a duration in whole units, at least one second: `12 s`, `3 min`, `2 h`."""
-    if seconds < 120:
-        return f"{max(1, round(seconds))} s"
-    return f"{round(seconds / 60)} min" if seconds < 7_200 else f"{round(seconds / 3600)} h"
+        if self._is_waiting:
+            self._is_waiting = False
+            self.origin.count_waiting(-1)

@@ -15,16 +15,12 @@ without counts, whose times have passed, is free for another key.  A bucket whos
 limits then hold for each worker alone, for keys that are not in the table.  This needs far more networks than there are
 buckets.
 
-The locks are POSIX record locks of the memory's file.  The kernel releases the locks of a process that dies.  A worker
-that is stopped within its few microseconds with a lock does not stop the others: after `_TRIES` attempts they go on
-without the lock, and counts may then be off by one.
+A worker that is stopped within its few microseconds with a lock does not stop the others, which then go on without the
+lock (`SharedMemory.lock`).  Counts may then be off by one.
 """
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
-import os
 import struct
 from enum import IntEnum
 from typing import Final
@@ -35,7 +31,6 @@ _ROWS: Final = 8
 """Rows of a bucket."""
 _HEAD_BYTES: Final = 32
 _PLACE_BYTES: Final = 8
-_TRIES: Final = 1_000
 _NO_ROW: Final = -1
 
 
@@ -50,8 +45,7 @@ class SharedCounts:
     """The table as one worker uses it."""
 
     def __init__(self, shared: SharedMemory, slot: int) -> None:
-        self._secret = shared.secret
-        self._descriptor = shared.descriptor
+        self._shared = shared
         self._place = shared.first + slot
         self._first = shared.first
         self._workers = shared.workers
@@ -71,8 +65,7 @@ class SharedCounts:
 
     def key_of(self, text: str) -> int:
         """Return the key of a text."""
-        digest = hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8, key=self._secret).digest()
-        return int.from_bytes(digest, "little") or 1
+        return self._shared.key_of(text)
 
     # -- counts
 
@@ -243,15 +236,7 @@ class SharedCounts:
 
     def _lock(self, key: int) -> bool:
         """Lock the key's bucket; return whether `_unlock` must follow."""
-        byte = key % self.buckets
-        for _ in range(_TRIES):
-            try:
-                fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
-            except BlockingIOError:
-                os.sched_yield()
-            else:
-                return True
-        return False
+        return self._shared.lock(key % self.buckets)
 
     def _unlock(self, key: int) -> None:
-        fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, key % self.buckets)
+        self._shared.unlock(key % self.buckets)

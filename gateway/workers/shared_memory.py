@@ -11,12 +11,17 @@ A supervisor numbers its own places from 0, and calls these numbers *slots*.
     places      for each place: state, generation, process, and how many records its write log has
     cells       for each path hash, one cell for each place (`gateway.workers.write_log`)
     records     for each place, the latest records of its write log
-    limits      for each place, the room for shared limits
-    common      the room for limits that do not belong to one place
+    common      counts of clients (`gateway.workers.shared_counts`)
+    origins     the states of origins (`gateway.workers.shared_origins`)
+
+Some changes need several values at once.  They are made under POSIX record locks of the memory's file (`lock`).  The
+kernel releases the locks of a process that dies.
 """
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import mmap
 import os
 import struct
@@ -24,7 +29,7 @@ from enum import IntEnum
 from typing import Final
 
 MAGIC: Final = 0x4447_776F_726B_6572
-VERSION: Final = 1
+VERSION: Final = 2
 LEAST_PLACES: Final = 8
 MOST_WORKERS: Final = 256
 
@@ -33,12 +38,15 @@ HASHES: Final = 1 << 16
 RECORD_BYTES: Final = 512
 RECORDS: Final = 4_096
 """How many records each place keeps."""
-LIMIT_BYTES: Final = 1 << 16
-"""The room of each place for shared limits."""
 COMMON_BYTES: Final = 1 << 19
-"""The room for shared limits that do not belong to one place, for each place that there is.  Pages that are never used
-take no memory."""
+"""The room for counts of clients, for each place that there is.  Pages that are never used take no memory."""
+ORIGINS: Final = 1_024
+"""How many origins have a row of their own."""
+ORIGIN_BYTES: Final = 320
+"""The bytes of an origin's row for its breaker, and again for each place."""
 
+_TRIES: Final = 1_000
+"""How often a lock is tried."""
 _HEADER: Final = struct.Struct("=QQQQ16s")
 _PAGE: Final = 4_096
 _EPOCH: Final = 3
@@ -73,8 +81,9 @@ class SharedMemory:
         self.cells_at = _PAGE + _page_up(places * _PLACE_WORDS * 8)
         """Where the cells begin."""
         self.records_at = self.cells_at + HASHES * places * 8
-        self._limits_at = self.records_at + places * RECORDS * RECORD_BYTES
-        self._common_at = self._limits_at + places * LIMIT_BYTES
+        self._common_at = self.records_at + places * RECORDS * RECORD_BYTES
+        self.origins_at = self._common_at + places * COMMON_BYTES
+        """Where the rows of origins begin."""
         self.secret: bytes = _HEADER.unpack_from(self.raw)[4]
         """The key of the path hash."""
 
@@ -117,6 +126,11 @@ class SharedMemory:
         """Return the index in `words` of a word of a place."""
         return (_PAGE >> 3) + place * _PLACE_WORDS + word
 
+    def key_of(self, text: str) -> int:
+        """Return a text's key in the tables of this memory, which is never 0."""
+        digest = hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8, key=self.secret).digest()
+        return int.from_bytes(digest, "little") or 1
+
     # -- slots; only the supervisor writes them
 
     def set_slot(self, slot: int, state: SlotState, generation: int, pid: int) -> None:
@@ -147,17 +161,31 @@ class SharedMemory:
         """Return the slots whose workers serve."""
         return tuple(slot for slot in range(self.workers) if self.state(slot) is SlotState.SERVING)
 
-    # -- room for shared limits
-
-    def limits_of(self, slot: int) -> memoryview:
-        """Return the room of a slot for shared limits.  Only its worker writes it."""
-        at = self._limits_at + (self.first + slot) * LIMIT_BYTES
-        return self.bytes[at : at + LIMIT_BYTES]
-
     @property
     def common(self) -> memoryview:
-        """The room for shared limits that do not belong to one slot."""
+        """The room for counts of clients."""
         return self.bytes[self._common_at : self._common_at + self.places * COMMON_BYTES]
+
+    # -- locks
+
+    def lock(self, byte: int) -> bool:
+        """Lock what this byte of the file stands for.  Returns whether `unlock` must follow.
+
+        A worker that is stopped while it holds the lock must not stop the others.  After `_TRIES` attempts they go on
+        without the lock.
+        """
+        for _ in range(_TRIES):
+            try:
+                fcntl.lockf(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
+            except BlockingIOError:
+                os.sched_yield()
+            else:
+                return True
+        return False
+
+    def unlock(self, byte: int) -> None:
+        """Release a lock."""
+        fcntl.lockf(self.descriptor, fcntl.LOCK_UN, 1, byte)
 
 
 def _check(workers: int) -> None:
@@ -170,5 +198,5 @@ def _page_up(size: int) -> int:
 
 
 def _size(places: int) -> int:
-    each = HASHES * 8 + RECORDS * RECORD_BYTES + LIMIT_BYTES + COMMON_BYTES
-    return _PAGE + _page_up(places * _PLACE_WORDS * 8) + places * each
+    each = HASHES * 8 + RECORDS * RECORD_BYTES + COMMON_BYTES
+    return _PAGE + _page_up(places * _PLACE_WORDS * 8) + places * each + ORIGINS * ORIGIN_BYTES * (1 + places)

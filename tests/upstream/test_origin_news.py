@@ -1,41 +1,44 @@
-"""What workers tell each other about an origin."""
+"""What the workers of a gateway know of an origin, and tell each other."""
 
 from __future__ import annotations
 
+import asyncio
 import random
 
 from gateway.aio.clock import ManualClock
 from gateway.config.origins import OriginsConfig
 from gateway.config.routes import RouteConfig
 from gateway.upstream.breaker import BreakerState
-from gateway.upstream.health import SILENCE_S, OriginNews, learn, news_of
+from gateway.upstream.health import OriginNews, learn, news_of
 from gateway.upstream.origin_pool import Origins
 from gateway.upstream.origin_state import Origin
+from gateway.workers.shared_memory import SharedMemory
+from gateway.workers.shared_origins import SharedOrigins
+from tests.waiting import pass_turns
 
 ORIGIN = "http://a"
-LONGEST_S = 2.0
+CLOSED, OPEN = BreakerState.CLOSED, BreakerState.OPEN
 
 
 class Worker:
     """The registry of origins of one worker."""
 
-    def __init__(self, slot: int, clock: ManualClock) -> None:
-        self.slot = slot
+    def __init__(self, slot: int, clock: ManualClock, shared: SharedMemory) -> None:
         self.clock = clock
+        self.shared = shared
         self.said: list[str] = []
         self.news: list[OriginNews] = []
-        origins = Origins(clock, random.Random(slot), self.said.append)
-        origins.on_change = lambda origin: self.news.append(news_of(origin, slot))
-        origins.configure([RouteConfig(origin=ORIGIN)], OriginsConfig(), {})
-        found = origins.find(ORIGIN)
+        self.watched: list[Origin] = []
+        self.origins = Origins(clock, random.Random(slot), self.said.append, SharedOrigins(shared, slot))
+        self.origins.on_change = lambda origin: self.news.append(news_of(origin))
+        self.origins.on_open = self.watched.append
+        self.use(ORIGIN)
+        found = self.origins.find(ORIGIN)
         assert found is not None
         self.origin: Origin = found
 
-    @property
-    def probes(self) -> bool:
-        """Whether the worker would send a probe that is due."""
-        is_open = self.origin.breaker.state is not BreakerState.CLOSED
-        return is_open and self.origin.probed_elsewhere_until <= self.clock.now()
+    def use(self, origin: str) -> None:
+        self.origins.configure([RouteConfig(origin=origin)], OriginsConfig(), {})
 
     def fail(self, times: int = 5) -> None:
         for _ in range(times):
@@ -44,81 +47,103 @@ class Worker:
             sent.record_failure("connection refused", self.clock.now())
             sent.close()
 
-    def hear(self, teller: Worker) -> bool:
-        return learn(self.origin, teller.news[-1], self.slot, self.clock.now(), LONGEST_S)
+    def lose(self, times: int) -> None:
+        for _ in range(times):
+            sent = self.origin.admit(self.clock.now(), is_live=False)
+            assert sent is not None
+            sent.record_failure("connection lost", self.clock.now(), is_loss=True)
+
+    def hear(self, teller: Worker) -> None:
+        learn(self.origin, teller.news[-1], self.clock.now())
 
 
-def test_a_breaker_opens_with_another_workers_and_only_that_worker_logs_and_probes() -> None:
-    clock = ManualClock()
-    first, second = Worker(0, clock), Worker(1, clock)
-    second.fail()
-    assert first.hear(second)
-    assert first.origin.breaker.state is BreakerState.OPEN
-    assert first.origin.admit(clock.now(), is_live=False) is None
-    assert first.origin.snapshot(clock.now()).reason == "connection refused"
+def crew() -> tuple[Worker, Worker]:
+    clock, shared = ManualClock(), SharedMemory.create(2)
+    return Worker(0, clock, shared), Worker(1, clock, shared)
+
+
+def test_a_breaker_opens_at_all_workers_and_one_of_them_logs_it() -> None:
+    first, second = crew()
+    first.fail(2)
+    second.fail(3)
+    assert first.origin.admit(first.clock.now(), is_live=False) is None
+    first.hear(second)
+    assert first.origin.snapshot(first.clock.now()).reason == "connection refused"
     assert (len(first.said), len(second.said)) == (0, 1)
-    assert (first.probes, second.probes) == (False, True)
+    assert (first.watched, second.watched) == ([first.origin], [second.origin])
     # It passes nothing on: the worker that has told it tells the others too.
     assert first.news == []
+    transitions = [worker.origin.snapshot(0.0).transitions[OPEN] for worker in (first, second)]
+    assert transitions == [0, 1]
 
 
-def test_a_breaker_closes_with_another_workers() -> None:
-    clock = ManualClock()
-    first, second = Worker(0, clock), Worker(1, clock)
+async def test_a_breaker_closes_at_all_workers_and_wakes_their_waiting_requests() -> None:
+    first, second = crew()
     second.fail()
     first.hear(second)
-    clock.advance(3)
-    probe = second.origin.admit(clock.now(), is_live=False)
+    waiting = asyncio.create_task(first.origin.recovered.wait())
+    await pass_turns(1)
+    first.clock.advance(3)
+    probe = second.origin.admit(second.clock.now(), is_live=False)
     assert probe is not None
-    probe.status_arrived(200, clock.now())
-    assert not second.news[-1].is_open
-    assert not first.hear(second)
-    assert first.origin.breaker.state is BreakerState.CLOSED
+    probe.status_arrived(200, second.clock.now())
+    first.hear(second)
+    assert first.origin.breaker.state is CLOSED
+    await waiting
     assert first.said == []
 
 
-def test_each_failed_probe_is_told_so_that_the_others_go_on_waiting() -> None:
-    clock = ManualClock()
-    first, second = Worker(0, clock), Worker(1, clock)
+def test_a_loss_does_not_count_in_the_series_if_another_worker_was_answered_meanwhile() -> None:
+    first, second = crew()
+    now = first.clock.now()
+    lost = [first.origin.admit(now, is_live=False) for _ in range(10)]
+    answered = second.origin.admit(now, is_live=False)
+    assert answered is not None
+    answered.status_arrived(200, now)
+    for sent in lost:
+        assert sent is not None
+        sent.record_failure("connection lost", now, is_loss=True)
+    assert first.origin.breaker.state is CLOSED
+
+
+def test_requests_that_wait_at_another_worker_count_as_successes() -> None:
+    first, second = crew()
+    waiting = [second.origin.admit(second.clock.now(), is_live=False) for _ in range(40)]
+    first.lose(20)
+    assert first.origin.breaker.state is CLOSED
+    for sent in waiting:
+        assert sent is not None
+        sent.close()
+    first.lose(1)
+    assert first.origin.breaker.state is OPEN
+
+
+def test_a_worker_that_starts_while_the_breaker_is_open_watches_the_origin() -> None:
+    first, second = crew()
     second.fail()
-    first.hear(second)
-    for _ in range(3):
-        clock.advance(LONGEST_S + SILENCE_S - 1)
-        told = len(second.news)
-        second.fail(1)
-        assert len(second.news) == told + 1
-        first.hear(second)
-        assert not first.probes
+    late = Worker(0, first.clock, first.shared)
+    assert late.watched == [late.origin]
 
 
-def test_a_worker_that_hears_nothing_more_probes_the_origin_itself() -> None:
-    clock = ManualClock()
-    first, second = Worker(0, clock), Worker(1, clock)
-    second.fail()
-    first.hear(second)
-    clock.advance(LONGEST_S + SILENCE_S)
-    assert first.probes
-
-
-def test_of_workers_whose_breakers_have_opened_by_themselves_the_first_probes() -> None:
-    clock = ManualClock()
-    first, second = Worker(0, clock), Worker(1, clock)
+def test_a_removed_origin_has_a_breaker_of_its_own() -> None:
+    first, second = crew()
+    second.use("http://b")
     first.fail()
+    assert second.origin.admit(second.clock.now(), is_live=False) is not None
     second.fail()
-    assert not first.hear(second)
-    assert not second.hear(first)
-    assert (first.probes, second.probes) == (True, False)
+    assert second.origin.breaker.state is OPEN
+    assert first.origins.find(ORIGIN) is first.origin
 
 
 def test_an_ejection_is_taken_over_and_taken_back_without_a_line() -> None:
-    clock = ManualClock()
-    first, second = Worker(0, clock), Worker(1, clock)
-    first.origin.eject("check", "503", clock.now())
-    first.news.append(news_of(first.origin, 0))
+    first, second = crew()
+    now = first.clock.now()
+    first.origin.eject("check", "503", now)
+    first.news.append(news_of(first.origin))
     second.hear(first)
     states = [second.origin.is_ejected]
-    first.origin.readmit("check", clock.now())
-    first.news.append(news_of(first.origin, 0))
+    first.origin.readmit("check", now)
+    first.news.append(news_of(first.origin))
     second.hear(first)
     assert [*states, second.origin.is_ejected] == [True, False]
     assert second.said == []

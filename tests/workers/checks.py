@@ -346,3 +346,13 @@ async def _fetching_workers(site: Site, client: Client, path: str, wanted: list[
     finally:
         held.release()
         reading.cancel()
+
+
+async def check_breaker(site: Site) -> None:
+    """An origin that is away fails for all workers together, and is reported once."""
+    client = await site.client()
+    await site.origin.stop(grace_s=0)
+    # The owners of these paths are different workers.
+    statuses = {(await client.send("GET", f"/absent/{number}")).status for number in range(30)}
+    expect("statuses", statuses - {502, 503, 504}, set())
+    expect("reports of an unreachable origin", site.gateway.said().count("is unreachable"), 1)

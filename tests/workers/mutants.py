@@ -16,6 +16,7 @@ from gateway.server.context import RequestContext
 from gateway.server.hop import HopHandler
 from gateway.upstream.call import Shared
 from gateway.workers.owners import Owners
+from gateway.workers.shared_origins import SharedOrigins
 from gateway.workers.write_log import WriteLog
 from tests.chaos.mutant import Mutant, Patches, nothing, registrar
 from tests.workers import checks
@@ -102,6 +103,11 @@ def passed_reads_are_answered_without_a_look() -> Patches:
     return [(HopHandler, "_begin", _begin)]
 
 
+@mutant("the failures of all workers open one breaker")
+def each_worker_has_its_own_breaker() -> Patches:
+    return [(SharedOrigins, "join", nothing)]
+
+
 class Finding(NamedTuple):
     """The check that finds a mutant, and what the check says of it."""
 
@@ -124,5 +130,8 @@ FINDINGS: Final[Mapping[str, Finding]] = {
     ),
     "passed-reads-are-answered-without-a-look": Finding(
         checks.check_passed_reads, r"^/passed/\d+: \[\] in place of \[0\]"
+    ),
+    "each-worker-has-its-own-breaker": Finding(
+        checks.check_breaker, r"^reports of an unreachable origin: [23] in place of 1"
     ),
 }

@@ -173,19 +173,7 @@ async def test_all_workers_write_one_access_log_in_whole_lines(tmp_path: Path) -
     assert sorted(paths) == sorted(f"/absent/{number}" for number in range(90))
 
 
-async def test_a_breaker_that_opens_at_one_worker_opens_at_all_and_is_logged_once() -> None:
+async def test_an_origin_that_is_away_fails_once_for_all_workers() -> None:
     async with made_site() as site:
-        clients = await site.client_of_each()
-        await site.origin.stop(grace_s=0)
-        # Each path has one owner, which meets the failures of the path: five at one worker open its breaker.
-        for number in range(15):
-            assert (await clients[0].send("GET", f"/absent/{number}")).status in (502, 503, 504)
-            if await metric(site.gateway, "durable_gateway_origin_breaker_transitions_total", 'state="open"'):
-                break
-
-        async def is_open_everywhere() -> bool:
-            return await metric(site.gateway, "durable_gateway_origin_breaker_transitions_total", 'state="open"') >= 3
-
-        await eventually(is_open_everywhere)
-        assert site.gateway.said().count("is unreachable") == 1
+        await checks.check_breaker(site)
         assert (await site.gateway.admin("/readyz")).status == 200

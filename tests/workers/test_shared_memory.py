@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from gateway.workers.shared_memory import COMMON_BYTES, LIMIT_BYTES, MOST_WORKERS, SharedMemory, SlotState
+from gateway.workers.shared_memory import COMMON_BYTES, MOST_WORKERS, ORIGIN_BYTES, ORIGINS, SharedMemory, SlotState
 
 
 def test_a_slot_begins_dead_and_shows_what_the_supervisor_records() -> None:
@@ -52,15 +52,13 @@ def test_memory_of_another_layout_is_not_taken_over() -> None:
     assert SharedMemory.attach(descriptor, 1) is None
 
 
-def test_slots_have_rooms_of_their_own() -> None:
+def test_tables_have_rooms_of_their_own() -> None:
     shared = SharedMemory.create(2)
-    rooms = [shared.limits_of(0), shared.limits_of(1), shared.common]
-    assert [len(room) for room in rooms] == [LIMIT_BYTES, LIMIT_BYTES, shared.places * COMMON_BYTES]
-    for number, room in enumerate(rooms, 1):
-        room[:] = bytes([number]) * len(room)
-    assert [room[0] for room in rooms] == [1, 2, 3]
-    assert [room[-1] for room in rooms] == [1, 2, 3]
-    assert shared.raw[shared.cells_at :].count(b"\x01") == LIMIT_BYTES
+    assert len(shared.common) == shared.places * COMMON_BYTES
+    shared.common[:] = b"\x01" * len(shared.common)
+    assert shared.raw[shared.cells_at :].count(b"\x01") == len(shared.common)
+    assert shared.raw.rfind(b"\x01") == shared.origins_at - 1
+    assert len(shared.raw) == shared.origins_at + ORIGINS * ORIGIN_BYTES * (1 + shared.places)
 
 
 @pytest.mark.parametrize("workers", [0, MOST_WORKERS + 1])

@@ -16,6 +16,7 @@ from gateway.cli.supervisor.slots import Slot, end_of
 from gateway.workers.control import ChannelEnd, Control, Message
 from gateway.workers.shared_counts import SharedCounts
 from gateway.workers.shared_memory import SharedMemory, SlotState
+from gateway.workers.shared_origins import SharedOrigins
 from gateway.workers.write_log import WriteLog
 
 Run = Callable[[Slot, Control], int]
@@ -119,6 +120,7 @@ class Workers:
         # The writes that the worker had under way will never be answered, and it counts nothing any more.
         WriteLog(self.shared, slot.number, self._now).settle(slot.number)
         SharedCounts(self.shared, slot.number).clear()
+        SharedOrigins(self.shared, slot.number).clear()
         self._ended(slot, how)
 
     def kill(self, slots: Iterable[Slot] | None = None) -> None:

@@ -101,8 +101,8 @@ class WorkerSettings:
     level: Level
 
 
-def private_application(subject: Subject, partitions: PartitionIds, counts: EndedCounts, slot: int) -> web.Application:
-    """Make the private application of the worker of this slot."""
+def private_application(subject: Subject, partitions: PartitionIds, counts: EndedCounts) -> web.Application:
+    """Make the private application of a worker."""
     directory = Directory(subject.engine, partitions)
 
     async def families(_: web.Request) -> web.Response:
@@ -124,7 +124,7 @@ def private_application(subject: Subject, partitions: PartitionIds, counts: Ende
             return refusal_response(Refused(500, "internal error"))
 
     application = web.Application(middlewares=[refusing], client_max_size=MOST_BODY_BYTES)
-    endpoints = [*admin_endpoints(subject, directory), *_private_endpoints(subject, directory, slot)]
+    endpoints = [*admin_endpoints(subject, directory), *_private_endpoints(subject, directory)]
     application.add_routes(
         [
             web.get(READY, readyz),
@@ -135,7 +135,7 @@ def private_application(subject: Subject, partitions: PartitionIds, counts: Ende
     return application
 
 
-def _private_endpoints(subject: Subject, directory: Directory, slot: int) -> list[Endpoint]:
+def _private_endpoints(subject: Subject, directory: Directory) -> list[Endpoint]:
     purger = Purger(subject.engine, directory)
     look = next(one for one in admin_endpoints(subject, directory) if one.path == "/api/overview").handle
 
@@ -159,7 +159,7 @@ def _private_endpoints(subject: Subject, directory: Directory, slot: int) -> lis
         )
 
     async def origin(asked: ApiRequest[Nothing, OriginNews]) -> Nothing:
-        subject.engine.health.learn(asked.body, slot, subject.config.origins.breaker_longest_open_s)
+        subject.engine.health.learn(asked.body)
         return Nothing()
 
     return [

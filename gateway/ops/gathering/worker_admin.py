@@ -38,7 +38,7 @@ class WorkerAdmin:
         self._counts = EndedCounts(place.folder, place.slot)
         self._peers = Peers(place.peer_paths, self._generation)
         self._runner = web.AppRunner(
-            private_application(subject, partitions, self._counts, place.slot),
+            private_application(subject, partitions, self._counts),
             access_log=None,
             shutdown_timeout=_STOP_S,
             max_line_size=MOST_LINE_BYTES,
@@ -113,7 +113,7 @@ class WorkerAdmin:
         try:
             while self._untold[origin]:
                 self._untold[origin] = False
-                await self._peers.ask_all("POST", ORIGIN, orjson.dumps(news_of(origin, slot)), but=slot)
+                await self._peers.ask_all("POST", ORIGIN, orjson.dumps(news_of(origin)), but=slot)
         finally:
             del self._untold[origin]
 

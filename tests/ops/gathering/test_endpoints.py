@@ -37,7 +37,7 @@ def test_a_worker_makes_no_adapter_that_the_supervisor_could_have_made() -> None
     adapter_of.cache_clear()
     make_adapters()
     made = adapter_of.cache_info().misses
-    private_application(subject, PartitionIds(), counts, 0)
+    private_application(subject, PartitionIds(), counts)
     gathered = Gathered(subject, Peers([], lambda _: 0), counts)
     for endpoint in admin_endpoints(subject, Directory(subject.engine, PartitionIds())):
         gathered.route(endpoint)

@@ -1,0 +1,281 @@
+"""The circuit breaker of an origin that all workers of a gateway share.
+
+Each worker has a `SharedBreaker` for each origin.  Together they are one breaker: its state and its evidence are in
+shared memory (`gateway.workers.shared_origins`).  The failures and answers of all workers form one series and one
+window, so the breaker opens as early as that of a single process.  While it is half-open, all workers together send as
+many probes as a single process.
+
+Before it admits a request, a worker reads the state if its version has changed.  A worker changes the state under a
+lock: it reads the state, applies an outcome or an admission as `Breaker` does, and writes the state.  While the breaker
+is closed, an answer needs no lock, because each worker counts its own answers.  The next failure compares the sum of
+these counts with the sum at the failure before it, and begins a new series if they differ.
+
+One own probe is sent at a time.  While a worker waits for the result of its probe, the others send none.  They wait no
+longer than a probe can take, because the worker may have died.  A client's probe whose worker has died is replaced like
+any client's probe without a result.
+
+`on_change` is called when another worker has opened or closed the breaker.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from math import inf
+from typing import Final
+
+from gateway.config.origins import OriginsConfig
+from gateway.upstream.breaker import LEAST_JITTER, Breaker, BreakerState, Event, Permit, Policy, Window
+from gateway.workers.shared_origins import OriginRow
+
+PROBE_S: Final = 3.0
+"""The timeout of an own probe in seconds."""
+_SAVED: Final = struct.Struct("=8Q7d")
+_STATES: Final = tuple(BreakerState)
+
+
+class _SharedWindow(Window):
+    """The outcomes of all workers."""
+
+    __slots__ = ("_row", "term")
+
+    def __init__(self, length_s: float, row: OriginRow, term: int) -> None:
+        super().__init__(length_s)
+        self._row = row
+        self.term = term
+
+    def count(self, now: float, successes: float, failures: float) -> None:
+        self._row.count(self.term, int(now // self._width_s), successes, failures)
+
+    def take_back(self) -> None:
+        self._row.take_back(self.term)
+
+    def counts(self, now: float) -> tuple[float, float]:
+        successes, failures = self._row.counts(self.term, int(now // self._width_s))
+        return successes + failures, failures
+
+    def clear(self) -> None:
+        """Do nothing: the outcomes of earlier terms do not count."""
+
+
+class SharedBreaker(Breaker):
+    """One worker's view of the breaker of one origin."""
+
+    __slots__ = ("_answers_seen", "_on_change", "_own_from", "_row", "_version")
+
+    def __init__(
+        self, policy: Policy, rng: random.Random, now: float, row: OriginRow, on_change: Callable[[], None]
+    ) -> None:
+        self._row = row
+        self._on_change = on_change
+        self._version = 0
+        self._own_from = -inf
+        """When the next own probe may be sent."""
+        self._answers_seen = 0
+        """The number of answers when the latest failure was counted."""
+        super().__init__(policy, rng, now)
+        with row.locked():
+            # The first worker writes the state.  The others read it at the first `refresh`.
+            if not row.version:
+                self._version = row.write(self._saved())
+
+    def _new_window(self) -> Window:
+        return _SharedWindow(self._policy.window_s, self._row, self._term)
+
+    def leave(self, now: float) -> Breaker:
+        """Share nothing from now on, because no route uses the origin any more.  Returns a breaker for the requests
+        that are still sent."""
+        self._row.leave()
+        return Breaker(self._policy, self._rng, now)
+
+    # -- the shared state
+
+    def refresh(self) -> None:
+        """Take over what other workers have changed."""
+        if self._row.version != self._version:
+            was_closed = self.state is BreakerState.CLOSED
+            self._load()
+            self._report(was_closed, self.state)
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Change the state, which no other worker changes meanwhile."""
+        was_closed = self.state is BreakerState.CLOSED
+        with self._row.locked():
+            self._load()
+            before, saved = self.state, self._saved()
+            yield
+            changed = self._saved()
+            if changed != saved:
+                self._version = self._row.write(changed)
+        self._report(was_closed, before)
+
+    def _report(self, was_closed: bool, state: BreakerState) -> None:
+        """Report a state to which another worker has changed the breaker, if that has opened or closed it."""
+        if was_closed is not (state is BreakerState.CLOSED):
+            self._on_change()
+
+    def _saved(self) -> bytes:
+        return _SAVED.pack(
+            self._term,
+            _STATES.index(self.state),
+            self._trips,
+            self._probes,
+            self._failures,
+            self._losses,
+            self._answers_seen,
+            self._is_vouched | self._is_proved << 1,
+            self.since,
+            self._until,
+            self._closed_at,
+            self._clients_from,
+            self._turn_ends,
+            self._alone_from,
+            self._own_from,
+        )
+
+    def _load(self) -> None:
+        if self._row.version == self._version:
+            return
+        self._version, saved = self._row.read()
+        term = self._term
+        (
+            self._term,
+            state,
+            self._trips,
+            self._probes,
+            self._failures,
+            self._losses,
+            self._answers_seen,
+            flags,
+            self.since,
+            self._until,
+            self._closed_at,
+            self._clients_from,
+            self._turn_ends,
+            self._alone_from,
+            self._own_from,
+        ) = _SAVED.unpack(saved)
+        self.state = _STATES[state]
+        self._is_vouched, self._is_proved = bool(flags & 1), bool(flags & 2)
+        if self._term != term:
+            self.permit = Permit(self._term, is_probe=False)
+            self._window = self._new_window()
+
+    def _move(self, event: Event, now: float, *, is_short: bool = False) -> None:
+        super()._move(event, now, is_short=is_short)
+        if event is Event.TRIPPED:
+            self._own_from = -inf
+        self._window = self._new_window()
+
+    # -- admissions
+
+    def watched(self, now: float) -> None:
+        with self._changing():
+            if not self._is_watched and self.state is not BreakerState.CLOSED:
+                super().watched(now)
+
+    def admit(self, now: float, *, is_own: bool = False, is_live: bool = False) -> Permit | None:
+        self.refresh()
+        if self.state is BreakerState.CLOSED:
+            return self.permit
+        if now < self._own_from if is_own else not super().would_admit(now):
+            return None
+        with self._changing():
+            if is_own and now < self._own_from:
+                return None
+            permit = super().admit(now, is_own=is_own, is_live=is_live)
+            if permit is not None and permit.is_own:
+                self._own_from = now + PROBE_S + self.first_pause_s
+        return permit
+
+    def would_admit(self, now: float) -> bool:
+        self.refresh()
+        return super().would_admit(now)
+
+    def retry_in_s(self, now: float) -> float | None:
+        self.refresh()
+        return super().retry_in_s(now)
+
+    # -- outcomes
+
+    @property
+    def answers(self) -> int:
+        """The number of requests that the origin has answered while the breaker was closed."""
+        return self._row.answers()
+
+    def succeeded(self, permit: Permit, now: float) -> None:
+        if not permit.is_probe and self.state is BreakerState.CLOSED and permit.term == self._term:
+            self.count_success(now)
+            return
+        with self._changing():
+            super().succeeded(permit, now)
+            if permit.is_own:
+                self._end_own_probe(now)
+
+    def count_success(self, now: float) -> None:
+        self._row.answered()
+        self._window.count(now, 1.0, 0.0)
+        if not self._is_proved:
+            with self._changing():
+                self._is_proved = True
+
+    def record_failure(
+        self,
+        permit: Permit,
+        now: float,
+        *,
+        had_succeeded: bool = False,
+        is_loss: bool = False,
+        is_answer: bool = False,
+        in_progress: int | None = 0,
+    ) -> None:
+        with self._changing():
+            if (answers := self._row.answers()) != self._answers_seen:
+                self._answers_seen = answers
+                self._failures = self._losses = 0
+            super().record_failure(
+                permit,
+                now,
+                had_succeeded=had_succeeded,
+                is_loss=is_loss,
+                is_answer=is_answer,
+                in_progress=None if in_progress is None else in_progress + self._row.waiting_elsewhere(),
+            )
+            if permit.is_own:
+                self._end_own_probe(now)
+
+    def abandoned(self, permit: Permit) -> None:
+        if permit.is_probe:
+            with self._changing():
+                super().abandoned(permit)
+                if permit.is_own:
+                    self._own_from = -inf
+
+    def _end_own_probe(self, now: float) -> None:
+        """Let the next own probe be sent after a pause.  A breaker that has opened again pauses by itself."""
+        is_open = self.state is BreakerState.OPEN and self._until > now
+        self._own_from = now if is_open else now + self.first_pause_s * self._rng.uniform(LEAST_JITTER, 1.0)
+
+
+def policy_of(config: OriginsConfig) -> Policy:
+    """Return the breakers' policy from the configuration."""
+    return Policy(
+        failures=config.breaker_failures,
+        ratio=config.breaker_ratio,
+        window_s=config.breaker_window_s,
+        least_requests=config.breaker_requests,
+        open_s=config.breaker_open_s,
+        longest_open_s=config.breaker_longest_open_s,
+        probes=config.breaker_probes,
+    )
+
+
+def make_breaker(
+    config: OriginsConfig, rng: random.Random, now: float, row: OriginRow | None, on_change: Callable[[], None]
+) -> Breaker:
+    """Return the breaker of an origin: that of all workers if they share a row, else one of this process."""
+    policy = policy_of(config)
+    return Breaker(policy, rng, now) if row is None else SharedBreaker(policy, rng, now, row, on_change)

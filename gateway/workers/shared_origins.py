@@ -1,0 +1,238 @@
+"""What the workers of one gateway know together of each origin, so that an origin fails once and not at each worker.
+
+The table is in the shared memory (`gateway.workers.shared_memory`).  Each origin that a worker uses has a *row*:
+
+    head     the key of the origin's name (0 for a free row), the version of the state, and two copies of the state
+    places   for each place: whether its worker uses the origin, how many of its requests wait for an answer, how many
+             were answered, and its latest outcomes
+
+The state is that of the origin's circuit breaker (`gateway.upstream.shared_breaker`), which alone knows its format.
+Any worker may replace the state, under the lock of the row.  The new state is written to the copy that is not in use.
+Then the version is raised, which takes this copy into use.  A worker that is killed in between has changed nothing.
+Readers take no lock.  If the version has changed while they read, they read again.
+
+The cells of a place are written by its worker alone, without a lock.  The outcomes are in *buckets* of time.  The key
+of a bucket contains the term of the breaker in which the outcomes were counted, so a new term begins without outcomes.
+
+If a worker dies, its supervisor clears the number of its waiting requests, and that it uses the origin (`clear`).  The
+outcomes stay, because they tell about the origin.  A row that no worker uses is free for another origin.  If the table
+has no room for an origin, each worker has a breaker of its own for it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from gateway.workers.shared_memory import ORIGIN_BYTES, ORIGINS, SharedMemory
+
+STATE_BYTES: Final = 120
+BUCKETS: Final = 10
+"""The buckets of a place."""
+_KEY, _VERSION, _COPIES = range(3)
+"""The words of a head."""
+_USES, _WAITING, _ANSWERED, _OUTCOMES = range(4)
+"""The words of a place.  The buckets follow, each of three words: key, successes and failures."""
+_WORDS: Final = ORIGIN_BYTES // 8
+_BUCKET: Final = struct.Struct("=Qdd")
+_NUMBERS: Final = 1 << 32
+"""A bucket's key is the term times this, plus the number of the bucket."""
+
+
+class OriginRow:
+    """The row of one origin, as one worker uses it."""
+
+    __slots__ = (
+        "_answered",
+        "_at",
+        "_copies",
+        "_counts",
+        "_outcomes",
+        "_own",
+        "_shared",
+        "_uses",
+        "_waiting",
+        "_words",
+    )
+
+    def __init__(self, shared: SharedMemory, slot: int, row: int) -> None:
+        self._shared = shared
+        self._words = words = shared.words
+        self._counts = shared.bytes.cast("d")
+        self._at = at = _row_word(shared, row)
+        """The row's first word."""
+        copies = shared.bytes[(at + _COPIES) * 8 :]
+        self._copies = (copies[:STATE_BYTES], copies[STATE_BYTES : 2 * STATE_BYTES])
+        places = at + _WORDS
+        self._own = places + (shared.first + slot) * _WORDS
+        """The first word of this worker's place."""
+        end = places + shared.places * _WORDS
+        self._uses = words[places + _USES : end : _WORDS]
+        self._waiting = words[places + _WAITING : end : _WORDS]
+        self._answered = words[places + _ANSWERED : end : _WORDS]
+        """A value of each place."""
+        self._outcomes = [
+            shared.bytes[(place + _OUTCOMES) * 8 :][: BUCKETS * _BUCKET.size] for place in range(places, end, _WORDS)
+        ]
+        """The buckets of each place."""
+
+    def __repr__(self) -> str:
+        return f"<OriginRow version {self.version}, {sum(self._uses)} workers, {sum(self._waiting)} waiting>"
+
+    def leave(self) -> None:
+        """Record that this worker no longer uses the origin."""
+        self._words[self._own + _WAITING] = self._words[self._own + _USES] = 0
+
+    # -- the state
+
+    @property
+    def version(self) -> int:
+        """A number that changes with each change of the state; 0 if there is no state."""
+        return self._words[self._at + _VERSION]
+
+    def read(self) -> tuple[int, bytes]:
+        """Return the version and the state."""
+        while True:
+            version = self.version
+            state = bytes(self._copies[version % 2])
+            if self.version == version:
+                return version, state
+
+    def write(self, state: bytes) -> int:
+        """Replace the state, and return its version.  Call this with the lock."""
+        version = self.version + 1
+        self._copies[version % 2][:] = state
+        self._words[self._at + _VERSION] = version
+        return version
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Lock the row."""
+        byte = self._at * 8
+        is_locked = self._shared.lock(byte)
+        try:
+            yield
+        finally:
+            if is_locked:
+                self._shared.unlock(byte)
+
+    # -- requests
+
+    def set_waiting(self, count: int) -> None:
+        """Record how many of this worker's requests wait for an answer."""
+        self._words[self._own + _WAITING] = count
+
+    def waiting_elsewhere(self) -> int:
+        """Return how many requests of other workers wait for an answer."""
+        return sum(self._waiting) - self._words[self._own + _WAITING]
+
+    def answered(self) -> None:
+        """Count a request of this worker that the origin has answered."""
+        self._words[self._own + _ANSWERED] += 1
+
+    def answers(self) -> int:
+        """Return how many requests of all workers the origin has answered."""
+        return sum(self._answered)
+
+    # -- outcomes
+
+    def count(self, term: int, number: int, successes: float, failures: float) -> None:
+        """Count outcomes of this worker in the bucket with this number."""
+        at, key = self._own + _OUTCOMES + number % BUCKETS * 3, term * _NUMBERS + number % _NUMBERS
+        words, counts = self._words, self._counts
+        if words[at] != key:
+            counts[at + 1] = counts[at + 2] = 0.0
+            words[at] = key
+        counts[at + 1] += successes
+        counts[at + 2] += failures
+
+    def take_back(self, term: int) -> None:
+        """Subtract one success from the latest bucket of this worker that has one."""
+        at = self._own + _OUTCOMES
+        words, counts = self._words, self._counts
+        buckets = range(at, at + BUCKETS * 3, 3)
+        found = [at for at in buckets if words[at] // _NUMBERS == term and counts[at + 1] >= 1]
+        if found:
+            counts[max(found, key=words.__getitem__) + 1] -= 1
+
+    def counts(self, term: int, number: int) -> tuple[float, float]:
+        """Return the successes and failures of all workers in this bucket and the `BUCKETS` - 1 before it."""
+        last = term * _NUMBERS + number % _NUMBERS
+        successes = failures = 0.0
+        for outcomes in self._outcomes:
+            for key, good, bad in _BUCKET.iter_unpack(outcomes):
+                if last - BUCKETS < key <= last:
+                    successes += good
+                    failures += bad
+        return successes, failures
+
+
+class SharedOrigins:
+    """The table, as one worker uses it."""
+
+    def __init__(self, shared: SharedMemory, slot: int) -> None:
+        self._shared = shared
+        self._slot = slot
+
+    def __repr__(self) -> str:
+        return f"<SharedOrigins of slot {self._slot}, {sum(map(bool, self._keys()))} rows>"
+
+    def join(self, name: str) -> OriginRow | None:
+        """Record that this worker uses an origin, and return its row; None if there is no room."""
+        shared, key = self._shared, self._shared.key_of(name)
+        byte = shared.origins_at + 1
+        is_locked = shared.lock(byte)
+        try:
+            keys = self._keys()
+            row = keys.index(key) if key in keys else self._free_row(keys)
+            if row is None:
+                return None
+            at = _row_word(shared, row)
+            if keys[row] != key:
+                size = ORIGIN_BYTES * (1 + shared.places)
+                shared.bytes[at * 8 : at * 8 + size] = bytes(size)
+                shared.words[at + _KEY] = key
+            shared.words[self._place_word(row) + _USES] = 1
+            return OriginRow(shared, self._slot, row)
+        finally:
+            if is_locked:
+                shared.unlock(byte)
+
+    def clear(self) -> None:
+        """Forget what this slot's worker has under way, because it has died.  Only the supervisor calls this, before it
+        starts the slot's next worker."""
+        for row, key in enumerate(self._keys()):
+            if key:
+                at = self._place_word(row)
+                self._shared.words[at + _WAITING] = self._shared.words[at + _USES] = 0
+
+    def _keys(self) -> list[int]:
+        """Return the keys of all rows."""
+        shared = self._shared
+        first, step = shared.origins_at // 8, _row_words(shared)
+        return shared.words[first + _KEY : first + ORIGINS * step : step].tolist()
+
+    def _free_row(self, keys: list[int]) -> int | None:
+        """Return a row without a key, or else one that no worker uses."""
+        if 0 in keys:
+            return keys.index(0)
+        words, shared = self._shared.words, self._shared
+        for row in range(ORIGINS):
+            first = _row_word(shared, row) + _WORDS
+            if not any(words[first + _USES : first + shared.places * _WORDS : _WORDS]):
+                return row
+        return None
+
+    def _place_word(self, row: int) -> int:
+        return _row_word(self._shared, row) + (1 + self._shared.first + self._slot) * _WORDS
+
+
+def _row_words(shared: SharedMemory) -> int:
+    return _WORDS * (1 + shared.places)
+
+
+def _row_word(shared: SharedMemory, row: int) -> int:
+    """Return the index in `words` of a row's first word."""
+    return shared.origins_at // 8 + row * _row_words(shared)
