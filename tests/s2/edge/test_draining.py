@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from random import Random
 
 import aiohttp
 import pytest
+from s2_sdk import S2, AppendInput, Endpoints, Record
 
 from gateway.aio.clock import ManualClock
 from gateway.app import RunningGateway, start_gateway
 from gateway.config.gateway import GatewayConfig
-from gateway.origin.s2.app import RunningS2Origin, S2OriginSettings, start_s2_origin
+from gateway.origin.s2.account import Account
+from gateway.origin.s2.app import RunningS2Origin, S2Origin, start_s2_origin
 from gateway.origin.s2.calls import Call
 from gateway.s2.errors import S2ErrorCode
 from gateway.s2.records import ReadBatch
@@ -62,15 +64,15 @@ class Two:
     client: Client
     clock: ManualClock
 
-    def drain(self, how: str, call: Call) -> None:
-        """A is about to leave, and B is what new connections come to."""
+    def drain(self, how: str, call: Call, after_messages: int = 0) -> None:
+        """A is about to leave, and B is what new connections come to.  A session at A learns it after some messages."""
         self.balancer.port = self.b.port
         faults = self.a.origin.faults
         match how:
             case "advice":
-                faults.advise_reconnect(after_messages=0, times=None, kind=call)
+                faults.advise_reconnect(after_messages=after_messages, times=None, kind=call)
             case "terminal":
-                faults.fail_session(S2ErrorCode.SERVER_DRAINING, times=None, kind=call)
+                faults.fail_session(S2ErrorCode.SERVER_DRAINING, after_messages=after_messages, times=None, kind=call)
             case "refusal":
                 faults.error(S2ErrorCode.SERVER_DRAINING, times=None, kind=call)
             case _:
@@ -83,9 +85,34 @@ def version(request: pytest.FixtureRequest) -> str:
     return found
 
 
+class Replica(S2Origin):
+    """Serves the streams of another origin."""
+
+    def __init__(self, other: S2Origin) -> None:
+        super().__init__()
+        self._other = other
+
+    def account_of(self, authorization: str) -> Account:
+        return self._other.account_of(authorization)
+
+
 @pytest.fixture
 async def two(version: str) -> AsyncIterator[Two]:
-    a, b = [await start_s2_origin(S2OriginSettings(port=0)) for _ in range(2)]
+    async with serving(version, S2Origin(), S2Origin()) as found:
+        yield found
+
+
+@pytest.fixture
+async def replicas(version: str) -> AsyncIterator[Two]:
+    """Both origins have the same streams."""
+    a = S2Origin()
+    async with serving(version, a, Replica(a)) as found:
+        yield found
+
+
+@asynccontextmanager
+async def serving(version: str, *origins: S2Origin) -> AsyncIterator[Two]:
+    a, b = [await start_s2_origin(origin=origin) for origin in origins]
     balancer, clock = Balancer(), ManualClock()
     balancer.port = a.port
     server = await asyncio.start_server(balancer.serve, "127.0.0.1", 0)
@@ -203,3 +230,29 @@ async def test_relayed_requests_leave_a_draining_origin(two: Two, kind: str) -> 
     assert two.a.origin.counters.requests[call] - before <= 3
     assert two.b.origin.counters.requests[call] >= 7
     assert state(two) == (0, "closed")
+
+
+@pytest.mark.parametrize("how", ["advice", "terminal", "refusal", "shutdown"])
+async def test_an_append_session_of_the_sdk_goes_on_at_another_origin(replicas: Two, how: str) -> None:
+    a, b, url = replicas.a, replicas.b, replicas.gateway.gateway_url
+    if how != "shutdown":
+        replicas.drain(how, Call.APPEND_SESSION, after_messages=10)
+        replicas.balancer.port = a.port
+    shutdown: Awaitable[None] | None = None
+    async with asyncio.timeout(BOUND_S), S2("token", endpoints=Endpoints(account=url, basin=url)) as s2:
+        async with s2.basin(BASIN).stream("appended").append_session() as session:
+            for number in range(30):
+                # One at a time: the SDK loses a batch that it takes from its queue while its session breaks.
+                ticket = await session.submit(AppendInput([Record(b"%d" % number)]))
+                if number == 0:
+                    await a.origin.counters.reached(Call.APPEND_SESSION, 1)
+                    replicas.balancer.port = b.port
+                if number == 10 and how == "shutdown":
+                    shutdown = asyncio.ensure_future(a.stop(grace_s=BOUND_S))
+                await ticket
+        if shutdown is not None:
+            await shutdown
+    appended = await Client(replicas.client.http, b.url).read("seq_num=0", stream="appended")
+    assert appended.texts == [str(number) for number in range(30)]
+    assert [one.origin.counters.requests[Call.APPEND_SESSION] for one in (a, b)] == [1, 1]
+    assert state(replicas) == (0, "closed")
