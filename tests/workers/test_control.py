@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import socket
 import threading
 from collections.abc import Iterator
@@ -14,12 +15,19 @@ from gateway.workers import control
 from gateway.workers.control import ChannelEnd, Control, Message, SupervisorGone
 from tests.waiting import eventually, pass_turns
 
+BOUND_S = 30.0
+
 
 @pytest.fixture
 def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         yield ours, theirs
+
+
+def heard(end: ChannelEnd) -> list[Message] | None:
+    assert select.select([end.sock], [], [], BOUND_S)[0], "nothing more arrives"
+    return end.receive()
 
 
 def test_a_message_brings_an_open_file(pair: tuple[socket.socket, socket.socket]) -> None:
@@ -31,7 +39,7 @@ def test_a_message_brings_an_open_file(pair: tuple[socket.socket, socket.socket]
     os.close(file)
     messages: list[Message] = []
     while len(messages) < 2:
-        messages += there.receive() or []
+        messages += heard(there) or []
     assert [one["kind"] for one in messages] == ["first", "second"]
     assert os.pread(messages[1]["descriptor"], 100, 0) == b"content"
     os.close(messages[1]["descriptor"])
@@ -44,7 +52,7 @@ def test_a_message_longer_than_the_queue_arrives_whole(pair: tuple[socket.socket
     sending.start()
     messages: list[Message] = []
     while not messages:
-        found = there.receive()
+        found = heard(there)
         assert found is not None
         messages += found
     sending.join()
@@ -57,7 +65,7 @@ def test_a_message_of_which_only_a_part_is_sent_ends_the_channel(
     monkeypatch.setattr(control, "_REST_MS", 1)
     here, there = map(ChannelEnd, pair)
     assert not here.send({"names": "x" * 4_000_000})
-    while (found := there.receive()) == []:
+    while (found := heard(there)) == []:
         pass
     assert found is None
 

@@ -1,7 +1,8 @@
 """What a worker takes from others when it starts: revocations, a drain, and the log level.
 
-A worker that starts again takes them from the other workers.  After an upgrade, the workers take them from those of the
-version before, except for a drain, which that version may just begin.
+A worker that starts again takes them from the other workers.  In an upgrade, the workers take them from those of the
+version before, except for a drain, which that version may just begin.  They ask again until that version has ended,
+because its admin port answers until then: a revocation that it confirms has to hold at the next version too.
 
 Operators set these at run time, at all workers.  A worker that has died has lost them.  Its successor listens on its
 private socket before it asks the others.  A change that begins meanwhile therefore reaches the successor too, and none
@@ -11,7 +12,7 @@ falls in between.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
 from pydantic import ValidationError
@@ -25,13 +26,17 @@ from gateway.ops.gathering.private import SETTINGS, WorkerSettings
 
 _ADOPT_S: Final = 2.0
 """The most seconds to wait for the others."""
+_SAME_S: Final = 1.0
+"""Two ends of a revocation that differ by less are the same: the answers have taken some time."""
 
 _log = logging.getLogger("gateway.admin")
 
 
-async def adopt_settings(subject: Subject, peers: Peers, *, but: int | None = None, drains: bool = True) -> None:
-    """Ask workers for their settings, except the worker of the slot `but`, and apply them to this worker.  A drain is
-    taken over only if `drains`."""
+async def adopt_settings(
+    subject: Subject, peers: Peers, *, but: int | None = None, is_earlier_version: bool = False
+) -> bool:
+    """Ask workers for their settings, except the worker of the slot `but`, and apply them to this worker.  Returns
+    whether any has answered."""
     found, drain_changes, level_changes = [], subject.drain_changes, subject.level_changes
     for answer in await peers.ask_all("GET", SETTINGS, within_s=_ADOPT_S, but=but):
         if answer.is_good:
@@ -40,8 +45,17 @@ async def adopt_settings(subject: Subject, peers: Peers, *, but: int | None = No
             except ValidationError:
                 _log.exception("worker %d has answered in another form", answer.slot)
     # What operators have changed at this worker too meanwhile may be newer than the others' answers.
-    drains = drains and subject.drain_changes == drain_changes
-    apply_settings(subject, found, drains=drains, levels=subject.level_changes == level_changes)
+    drains = not is_earlier_version and subject.drain_changes == drain_changes
+    levels = subject.level_changes == (0 if is_earlier_version else level_changes)
+    apply_settings(subject, found, drains=drains, levels=levels)
+    return bool(found)
+
+
+async def follow_settings(subject: Subject, earlier: Peers, pause: Callable[[], Awaitable[None]]) -> None:
+    """Take over what operators set at the version before, until none of its workers answers.  `pause` is called between
+    two questions."""
+    while await adopt_settings(subject, earlier, is_earlier_version=True):
+        await pause()
 
 
 def apply_settings(subject: Subject, found: Iterable[WorkerSettings], *, drains: bool, levels: bool) -> None:
@@ -53,8 +67,8 @@ def apply_settings(subject: Subject, found: Iterable[WorkerSettings], *, drains:
         known = dict(verdicts.revocations())
         for one in settings.revocations:
             revocation = Revocation(one.subject, one.name, one.issuer)
-            # A revocation that has come meanwhile may hold for longer.
-            if known.get(revocation, 0.0) < one.for_s:
+            # A revocation that has come meanwhile may hold for longer.  Repeating one would drop kept verdicts.
+            if revocation not in known or known[revocation] < one.for_s - _SAME_S:
                 verdicts.revoke(revocation, one.for_s)
         if drains and settings.is_draining and not subject.engine.drain.is_set:
             subject.drain()

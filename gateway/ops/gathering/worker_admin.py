@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from functools import partial
 from typing import Final
 
 import orjson
@@ -13,7 +15,7 @@ from gateway.config.change import Change
 from gateway.config.errors import ConfigError
 from gateway.ops.admin.app import MOST_LINE_BYTES
 from gateway.ops.admin.subject import NotReloaded, NotUpgraded, Subject
-from gateway.ops.gathering.adoption import adopt_settings
+from gateway.ops.gathering.adoption import adopt_settings, follow_settings
 from gateway.ops.gathering.ended_counts import EndedCounts
 from gateway.ops.gathering.endpoints import Gathered
 from gateway.ops.gathering.peers import Peers
@@ -26,6 +28,8 @@ from gateway.workers.shared_memory import SlotState
 
 _STOP_S: Final = 1.0
 """The most seconds for the last answers on the private socket."""
+_FOLLOW_S: Final = 0.5
+"""Seconds between two questions to the version before this one, while it ends."""
 
 
 class WorkerAdmin:
@@ -64,10 +68,8 @@ class WorkerAdmin:
             await adopt_settings(self._subject, self._peers, but=place.slot)
         elif place.predecessors:
             earlier = Peers(place.predecessors, lambda _: 0)
-            try:
-                await adopt_settings(self._subject, earlier, drains=False)
-            finally:
-                await earlier.close()
+            await adopt_settings(self._subject, earlier, is_earlier_version=True)
+            self._tasks.start(self._follow(earlier), "settings of the version before")
         self._keep_later()
 
     async def close(self) -> None:
@@ -77,6 +79,12 @@ class WorkerAdmin:
         await self._tasks.close()
         await self._peers.close()
         await self._runner.cleanup()
+
+    async def _follow(self, earlier: Peers) -> None:
+        try:
+            await follow_settings(self._subject, earlier, partial(asyncio.sleep, _FOLLOW_S))
+        finally:
+            await earlier.close()
 
     async def reload(self) -> Change:
         """Have the supervisor reload all workers.  Raises ConfigError, NotReloaded or SupervisorGone."""

@@ -10,12 +10,13 @@ from typing import Any, cast
 import orjson
 import pytest
 
+from gateway.auth.remembered_verdicts import Revocation, Verdicts
 from gateway.ops.admin.controls import LOGGER, Level, LogLevel, controls_endpoints
 from gateway.ops.admin.endpoint import ApiRequest, Nothing
 from gateway.ops.admin.subject import Subject
-from gateway.ops.gathering.adoption import adopt_settings
+from gateway.ops.gathering.adoption import adopt_settings, follow_settings
 from gateway.ops.gathering.peers import PeerAnswer, Peers
-from gateway.ops.gathering.private import WorkerSettings
+from gateway.ops.gathering.private import WorkerRevocation, WorkerSettings
 
 
 class Started:
@@ -25,7 +26,8 @@ class Started:
         self.drains = 0
         self.level_changes = self.drain_changes = 0
         self.engine = SimpleNamespace(drain=SimpleNamespace(is_set=False))
-        self.routes = SimpleNamespace(verdicts=SimpleNamespace(revocations=list))
+        self.verdicts = Verdicts(lambda: 1_000.0, lambda: 0.0)
+        self.routes = SimpleNamespace(verdicts=self.verdicts)
 
     def drain(self) -> None:
         self.drains += 1
@@ -61,3 +63,28 @@ async def test_a_worker_takes_over_the_level_and_a_drain(level: logging.Logger) 
 async def test_a_level_that_is_set_meanwhile_is_newer_than_the_others_answers(level: logging.Logger) -> None:
     await adopt(Started(), "debug")
     assert level.level == logging.DEBUG
+
+
+async def test_a_revocation_that_the_version_before_still_confirms_holds_at_the_next(level: logging.Logger) -> None:
+    subject, answers = Started(), 0
+    editions: list[int] = []
+
+    async def ask_all(*_: object, **__: object) -> list[PeerAnswer]:
+        """Nothing at first, then a revocation, which each answer states a little later, and at last the end."""
+        nonlocal answers
+        answers += 1
+        revoked = [WorkerRevocation("principal", "bob", None, 60.0 + answers / 100)] if answers > 2 else []
+        settings = WorkerSettings(revoked, True, "error")
+        return [PeerAnswer(0, 200, orjson.dumps(settings)) if answers < 6 else PeerAnswer(0, 502, b"")]
+
+    async def pause() -> None:
+        editions.append(subject.verdicts.edition)
+        if answers == 4:
+            subject.level_changes += 1
+            level.setLevel(logging.DEBUG)
+
+    await follow_settings(cast(Subject, subject), cast(Peers, SimpleNamespace(ask_all=ask_all)), pause)
+    assert [one for one, _ in subject.verdicts.revocations()] == [Revocation("principal", "bob")]
+    assert editions == [0, 0, 1, 1, 1], "a revocation that is known is not repeated"
+    assert level.level == logging.DEBUG, "a level that is set at the next version stays"
+    assert subject.drains == 0
