@@ -28,6 +28,7 @@ from gateway.config.errors import ConfigError
 from gateway.config.gateway import GatewayConfig
 from gateway.workers.control import Control
 from gateway.workers.shared_memory import SharedMemory, SlotState
+from gateway.workers.shared_origins import SharedOrigins
 from tests.waiting import pass_turns
 
 
@@ -145,6 +146,9 @@ def test_a_worker_that_cannot_be_forked_is_like_one_that_ends(monkeypatch: pytes
     monkeypatch.setattr(os, "fork", refused)
     ends: list[tuple[int, str]] = []
     shared = SharedMemory.create(1)
+    row = SharedOrigins(shared, 0).join("http://a")
+    assert row is not None
+    row.set_waiting(3)
     with selectors.DefaultSelector() as selector:
 
         def ended(slot: Slot, how: str) -> None:
@@ -155,6 +159,8 @@ def test_a_worker_that_cannot_be_forked_is_like_one_that_ends(monkeypatch: pytes
         assert ends == [(0, "cannot be forked: Resource temporarily unavailable")]
         assert shared.state(0) is SlotState.DEAD
         assert not selector.get_map()
+    # What the slot's last worker had under way at origins is over.
+    assert repr(row) == "<OriginRow version 0, 0 workers, 0 waiting>"
 
 
 # -- sockets -----------------------------------------------------------------------------------------------------------
