@@ -1,7 +1,8 @@
 """Writes the stored figures as tables into the README and `docs/performance.md`, number for number.
 
 `python -m tests.offload.readme` writes both tables from `docs/offload.json`: chosen cases into the README, all of the
-shown cases into the page.
+shown cases into the page.  The page also has a table that compares one process with four workers, whose figures are in
+`docs/offload-workers.json`.
 """
 
 from __future__ import annotations
@@ -65,12 +66,30 @@ def headlines(document: Mapping[str, Mapping[str, Any]]) -> str:
     return table(document, _HEADLINES)
 
 
+def workers_table(one: Mapping[str, Mapping[str, Any]], four: Mapping[str, Mapping[str, Any]]) -> str:
+    """What the origin sees of one process and of four workers, in Markdown."""
+    lines = [
+        "| what the clients did | requests, one process | four workers | bytes, one process | four workers |",
+        "|---|--:|--:|--:|--:|",
+    ]
+    for name, title in _TITLES.items():
+        requests = [f"{kept[name]['fetches'] + kept[name]['live_requests']:,}" for kept in (one, four)]
+        sizes = [_size(kept[name]["origin_bytes"]) for kept in (one, four)]
+        lines.append(f"| {title.partition(' (')[0]} | {' | '.join(requests)} | {' | '.join(sizes)} |")
+    return "\n".join(lines) + "\n"
+
+
 def keep(home: Path) -> None:
     """Write the tables of the project at `home`.  Raises NoSuchPart if a page has no marks for its table."""
     document = orjson.loads((home / "docs" / "offload.json").read_bytes())
-    for page, text in (("README.md", headlines(document)), ("docs/performance.md", table(document))):
+    workers = orjson.loads((home / "docs" / "offload-workers.json").read_bytes())
+    for page, part, text in (
+        ("README.md", "offload", headlines(document)),
+        ("docs/performance.md", "offload", table(document)),
+        ("docs/performance.md", "offload-workers", workers_table(document, workers)),
+    ):
         path = home / page
-        path.write_text(with_part(path.read_text(encoding="utf-8"), "offload", text), encoding="utf-8")
+        path.write_text(with_part(path.read_text(encoding="utf-8"), part, text), encoding="utf-8")
 
 
 def _size(count: int) -> str:
