@@ -222,7 +222,8 @@ class RunningGateway:
         # worker need not fail because this worker accepts a moment later.
         self._is_open = True
         if handed.until_accepting is not None:
-            await handed.until_accepting(self.take_configuration)
+            count_refusal = partial(self.metrics.operations.reload, is_taken=False)
+            await handed.until_accepting(self.take_configuration, count_refusal)
 
     def wait_for_others(self, others_are_empty: Callable[[float], Awaitable[None]]) -> None:
         """Accept connections in a drain until `others_are_empty` returns."""

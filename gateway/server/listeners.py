@@ -59,9 +59,9 @@ class Handed:
     certificates: Mapping[int, LoadedCertificates]
     """Certificates by the index of their listener.  All workers have the same contexts, because a TLS session can be
     resumed only where the context has the session's keys."""
-    until_accepting: Callable[[Callable[[], Awaitable[Change]]], Awaitable[None]] | None = None
+    until_accepting: Callable[[Callable[[], Awaitable[Change]], Callable[[], None]], Awaitable[None]] | None = None
     """Tells the supervisor that this worker is prepared, and waits until it may accept; None if it may at once.  The
-    argument takes a configuration that the supervisor hands over."""
+    first argument takes a configuration that the supervisor hands over, and the second counts one that it refuses."""
 
 
 class ListenerRecorder(Protocol):

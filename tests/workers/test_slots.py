@@ -118,9 +118,13 @@ async def test_a_worker_that_is_prepared_waits_for_the_supervisors_word() -> Non
     async def take() -> Change:
         raise AssertionError("there is nothing to take")
 
-    waiting = asyncio.create_task(_Orders(cast(Control, control)).until_accepting(take))
+    refusals: list[int] = []
+    orders = _Orders(cast(Control, control))
+    waiting = asyncio.create_task(orders.until_accepting(take, lambda: refusals.append(1)))
     await pass_turns()
     assert (told, waiting.done()) == (["prepared"], False)
+    heard["configuration refused"]({})
+    assert refusals == [1]
     heard["accept"]({})
     await waiting
 

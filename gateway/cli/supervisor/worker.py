@@ -71,7 +71,6 @@ async def _serve(handed: Handed, config: GatewayConfig, *, has_file: bool) -> No
         return
     gateway.has_file = has_file
     gateway.wait_for_others(orders.others_are_empty)
-    control.on("configuration refused", lambda _message: gateway.metrics.operations.reload(is_taken=False))
     control.tell("serving", urls=gateway.listeners.urls, admin=gateway.admin_url)
     if handed.place.slot == 0:
         gateway.engine.health.probe_all()
@@ -114,7 +113,7 @@ class _Orders:
         control.on("all empty", lambda _message: self._are_others_empty.set())
         control.start(self._orphaned)
 
-    async def until_accepting(self, take: Take) -> None:
+    async def until_accepting(self, take: Take, count_refusal: Callable[[], None]) -> None:
         """Tell the supervisor that this worker is prepared, and wait until it may accept connections.
 
         From then on, take each configuration that the supervisor hands over.  Before this worker may accept, that is
@@ -127,6 +126,7 @@ class _Orders:
         previous version may go on with the sockets.
         """
         self._control.on("configuration", partial(self._receive, take))
+        self._control.on("configuration refused", lambda _message: count_refusal())
         self._control.tell("prepared")
         await self._may_accept.wait()
         if self._is_too_late:
