@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
-from importlib.metadata import distribution
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +15,7 @@ import pyspark
 import pytest
 
 from gateway.pipeline.session import prepare
+from tests.deploy.linked import link
 from tests.effort import IS_LONG
 from tests.pipeline.access_log import access_log
 from tests.served import durable_gateway, served
@@ -35,7 +34,10 @@ def worker_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A Python that has what `requirements/workers.txt` names and nothing else."""
     folder = tmp_path_factory.mktemp("worker")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True, timeout=BOUND_S)
-    (install if IS_LONG else link)(folder / "bin" / "python")
+    if IS_LONG:
+        install(folder / "bin" / "python")
+    else:
+        link(folder, WORKERS)
     yield folder / "bin" / "python"
     shutil.rmtree(folder)
 
@@ -44,16 +46,6 @@ def install(python: Path) -> None:
     """Install the packages as an operator does, which takes half a minute of a processor."""
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--python", str(python)]
     subprocess.run([*pip, "install", "--no-compile", "--require-hashes", "-r", WORKERS], check=True, timeout=BOUND_S)
-
-
-def link(python: Path) -> None:
-    """Lead Python to the same packages of this process's own Python, which are of the same versions."""
-    (site,) = python.parents[1].glob("lib/python*/site-packages")
-    for name, version in re.findall(r"^([a-z0-9.-]+)==(\S+)", WORKERS.read_text(), re.MULTILINE):
-        found = distribution(name)
-        assert found.version == version, name
-        for top in {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}:
-            (site / top).symlink_to(str(found.locate_file(top)))
 
 
 def zipped(target: Path) -> Path:
