@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Self
@@ -162,12 +162,14 @@ class Client:
             checker.end()
         return reply
 
-    async def subscribe(self, target: str, headers: Mapping[str, str] = MappingProxyType({})) -> Subscription:
-        """An SSE connection; AssertionError if it is refused."""
+    async def subscribe(
+        self, target: str, headers: Mapping[str, str] = MappingProxyType({}), statuses: Collection[int] = (200,)
+    ) -> Subscription:
+        """An SSE connection; AssertionError for another status than these."""
         async with asyncio.timeout(BOUND_S):
             reply = await self._ask("GET", target, {"Accept": "text/event-stream", **headers}, b"")
-        assert reply.status == 200, reply
-        assert reply.headers["content-type"] == "text/event-stream", reply
+        assert reply.status in statuses, reply
+        assert reply.status != 200 or reply.headers["content-type"] == "text/event-stream", reply
         return Subscription(self, reply)
 
     @property

@@ -4,6 +4,9 @@ The figures are the origin's own counters.  Requests are reads (GET and HEAD), b
 includes event names and control events.  "Live at once" is the most live requests that were open at the origin at any
 time.
 
+The case `flapping` prints what its clients saw in place of a row: 150 readers and 15 writers of an origin that is away
+fifty times.
+
 `--keep FILE` also stores them as JSON: `tests.offload.readme` writes the tables of the README and of
 `docs/performance.md` from `docs/offload.json`.  `--workers N` has every case run with a gateway of N workers.
 """
@@ -21,7 +24,7 @@ from typing import Final
 import orjson
 import uvloop
 
-from tests.offload import cases, mixed, outage, spared
+from tests.offload import cases, flapping, mixed, outage, spared
 from tests.offload.stage import BINARY, JSON, TEXT, Figure, use_workers
 
 CASES: Final[Mapping[str, Callable[[], Awaitable[Figure]]]] = {
@@ -51,6 +54,8 @@ CASES: Final[Mapping[str, Callable[[], Awaitable[Figure]]]] = {
 }
 """Cases by the names under which their figures are stored."""
 
+FLAPPING: Final = "flapping"
+
 HEAD = (
     "| case | clients | requests asked | bytes given | requests at the origin | live at once | connections "
     "| bytes from the origin | requests, asked : origin | bytes, given : origin |\n"
@@ -78,7 +83,8 @@ def row(figure: Figure) -> str:
 async def main(argv: Sequence[str]) -> None:
     """Run the cases one after another."""
     parser = argparse.ArgumentParser(prog="python -m tests.offload.figures", description="Play the offload cases.")
-    parser.add_argument("--only", nargs="+", choices=[*CASES], metavar="NAME", help=", ".join(CASES))
+    names = [*CASES, FLAPPING]
+    parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", help=", ".join(names))
     parser.add_argument("--keep", type=Path, metavar="FILE", help="where to leave the figures of all cases as JSON")
     parser.add_argument("--workers", type=int, default=0, help="run the gateway as a program with so many workers")
     options = parser.parse_args(argv)
@@ -87,7 +93,10 @@ async def main(argv: Sequence[str]) -> None:
         parser.error("--keep is for all cases")
     figures: dict[str, Figure] = {}
     sys.stdout.write(HEAD + "\n")
-    for name in options.only or CASES:
+    for name in options.only or names:
+        if name == FLAPPING:
+            sys.stdout.write(f"{await flapping.flapping()}\n")
+            continue
         figures[name] = await CASES[name]()
         sys.stdout.write(row(figures[name]) + "\n")
         if name == "outage":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.offload import outage
+from tests.offload import flapping, outage
 
 
 async def test_an_origin_that_is_down_under_load_is_tried_a_few_times_and_used_soon_after_it_is_back() -> None:
@@ -12,3 +12,14 @@ async def test_an_origin_that_is_down_under_load_is_tried_a_few_times_and_used_s
     # Three of five requests need the origin, and the breaker opens at once.
     assert 0.5 * figure.asked <= figure.refused <= 0.6 * figure.asked
     assert 0 < figure.back_s <= 2
+
+
+async def test_an_origin_that_is_away_again_and_again_is_used_soon_after_each_return() -> None:
+    course = await flapping.flapping(readers=15, writers=4, outages=3)
+    assert len(course.back_s) == 3
+    assert max(course.back_s) <= 2
+    assert course.refused_late == 0
+    # Each client asks three times a second.  It is refused for a part of an outage of a second, and soon answered.
+    assert course.refused <= 19 * 3 * 5
+    assert course.attempts <= 3 * 30
+    assert course.writes >= 40
