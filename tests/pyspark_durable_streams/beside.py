@@ -25,7 +25,7 @@ class Beside:
     def __init__(self, loop: asyncio.AbstractEventLoop, running: RunningOrigin) -> None:
         self._loop = loop
         self._running = running
-        self._http = urllib3.PoolManager(retries=False)
+        self.http = urllib3.PoolManager(retries=False)
         self.url = running.url
 
     @property
@@ -56,7 +56,7 @@ class Beside:
 
     def ask(self, method: str, path: str, headers: dict[str, str] | None = None, body: bytes = b"") -> int:
         """The status that a request is answered with."""
-        return self._http.request(method, f"{self.url}/{path}", headers=headers or {}, body=body).status
+        return self.http.request(method, f"{self.url}/{path}", headers=headers or {}, body=body).status
 
     def create(self, path: str, content_type: str = JSON) -> None:
         assert self.ask("PUT", path, {"Content-Type": content_type}) == 201
@@ -69,10 +69,10 @@ class Beside:
         assert self.ask("POST", path, {"Stream-Closed": "true"}) == 204
 
     def is_closed(self, path: str) -> bool:
-        return self._http.request("HEAD", f"{self.url}/{path}").headers.get("Stream-Closed") == "true"
+        return self.http.request("HEAD", f"{self.url}/{path}").headers.get("Stream-Closed") == "true"
 
     def content_type(self, path: str) -> str:
-        return self._http.request("HEAD", f"{self.url}/{path}").headers["Content-Type"]
+        return self.http.request("HEAD", f"{self.url}/{path}").headers["Content-Type"]
 
     def appends(self) -> int:
         """POSTs that have arrived."""
@@ -80,7 +80,7 @@ class Beside:
 
     def pieces(self, path: str) -> list[bytes]:
         """The stream from its start, in the bodies it comes in."""
-        return list(read_all(self._http, f"{self.url}/{path}"))
+        return list(read_all(self.http, f"{self.url}/{path}"))
 
     def read(self, path: str) -> bytes:
         return b"".join(self.pieces(path))

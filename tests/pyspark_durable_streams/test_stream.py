@@ -23,7 +23,7 @@ from pyspark_durable_streams.stream import StreamReader
 from tests.pyspark_durable_streams.beside import JSON, Beside, beside
 from tests.pyspark_durable_streams.hands import Hands
 
-_MESSAGES: Final = (
+MESSAGES: Final = (
     StructType()
     .add("stream", StringType())
     .add("pos", LongType())
@@ -59,7 +59,7 @@ def stopped() -> Iterator[None]:
         _running.pop().stop()
 
 
-def reader(origin: Beside, schema: StructType = _MESSAGES, **options: str) -> StreamReader:
+def reader(origin: Beside, schema: StructType = MESSAGES, **options: str) -> StreamReader:
     given = {"url": origin.url, "startingOffsets": "earliest", "maxPollDelay": "0s", **options}
     _running.append(StreamReader(schema, read_options(given, is_streaming=True)))
     return _running[-1]
@@ -287,7 +287,7 @@ def test_lag_is_a_lower_bound_while_replies_end_before_the_tail(origin: Beside, 
     assert origin.ask("POST", name, {"Content-Type": content_type}, body) in (200, 204)
     is_bytes = content_type == "application/octet-stream"
     bounded = reader(
-        origin, _CHUNKS if is_bytes else _MESSAGES, stream=name, format="chunks" if is_bytes else "messages"
+        origin, _CHUNKS if is_bytes else MESSAGES, stream=name, format="chunks" if is_bytes else "messages"
     )
     at, lags = bounded.initialOffset(), []
     for _ in range(1000):
@@ -307,7 +307,7 @@ def test_lag_is_a_lower_bound_while_replies_end_before_the_tail(origin: Beside, 
 def test_a_query_that_finds_nothing_pauses_for_a_second_at_most(origin: Beside, stream: str) -> None:
     clock = Hands()
     given = {"url": origin.url, "stream": stream, "startingOffsets": "earliest"}
-    _running.append(StreamReader(_MESSAGES, read_options(given, is_streaming=True), clock))
+    _running.append(StreamReader(MESSAGES, read_options(given, is_streaming=True), clock))
     idle = _running[-1]
     at = idle.initialOffset()
 
