@@ -147,7 +147,7 @@ class LiveReads:
             _ReaderAccess(self, route, source, stream),
             LiveTimes(config.sse_lifetime_s, config.heartbeat_s, config.live_linger_s, route.heard_s),
         )
-        topic.cursors.note(read.cursor, self.clock.wall())
+        topic.cursors.note(read.cursor)
         return topic
 
     async def fill(self, route: Route, source: Source, topic: Topic, at: str) -> bool:
@@ -212,7 +212,7 @@ class LiveReads:
         """
         topic = self.live.join(stream) if self.is_known(read, stream) else None
         if topic is not None:
-            topic.cursors.note(read.cursor, self.clock.wall())
+            topic.cursors.note(read.cursor)
         return topic
 
     def is_known(self, read: Read, stream: Stream) -> bool:

@@ -253,9 +253,8 @@ class Waiter:
         answer_key: Hashable = self._answer_key
         if self._cursor >= topic.answers_cursor:
             # The common answer's cursor is not greater than this client's cursor, but a client must always get a
-            # greater cursor than its own.  Share an answer only among clients with equal cursors, or among all clients
-            # whose cursors are far ahead.
-            answer_key = (answer_key, "far" if topic.cursors.is_far(self._cursor) else self._cursor)
+            # greater cursor than its own.  Share an answer only among clients with equal cursors.
+            answer_key = (answer_key, self._cursor)
         if answers is not None and isinstance(shared := answers.get(answer_key), Rendered) and self._suits(shared):
             self._is_over = True
             self._client.send_rendered(shared)

@@ -137,10 +137,10 @@ class LiveTopics:
 
         Readers that wait together get the same cursor, so that their next requests are equal and can be shared.
         """
-        topic, wall = self._topics.get(stream), self._clock.wall()
+        topic = self._topics.get(stream)
         if topic is None:
-            return next_cursor(wall, sent, self._rng)
-        return topic.cursors.next_for(sent, wall, self._rng)
+            return next_cursor(self._clock.wall(), sent, self._rng)
+        return topic.cursors.next_for(sent, self._rng)
 
     async def until_connected(self, stream: Stream) -> None:
         """Wait briefly until the stream's new follower has confirmed the tail or failed."""

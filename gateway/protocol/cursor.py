@@ -10,8 +10,12 @@ absent.
 their next requests have the same URL.  When the stream has news, the shared cursor rises above all cursors that clients
 have sent.  Then it stays until the next news, so that readers get the same cursor even if the first of them send their
 next requests before the last are answered.  If it did not stay, crowds of readers with different cursors would never
-get equal ones.  Clients whose cursors are far ahead of the time share a separate cursor, which does not raise the
-ordinary shared cursor.
+get equal ones.
+
+A client may send any cursor, so any client can raise the shared cursor, and crowds that get news more often than each
+20 seconds run ahead of the time.  Neither does harm: the next offset changes the URL of all readers in any case.  Only
+the end of the valid cursors must stay out of reach.  A cursor that a client has invented above 2^52 therefore does not
+count, unless the gateway itself has gone as far.
 """
 
 from __future__ import annotations
@@ -29,12 +33,8 @@ MAX_JITTER_INTERVALS: Final = 3600 // INTERVAL_S
 
 _MAX_CURSOR: Final = 2**53
 _MAX_CHARS: Final = len(str(_MAX_CURSOR))
-_REACH: Final = 1_000
-"""A client's cursor that is more than this many intervals after the present one does not raise the shared cursor."""
-_HIGH_REACH: Final = 1 << 40
-"""A cursor that is more than this many intervals after the present one does not even raise the common cursor of
-far-ahead clients.  Only a client that invents its cursor gets there.  The bound leaves this common cursor room to grow
-up to the largest valid cursor."""
+_MOST_NOTED: Final = 2**52
+"""A client's cursor above this one does not raise the shared cursor, unless the shared cursor is as great."""
 
 
 def interval(wall_s: float) -> int:
@@ -65,54 +65,44 @@ def next_cursor(wall_s: float, client_cursor: str | None, rng: random.Random) ->
 class Cursors:
     """The cursors of one stream.  `wall` gives Unix seconds."""
 
-    __slots__ = ("_floor", "_high_floor", "_shared", "_wall")
+    __slots__ = ("_floor", "_shared", "_wall")
 
     def __init__(self, wall: Callable[[], float]) -> None:
         self._wall = wall
         self._shared = 0
         """The shared cursor, unless the present interval is greater."""
         self._floor = 0
-        """The greatest cursor of the other clients."""
-        self._high_floor = 0
-        """The greatest cursor of the far-ahead clients."""
+        """The greatest cursor that clients have sent."""
 
     def __repr__(self) -> str:
         return f"<Cursors {self.shared()}>"
 
-    def note(self, cursor: str | None, wall: float) -> None:
+    def note(self, cursor: str | None) -> None:
         """Record a client's cursor, so that the shared cursor is greater from the next news on."""
         value = parse_cursor(cursor)
-        if value is None:
-            return
-        ahead = value - interval(wall)
-        if ahead <= _REACH:
+        if value is not None and value <= max(_MOST_NOTED, self._shared):
             self._floor = max(self._floor, value)
-        elif ahead <= _HIGH_REACH:
-            self._high_floor = max(self._high_floor, value)
 
     def rise(self) -> None:
         """Raise the shared cursor above the recorded ones.  Called when the stream has news for its readers."""
         if self._floor:
-            self._shared = self._floor + 1
-
-    def is_far(self, cursor: int) -> bool:
-        """Return whether a client with this cursor shares the cursor of the far-ahead clients."""
-        return interval(self._wall()) + _REACH < cursor <= self._high_floor
+            self._shared = max(self._shared, self._floor + 1)
 
     def shared(self) -> int:
-        """Return the cursor of shared frames (SSE events for several clients) now."""
-        return max(self._shared, interval(self._wall()))
+        """Return the cursor of shared frames (SSE events for several clients) now.  It never goes back, even if the
+        clock does.
+        """
+        self._shared = max(self._shared, interval(self._wall()))
+        return self._shared
 
-    def next_for(self, client: str | None, wall: float, rng: random.Random) -> str:
+    def next_for(self, client: str | None, rng: random.Random) -> str:
         """Return the next cursor for a client that has sent the cursor `client`.
 
-        This is the shared cursor, which rises if it is not greater than `client`.  A client that is far ahead gets the
-        common cursor of all clients that are, or a cursor for itself alone.
+        This is the shared cursor, which rises if it is not greater than `client`.  A client that has invented a cursor
+        beyond all others gets one for itself alone.
         """
         own = parse_cursor(client)
-        if own is not None and own >= max(self._shared, interval(wall)):
+        if own is not None and own >= self.shared():
             self.rise()
-        shared = max(self._shared, interval(wall))
-        if own is None or own < shared:
-            return str(shared)
-        return str(self._high_floor + 1) if self.is_far(own) else next_cursor(wall, client, rng)
+        shared = self.shared()
+        return str(shared) if own is None or own < shared else next_cursor(self._wall(), client, rng)

@@ -68,11 +68,11 @@ def test_no_text_is_an_error(text: str | None) -> None:
     assert int(next_cursor(EPOCH_S + 40, text, random.Random(1))) >= 2
 
 
-@given(st.floats(EPOCH_S + 20_000, EPOCH_S + 1e10), st.lists(st.integers(-500, 1_000), min_size=1))
+@given(st.floats(EPOCH_S + 20_000, EPOCH_S + 1e10), st.lists(st.integers(-500, 2**51), min_size=1))
 def test_a_shared_cursor_is_above_every_receivers(wall_s: float, ahead: list[int]) -> None:
     cursors, theirs = Cursors(lambda: wall_s), [max(0, interval(wall_s) + each) for each in ahead]
     for each in theirs:
-        cursors.note(str(each), wall_s)
+        cursors.note(str(each))
     cursors.rise()
     assert all(cursors.shared() > each for each in theirs)
     assert cursors.shared() >= interval(wall_s)
