@@ -257,6 +257,11 @@ class Clients:
         connections or the gateway refuses new ones.
         """
         self.unadmitted -= 1
+        # Count refused connections too, because accepted ones wait behind them.
+        self._arrivals += 1
+        if self._arrivals >= ARRIVALS_PER_LOOK:
+            self._arrivals = 0
+            self.on_arrivals()
         address, proxies = client.client, client.proxies
         # A trusted proxy's connection belongs to no network, because its requests come from many clients.
         is_proxy = proxies is not None and proxies.trusts(address)
@@ -269,10 +274,6 @@ class Clients:
         self.accounts.connect(account)
         client.use = account
         self._open[client] = None
-        self._arrivals += 1
-        if self._arrivals >= ARRIVALS_PER_LOOK:
-            self._arrivals = 0
-            self.on_arrivals()
         return True
 
     def _refusal(self, account: Account | None) -> ConnectionRefusal | None:

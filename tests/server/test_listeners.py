@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import resource
 import socket
 import ssl
 import stat
@@ -1134,3 +1135,34 @@ async def test_a_crowd_is_accepted_in_fewer_turns_than_it_has_connections_until_
     for address in (first, second):
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(address)
+
+
+async def test_connections_that_are_refused_are_accepted_as_fast_as_others(bench: Bench) -> None:
+    gateway = await bench.start({"address": "127.0.0.1:0"}, client_connections=1)
+    address = ("127.0.0.1", port_of(gateway))
+    kept = socket.create_connection(address)
+    await eventually(lambda: len(gateway.clients) == 1)
+    crowd = [socket.create_connection(address) for _ in range(64)]
+    await eventually(lambda: gateway.clients.refused.total() == len(crowd))
+    assert "16 servers" in repr(gateway.listeners)
+    for one in (kept, *crowd):
+        one.close()
+
+
+async def test_a_port_closes_although_no_descriptor_is_free(bench: Bench) -> None:
+    gateway = await bench.start({"address": "127.0.0.1:0"})
+    address = ("127.0.0.1", port_of(gateway))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = [os.dup(0)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (taken[0] + 1, hard))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            while True:
+                taken.append(os.dup(0))
+        await gateway.listeners.stop_accepting()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for one in taken:
+            os.close(one)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(address)
