@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from random import Random
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import pytest
 import uvloop
@@ -225,6 +225,11 @@ async def hostile() -> AsyncIterator[Hostile]:
         await one.stop()
 
 
+WAY: Final = ("transport", "fast_path", "origin_http")
+"""The parameters that say how a test's requests come, are answered, and reach the origin."""
+USUAL_WAY: Final = (HTTP_1, True, "1.1")
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "transport" not in metafunc.fixturenames:
         return
@@ -242,7 +247,28 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         # Once: the versions of the two sides know nothing of each other.
         found.append((*ways[0], "2"))
         ids.append("origin over HTTP/2")
-    metafunc.parametrize(("transport", "fast_path", "origin_http"), found, indirect=True, ids=ids)
+    metafunc.parametrize(WAY, found, indirect=True, ids=ids)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep every way of a test's first input only: the inputs of one test differ in what is asked or answered, not in
+    the way.  `--transports all` has every input go every way.
+    """
+    if config.getoption("--transports") != "some":
+        return
+    first: dict[str, dict[str, object]] = {}
+    left_out = [item for item in items if isinstance(item, pytest.Function) and not _is_kept(item, first)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
+
+
+def _is_kept(item: pytest.Function, first: dict[str, dict[str, object]]) -> bool:
+    inputs = dict(item.callspec.params) if hasattr(item, "callspec") else {}
+    if "transport" not in inputs:
+        return True
+    way = tuple(inputs.pop(name) for name in WAY)
+    return way == USUAL_WAY or inputs == first.setdefault(item.nodeid.partition("[")[0], inputs)
 
 
 def _may_ask_over_http_2(metafunc: pytest.Metafunc) -> bool:
