@@ -44,18 +44,28 @@ class LiveRenewal(Protocol):
     def verdict(self) -> Allowed | None:
         """The present verdict; None while no verdict is being renewed."""
 
-    def begin_read(self, read: object, allowed: Allowed, net: str, is_remembered: bool = False) -> Allowed:
-        """Renew the verdict `allowed` for a further read, which is of this client network.  Returns the present
-        verdict, which may be newer.
-
-        `is_remembered` is whether the verdict was found by a later request, so that further reads may find it.
+    def begin_read(self, channel: RenewedChannel, allowed: Allowed, net: str) -> None:
+        """Give a channel's read the present verdict, which may be newer than `allowed`, and renew that verdict.  `net`
+        is the read's client network.
         """
 
-    def end_read(self, read: object) -> None:
-        """Called when a read ends."""
+    def stay(self, channel: RenewedChannel, allowed: Allowed, net: str) -> None:
+        """Begin a read as `begin_read` does.  The verdict was found by a later request, so the channel may stay."""
+
+    def end_read(self, channel: RenewedChannel) -> None:
+        """Called when the read of a channel ends that does not stay, and when a channel that stays closes."""
 
     def clock_stepped(self) -> None:
         """Called after a step of the wall clock."""
+
+
+class RenewedChannel(Protocol):
+    """What answers a live read whose verdict is renewed."""
+
+    verdict: Allowed | None
+    """The verdict of the live read in progress."""
+    renewing: LiveRenewal | None
+    """The renewal that the channel stays with between its reads; None if it stays with none."""
 
 
 class Allowed:

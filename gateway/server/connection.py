@@ -270,6 +270,9 @@ class Connection(RecognisingConnection):
         self._beginning = None
         if not self._leave_live():
             self._client_left()
+        if (renewing := self.renewing) is not None:
+            self.renewing = None
+            renewing.end_read(self)
         self._leave_if_gone()
 
     # -- requests in order

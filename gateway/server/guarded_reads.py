@@ -15,13 +15,13 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final
+from typing import Final, cast
 
 from gateway.aio.timers import NEVER, Wheel
-from gateway.auth.remembered_verdicts import Allowed, LiveRenewal
+from gateway.auth.remembered_verdicts import Allowed, LiveRenewal, RenewedChannel
 from gateway.server.client_connections import ClientConnection
 from gateway.server.request import Channel, LiveUse
-from gateway.server.verdict_renewal import ScheduledRenewals, VerdictRenewal
+from gateway.server.verdict_renewal import KeptRenewals, VerdictRenewal
 from gateway.upstream.auth_services import AuthServices
 
 _MOST_EARLY: Final = 0.1
@@ -49,7 +49,7 @@ class GuardedReads:
         self._services = services
         self._rng = rng
         self._connections = connections
-        self._scheduled_renewals = ScheduledRenewals()
+        self._kept_renewals = KeptRenewals()
         self._clocks_apart_s = self._apart_s()
         """The wall clock less the monotonic clock, at the latest step of the wall clock."""
 
@@ -76,20 +76,21 @@ class GuardedReads:
         channel.live_bytes = 0
         channel.live_began = began
         if allowed.renewal is not None:
-            renewing = allowed.renewing or self.make_renewal(allowed)
-            allowed = renewing.begin_read(channel, allowed, net)
-        channel.verdict = allowed
+            (allowed.renewing or self.make_renewal(allowed)).begin_read(channel, allowed, net)
+        else:
+            channel.verdict = allowed
 
     def make_renewal(self, allowed: Allowed) -> LiveRenewal:
         """Make the renewal of a service's verdict.  Called for the first live read that the verdict allows."""
         assert allowed.renewal is not None
         allowed.renewing = made = VerdictRenewal(
-            allowed.renewal, self._services, self._scheduled_renewals, self._rng, self._end_now
+            allowed.renewal, self._services, self._kept_renewals, self._rng, self._end_now
         )
         return made
 
-    def _end_now(self, channel: Channel) -> None:
-        """End the channel's live read by a timer, because many reads may end for the same reason."""
+    def _end_now(self, read: RenewedChannel) -> None:
+        """End a channel's live read by a timer, because many reads may end for the same reason."""
+        channel = cast("Channel", read)
         channel.live_use = _EndingUse(channel, self._services.wheel, 0.0)
 
     def end_at_expiry(self, channel: Channel) -> None:
@@ -126,7 +127,7 @@ class GuardedReads:
         self._clocks_apart_s += step_s
         # Remembered verdicts, and the times of renewals without reads, are those of the clock before the step.
         self.verdicts.begin_edition()
-        self._scheduled_renewals.rest_idle()
+        self._kept_renewals.rest_idle()
         wall, renewals = self.verdicts.wall(), dict[LiveRenewal, None]()
         for channel in list(self._channels()):
             if (allowed := channel.verdict) is None:

@@ -173,10 +173,9 @@ class LiveRequests:
         who: str | Caller | None = address
         if allowed is not None:
             channel.live_began = began
-            if allowed.renewal is not None:
-                renewing = allowed.renewing or self._reads.make_renewal(allowed)
-                net = account.net if account is not None else UNKNOWN
-                channel.verdict = renewing.begin_read(channel, allowed, net, True)
+            if allowed.renewal is not None and (renewing is None or renewing is not channel.renewing):
+                renewing = renewing or self._reads.make_renewal(allowed)
+                renewing.stay(channel, allowed, account.net if account is not None else UNKNOWN)
             else:
                 channel.verdict = allowed
             if join.facts is not None:
@@ -189,11 +188,7 @@ class LiveRequests:
             if admission.rates.limits:
                 admission.joined(account, route, parties)
             return True
-        # The read has not begun, so it does not count in its tenant's usage.
-        if allowed is not None and allowed.renewing is not None:
-            allowed.renewing.end_read(channel)
-        channel.verdict = None
-        channel.end_live_use()
+        channel.end_live_use(has_begun=False)
         return False
 
     def _reopens(self, channel: Channel, join: Join, began: float, client: Client) -> bool:

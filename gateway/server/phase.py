@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Final, cast
 
-from gateway.auth.remembered_verdicts import Allowed
+from gateway.auth.remembered_verdicts import Allowed, LiveRenewal
 from gateway.protocol.mode import Mode
 from gateway.server.client_connections import Clients
 from gateway.server.request import Channel, LiveAnswer, LiveUse, Note, Request
@@ -66,6 +66,7 @@ class PhasedChannel:
         "live_first_byte_s",
         "live_use",
         "phase",
+        "renewing",
         "sse_note",
         "sse_route",
         "verdict",
@@ -94,6 +95,8 @@ class PhasedChannel:
         """Counts the live read in progress: in the account of its client network, and in rate limits."""
         self.verdict: Allowed | None = None
         """The verdict of the live read in progress; None on a route without rules."""
+        self.renewing: LiveRenewal | None = None
+        """The renewal of verdicts that an HTTP/1.1 connection stays with between its reads."""
 
     def enter_phase(self, phase: Phase, live: LiveAnswer | None = None) -> None:
         """Enter this phase.  `live` is the answer in the phases RELAYED and LIVE.
@@ -137,15 +140,17 @@ class PhasedChannel:
         self.sse_route, self.live_began, self.sse_note = route, began, note
         self._clients.metrics.subscribers(_SSE, 1, route)
 
-    def end_live_use(self) -> None:
-        """Stop counting the live read, if there is one, and forget its verdict."""
+    def end_live_use(self, *, has_begun: bool = True) -> None:
+        """Stop counting the live read, if there is one, and forget its verdict.  A read that has not begun does not
+        count in its tenant's usage.
+        """
         use, self.live_use = self.live_use, None
         if (verdict := self.verdict) is not None:
             self.verdict = None
-            if verdict.usage is not None:
+            if verdict.usage is not None and has_begun:
                 verdict.usage.add(self.live_bytes, self._clients.now() - self.live_began)
-            if verdict.renewing is not None:
-                verdict.renewing.end_read(self)
+            if (renewing := verdict.renewing) is not None and renewing is not self.renewing:
+                renewing.end_read(self)
         if use is not None:
             use.end_live(self.live_bytes)
 

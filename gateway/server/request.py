@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from multidict import CIMultiDict
 
-from gateway.auth.remembered_verdicts import Allowed
+from gateway.auth.remembered_verdicts import Allowed, LiveRenewal
 from gateway.engine.route import HeaderRules
 from gateway.http.outgoing import Fields
 from gateway.http.request_parser import RequestHead
@@ -121,6 +121,8 @@ class Channel(Protocol):
     verdict: Allowed | None
     """The verdict of the live read in progress; None on a route without rules.  The channel drops the verdict when it
     ends `live_use`."""
+    renewing: LiveRenewal | None
+    """The renewal of verdicts that an HTTP/1.1 connection stays with between its reads; None if it stays with none."""
 
     @property
     def use(self) -> Account | None:
@@ -205,7 +207,7 @@ class Channel(Protocol):
         (its end) continues from the offset `at`.  Until the request is handled, `group` counts the client.
         """
 
-    def end_live_use(self) -> None:
+    def end_live_use(self, *, has_begun: bool = True) -> None:
         """Stop counting the live read, if there is one."""
 
     def end_early(self) -> None:

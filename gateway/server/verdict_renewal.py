@@ -7,65 +7,66 @@ new answer, in the same way as they shared the first.  The reads end if the serv
 expires and no new verdict has come.
 
 A renewal without reads is idle or rests.  An idle renewal keeps its timer, because the next read of a long-poll client
-may come at once.  Only renewals of verdicts that later requests find are idle, and `ScheduledRenewals` bounds them.
-All other renewals rest: they have no timer, and nothing but their verdict refers to them.
+may come at once.  Only renewals of verdicts that later requests find are idle, and `KeptRenewals` bounds them.  All
+other renewals rest: they have no timer.
 
-`ScheduledRenewals` charges a renewal from its first read until it rests, with and without reads.  An answer and the
-client's next read therefore change no state that renewals share.
+The HTTP/1.1 connection of a kept renewal's read stays with the renewal until the renewal rests, until the connection
+closes, or until it reads with another kept verdict.  Its further reads therefore change no state of the renewal, and a
+renewal looks for the reads in progress only when it has to do something for them.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import Final, cast
+from typing import Final
 
 from gateway.aio.timers import NEVER
 from gateway.auth.forward_auth import LEAST_LIVE_S, ForwardVerdict
 from gateway.auth.permissions import Action
 from gateway.auth.questions import Undecided
-from gateway.auth.remembered_verdicts import Allowed, Renewal
-from gateway.server.request import Channel
+from gateway.auth.remembered_verdicts import Allowed, Renewal, RenewedChannel
 from gateway.upstream.auth_services import AuthServices, WaitingRequest
 
 _AGAIN_S: Final = 1.0
 """Seconds to wait after an answer that is no verdict."""
 
 
-MOST_SCHEDULED_BYTES: Final = 1 << 23
-"""The most bytes of all idle renewals, as much as the header sections that the verdicts are remembered with."""
+MOST_KEPT_BYTES: Final = 1 << 23
+"""The most bytes of all kept renewals, as much as the header sections that the verdicts are remembered with."""
 _COST: Final = 1_500
 """Bytes of a renewal, and of its table of reads, in addition to its inquiry."""
 
 
-class ScheduledRenewals:
-    """The renewals with a timer whose verdicts are remembered.
+class KeptRenewals:
+    """The renewals that may be idle: those of remembered verdicts, up to a bound.
 
-    While they exceed the bound, each renewal rests as soon as it has no reads.  The idle renewals are therefore always
-    within the bound.  The bounds on live reads bound the renewals that have reads.
+    A renewal is kept until it rests.  Any renewal beyond the bound rests as soon as it has no reads.
     """
 
     __slots__ = ("_renewals", "cost")
 
     def __init__(self) -> None:
-        self._renewals: dict[VerdictRenewal, None] = {}
+        self._renewals: dict[VerdictRenewal, int] = {}
+        """Bytes of each renewal."""
         self.cost = 0
         """Bytes of these renewals."""
 
     def __repr__(self) -> str:
-        return f"<ScheduledRenewals {len(self._renewals)} renewals, {self.cost} bytes>"
+        return f"<KeptRenewals {len(self._renewals)} renewals, {self.cost} bytes>"
 
-    def add(self, renewal: VerdictRenewal) -> None:
-        """Charge a renewal that is scheduled now."""
+    def keep(self, renewal: VerdictRenewal, cost: int) -> bool:
+        """Keep a renewal of `cost` bytes.  Returns whether it is kept."""
         if renewal not in self._renewals:
-            self._renewals[renewal] = None
-            self.cost += renewal.cost
+            if self.cost + cost > MOST_KEPT_BYTES:
+                return False
+            self._renewals[renewal] = cost
+            self.cost += cost
+        return True
 
-    def remove(self, renewal: VerdictRenewal) -> None:
-        """Stop charging a renewal, because it rests now."""
-        if renewal in self._renewals:
-            del self._renewals[renewal]
-            self.cost -= renewal.cost
+    def drop(self, renewal: VerdictRenewal) -> None:
+        """Do not keep a renewal any longer, because it rests now."""
+        self.cost -= self._renewals.pop(renewal, 0)
 
     def rest_idle(self) -> None:
         """Have all renewals without reads rest."""
@@ -75,23 +76,20 @@ class ScheduledRenewals:
 
 
 class VerdictRenewal:
-    """Renews one verdict while live reads have it.  Implements `gateway.auth.remembered_verdicts.LiveRenewal`.
-
-    It is in `ScheduledRenewals` exactly while it has a verdict and a cost.
-    """
+    """Renews one verdict while live reads have it.  Implements `gateway.auth.remembered_verdicts.LiveRenewal`."""
 
     __slots__ = (
+        "_channels",
         "_end_read",
         "_ends_at",
         "_inquiry",
+        "_is_kept",
+        "_kept",
         "_path",
-        "_reads",
         "_rng",
-        "_scheduled",
         "_services",
         "_tick",
         "_waiting",
-        "cost",
         "verdict",
     )
 
@@ -99,23 +97,22 @@ class VerdictRenewal:
         self,
         renewal: Renewal,
         services: AuthServices,
-        scheduled: ScheduledRenewals,
+        kept: KeptRenewals,
         rng: random.Random,
-        end_read: Callable[[Channel], None],
+        end_read: Callable[[RenewedChannel], None],
     ) -> None:
         """`end_read` ends a live read."""
         self._inquiry, self._path = renewal
         self._services = services
-        self._scheduled = scheduled
+        self._kept = kept
         self._rng = rng
         self._end_read = end_read
-        self._reads: dict[object, str] = {}
-        """The channels of the reads, with the networks of their clients."""
+        self._channels: dict[RenewedChannel, str] = {}
+        """The channels of the reads, and those that stay, with the networks of their clients."""
         self.verdict: Allowed | None = None
         """The present verdict; None while the renewal rests."""
-        self.cost = 0
-        """Bytes of the renewal while it is scheduled; 0 if the verdict is not remembered, so that it must not be
-        idle."""
+        self._is_kept = False
+        """Whether the renewal may be idle."""
         self._ends_at = 0.0
         """When the reads end unless the verdict is renewed (Unix seconds)."""
         self._waiting: WaitingRequest | None = None
@@ -123,41 +120,46 @@ class VerdictRenewal:
 
     def __repr__(self) -> str:
         state = "resting" if self.verdict is None else "asking" if self._waiting is not None else "scheduled"
-        return f"<VerdictRenewal {len(self._reads)} reads, {state}>"
+        return f"<VerdictRenewal {len(self._reading())} reads, {state}>"
 
-    def begin_read(self, channel: object, allowed: Allowed, net: str, is_remembered: bool = False) -> Allowed:
-        """Add a read whose verdict this object renews.  `net` is the read's client network.
-
-        Returns the present verdict, which may be newer than `allowed`.
+    def begin_read(self, channel: RenewedChannel, allowed: Allowed, net: str) -> None:
+        """Give a channel's read the present verdict, which may be newer than `allowed`, and renew that.  `net` is the
+        read's client network.
         """
-        self._reads[channel] = net
-        if is_remembered and not self.cost:
-            self.cost = _COST + self._inquiry.size
-            if self.verdict is not None:
-                self._scheduled.add(self)
-        if (verdict := self.verdict) is not None:
-            return verdict
-        self.verdict = allowed
-        if self.cost:
-            self._scheduled.add(self)
-        self._ends_at = max(allowed.until, self._services.clock.wall() + LEAST_LIVE_S)
-        self._await_renewal()
-        return allowed
+        self._channels[channel] = net
+        if self.verdict is None:
+            self.verdict = allowed
+            self._ends_at = max(allowed.until, self._services.clock.wall() + LEAST_LIVE_S)
+            self._await_renewal()
+        channel.verdict = self.verdict
 
-    def end_read(self, channel: object) -> None:
-        if self._reads.pop(channel, None) is None or self._reads or self.verdict is None:
+    def stay(self, channel: RenewedChannel, allowed: Allowed, net: str) -> None:
+        """Begin a read as `begin_read` does.  The verdict was found by a later request, so the channel may stay."""
+        self.begin_read(channel, allowed, net)
+        self._is_kept = self._kept.keep(self, _COST + self._inquiry.size)
+        if (before := channel.renewing) is not self:
+            if before is not None:
+                before.end_read(channel)
+            channel.renewing = self if self._is_kept else None
+
+    def end_read(self, channel: RenewedChannel) -> None:
+        if self._channels.pop(channel, None) is None or self._is_kept or self._channels or self.verdict is None:
             return
-        if not self.cost or self._waiting is not None or self._scheduled.cost > MOST_SCHEDULED_BYTES:
-            self.rest()
+        self.rest()
 
     @property
     def has_reads(self) -> bool:
         """Whether live reads have the verdict."""
-        return bool(self._reads)
+        return any(_reads_by(channel, self) for channel in self._channels)
 
     def rest(self) -> None:
         """Stop renewing, until another read begins."""
-        self._scheduled.remove(self)
+        self._kept.drop(self)
+        self._is_kept = False
+        for channel in self._channels:
+            if channel.renewing is self:
+                channel.renewing = None
+        self._channels.clear()
         self._services.wheel.unlink(self, self._tick)
         self._tick, self.verdict = NEVER, None
         if self._waiting is not None:
@@ -167,7 +169,7 @@ class VerdictRenewal:
     def due(self) -> None:
         """Ask the service, or end the reads because no answer has come in time."""
         self._tick = NEVER
-        if not self._reads:
+        if not self.has_reads:
             self.rest()
         elif self._waiting is not None or self._left_s <= 0:
             self._end_reads()
@@ -206,7 +208,8 @@ class VerdictRenewal:
             return
         # Ask for the network with the fewest waiting requests, so that no network whose requests wait can end the reads
         # of others.
-        net = min(dict.fromkeys(self._reads.values()), key=self._services.waiting_of)
+        nets = dict.fromkeys(self._channels[channel] for channel in self._reading())
+        net = min(nets, key=self._services.waiting_of)
         try:
             self._waiting = self._services.await_answer(self._inquiry, net, self._heard)
         except Undecided:
@@ -217,7 +220,9 @@ class VerdictRenewal:
     def _heard(self) -> None:
         waiting, self._waiting = self._waiting, None
         heard = waiting.heard if waiting is not None else None
-        if heard is None or heard.verdict is None:
+        if not self.has_reads:
+            self.rest()
+        elif heard is None or heard.verdict is None:
             self._try_again()
         else:
             self._decide(heard.verdict)
@@ -232,18 +237,24 @@ class VerdictRenewal:
         if principal is None or not principal.allows(Action.READ, self._path) or verdicts.is_revoked(principal):
             self._end_reads()
             return
+        reading = self._reading()
         self.verdict = allowed = verdicts.allow(principal, self.verdict.renewal, self.verdict.grounds)
         allowed.renewing = self
-        for channel in self._channels():
+        for channel in reading:
             channel.verdict = allowed
         self._ends_at = verdict.live_until
         self._await_renewal()
 
     def _end_reads(self) -> None:
         """End all reads, and rest until another read begins.  The remembered verdict may still allow another read."""
-        for channel in self._channels():
+        for channel in self._reading():
             self._end_read(channel)
         self.rest()
 
-    def _channels(self) -> list[Channel]:
-        return cast("list[Channel]", list(self._reads))
+    def _reading(self) -> list[RenewedChannel]:
+        """Return the channels with a read in progress that has the verdict."""
+        return [channel for channel in self._channels if _reads_by(channel, self)]
+
+
+def _reads_by(channel: RenewedChannel, renewal: VerdictRenewal) -> bool:
+    return (verdict := channel.verdict) is not None and verdict.renewing is renewal
