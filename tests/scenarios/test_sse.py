@@ -233,10 +233,10 @@ async def test_a_cursor_is_above_the_clients_own_and_never_below_the_clock(
             assert told > current + ahead
         await edge.post("/s", b"x")
         await wire.event()
-    if ahead == 5_000:
-        # One client's far-off cursor affects no other client.
+    if ahead is not None:
+        # Both readers get one frame.
         await other.event()
-        assert int((await control(other))["streamCursor"]) <= current + 1_000
+        assert int((await control(other))["streamCursor"]) > current + ahead
 
 
 @pytest.mark.parametrize("mode", ["sse", "long-poll"])
