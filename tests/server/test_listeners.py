@@ -1156,7 +1156,7 @@ async def test_a_port_closes_although_no_descriptor_is_free(bench: Bench) -> Non
     taken = [os.dup(0)]
     resource.setrlimit(resource.RLIMIT_NOFILE, (taken[0] + 1, hard))
     try:
-        with pytest.raises(OSError, match="Too many open files"):
+        with suppress(OSError):
             while True:
                 taken.append(os.dup(0))
         await gateway.listeners.stop_accepting()
