@@ -205,7 +205,7 @@ def test_an_unusable_file_is_refused_before_any_worker_takes_it(stage: Stage) ->
     assert (stage.reloads.number, stage.reloads.config) == (0, config())
     stage.reads("gateway.toml:2: is not TOML")
     ((_, answer),) = stage.answers
-    assert (answer["error"], answer["is_partial"]) == ("gateway.toml:2: is not TOML", False)
+    assert (answer["error"], answer["is_temporary"]) == ("gateway.toml:2: is not TOML", False)
 
 
 def test_workers_that_differ_are_named(stage: Stage) -> None:
@@ -216,7 +216,7 @@ def test_workers_that_differ_are_named(stage: Stage) -> None:
     stage.takes(1, error="key: cannot be read")
     stage.takes(0, "a")
     ((_, answer),) = stage.answers
-    assert answer["is_partial"]
+    assert answer["is_temporary"]
     assert answer["error"] == "not done by all workers: worker 1: key: cannot be read; done by 0"
 
 
@@ -280,9 +280,9 @@ def test_reloads_wait_for_the_start_and_are_refused_in_the_drain() -> None:
     stage.reloads.ask(Asker(0, 1, 1))
     stage.reloads.close("the gateway stops")
     stage.reloads.ask(Asker(0, 1, 2))
-    assert [(one["request"], one["error"]) for _, one in stage.answers] == [
-        (1, "the gateway stops"),
-        (2, "the gateway stops"),
+    assert [(one["request"], one["error"], one["is_temporary"]) for _, one in stage.answers] == [
+        (1, "the gateway stops", True),
+        (2, "the gateway stops", True),
     ]
     stage.reads(config(7))
     stage.takes(0)

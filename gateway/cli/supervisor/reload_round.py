@@ -27,8 +27,9 @@ class Outcome:
     needs_restart: tuple[str, ...] = ()
     error: str = ""
     """Why the configuration has not been taken; empty if it has."""
-    is_partial: bool = False
-    """Whether some workers have taken the configuration, and others have not."""
+    is_temporary: bool = False
+    """Whether a later request may succeed with the same configuration: only some workers have taken it, or the gateway
+    stops."""
 
     def text(self, *, has_file: bool) -> str:
         """Return the outcome in one line."""
@@ -102,7 +103,7 @@ class ReloadRound:
             return Outcome(error=errors.popitem()[1])
         reasons = "; ".join(f"worker {slot}: {error}" for slot, error in errors.items())
         done = ", ".join(str(slot) for slot in sorted(found) if slot not in errors)
-        return Outcome(error=f"not done by all workers: {reasons}; done by {done or 'none'}", is_partial=True)
+        return Outcome(error=f"not done by all workers: {reasons}; done by {done or 'none'}", is_temporary=True)
 
     def text(self, *, has_file: bool) -> str:
         """Return the outcome in one line, with what each worker has said if they differ."""

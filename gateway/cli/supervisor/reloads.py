@@ -94,7 +94,7 @@ class Reloads:
         """Begin no more rounds: the gateway drains."""
         self._is_open, self._why_closed = False, why
         waiting, self._waiting = self._waiting, []
-        self._answer(waiting, Outcome(error=why))
+        self._answer(waiting, Outcome(error=why, is_temporary=True))
 
     def end(self) -> None:
         """End the process that reads, and close the files: the supervisor ends."""
@@ -120,7 +120,7 @@ class Reloads:
         """Ask for a reload, for a client of a worker's admin port, or for a SIGHUP."""
         self.requests += 1
         if self._why_closed:
-            self._answer([asker], Outcome(error=self._why_closed))
+            self._answer([asker], Outcome(error=self._why_closed, is_temporary=True))
             return
         self._waiting.append(asker)
         self._begin()
@@ -242,5 +242,5 @@ class Reloads:
                     changed=outcome.changed,
                     needs_restart=outcome.needs_restart,
                     error=outcome.error,
-                    is_partial=outcome.is_partial,
+                    is_temporary=outcome.is_temporary,
                 )

@@ -90,7 +90,7 @@ class WorkerAdmin:
         """Have the supervisor reload all workers.  Raises ConfigError, NotReloaded or SupervisorGone."""
         told = await self._place.control.ask("reload")
         if told["error"]:
-            raise (NotReloaded if told["is_partial"] else ConfigError)(told["error"])
+            raise (NotReloaded if told["is_temporary"] else ConfigError)(told["error"])
         return Change(self._subject.config, tuple(told["changed"]), tuple(told["needs_restart"]))
 
     async def upgrade(self) -> str:
