@@ -15,8 +15,8 @@ the tail is before a known record, or an append got the number of a known record
 
 Replies can overtake each other, so each is compared with the state known when its request was sent.  A reply without a
 known record proves nothing, because it may belong to a re-created stream.  The last known record is then read again
-before the reply is joined with earlier records.  A deleted stream never comes back.  So a record that is the same
-before and after a reply proves that the reply belongs to the same stream as this record.
+before the reply is joined with earlier records.  A deleted stream never comes back.  So if the same record was read
+before the reply and again after it, then the reply is of that record's stream.
 
 The table of known states is bounded.  A stream that was evicted is not compared with its earlier state.
 """
@@ -110,10 +110,10 @@ class KnownSighting:
     """The position after the last record that was read, with that record's timestamp.  If no record was read, the tail
     as stated by the origin."""
     mark: int | None = None
-    """A hash of that record; None if no record was read."""
+    """A hash of the record before the position; None if no record was read."""
 
     def is_shown_by(self, records: Sequence[Record]) -> bool:
-        """Return whether these consecutive records, at least one, include the record before the position."""
+        """Return whether `records` include the record before the position.  They are consecutive and not empty."""
         return self.position is not None and records[0].seq_num < self.position.seq_num <= records[-1].seq_num + 1
 
 
@@ -127,9 +127,10 @@ class S2Sighting:
         self._position: StreamPosition | None = None
         self._mark: int | None = None
         self.full_to = 0
-        """The end of the last page if it was as long as S2 allows, so that more records are likely; else 0."""
+        """The end of the latest reply to a read if the reply had as many records as S2 allows, so that more are likely;
+        otherwise 0."""
         self._read_to: StreamPosition | None = None
-        """The furthest position whose preceding record was read, rather than just stated as the tail."""
+        """The furthest position that is known from a record that was read, and not only from a stated tail."""
         self.closed_at: int | None = None
         """The sequence number of the close marker (`content.py`), if it was seen."""
 

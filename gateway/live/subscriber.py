@@ -95,8 +95,8 @@ class Drain:
     def ends(self, read: LiveRead) -> bool:
         """Return whether the gateway drains, and the drain ends this read.
 
-        The reads of other workers stay.  Without them, those workers would not know the tail, and would have to ask for
-        it before they could end each of their long-polls.
+        A read that this worker makes for another worker (`is_handed`) goes on.  The other worker learns the tail from
+        it.  Without the read, it would have to ask for the tail before the end of each of its own long-polls.
         """
         return self.is_set and not read.is_handed
 
@@ -209,7 +209,8 @@ class Subscriber:
         self.first = None
 
     def start_after(self, step: LiveStep) -> None:
-        """Join the topic after `step`, which must have all available bytes.  The caller writes the bytes of `step`."""
+        """Join the topic as a reader that is at the end of `step`.  The caller writes the bytes of `step`, which must
+        be all that are available."""
         topic = self.topic
         topic.readers_now.add(self)
         self._said_up_to_date = step.said_up_to_date
@@ -296,7 +297,7 @@ class Subscriber:
             self.pump()
 
     def account(self, sent: object) -> None:
-        """Do nothing: SSE writes are counted at once."""
+        """Do nothing.  Only long-poll answers are counted after the delivery round; SSE writes are counted at once."""
 
     def beat(self) -> None:
         """Send a heartbeat if nothing has been written for a heartbeat interval."""

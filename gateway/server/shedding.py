@@ -6,9 +6,9 @@ answer.  A slice is bounded by its time, because an HTTP/2 connection with a hun
 connections.  Bytes that several connections share are divided among them, unless the cache holds them too
 (`gateway.limits.memory`).
 
-The end of a connection that holds much takes up to a millisecond, because the kernel frees its buffers, and the fetch
-for it ends too.  Connections over the bound on clients' memory are therefore dropped one in a turn of the loop.  If the
-process is short of memory, all are dropped at once.
+To close a connection that holds much takes up to a millisecond: the kernel frees the connection's buffers, and the
+fetch that fills them ends.  If clients exceed their bound on memory, each turn of the loop therefore drops only one
+connection.  If the process is short of memory, all are dropped at once.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ShedReason(StrEnum):
 
 
 class Shedding:
-    """Samples the connections of `every_clients`, which may grow, and drops some of them."""
+    """Samples the connections of all `every_clients`, and drops some of them.  Further `Clients` may be added later."""
 
     def __init__(self, every_clients: Iterable[Clients], now: Callable[[], float] = SystemClock.now) -> None:
         self._every_clients = every_clients
@@ -50,7 +50,7 @@ class Shedding:
         self._held: list[tuple[int, ClientConnection]] = []
         """The connections that held any memory at the latest sample, with their bytes."""
         self._to_drop: dict[ClientConnection, None] = {}
-        """Connections that are dropped in later turns, the last one first."""
+        """Connections that later turns drop.  The order is from the last to the first."""
         self.held_bytes = 0
         """The bytes that all connections held at the latest sample."""
         self.shed: Counter[ShedReason] = Counter()

@@ -11,8 +11,8 @@ The breaker is a pure state machine: it sends nothing and reads no clock.  Each 
 
 A lost connection counts as half a failure.  On a network that resets one connection in five, a series of five losses is
 frequent, but a series of ten is very rare.  The results of concurrent requests may arrive in any order, so a burst of
-requests may well begin or end with ten losses.  The loss of a request's connection therefore counts in the series only
-if no other request was answered while that request was in progress.  To decide whether losses open the breaker, all
+requests may well begin or end with ten losses.  A lost request therefore counts in the series only if no other request
+was answered between its start and its loss.  To decide whether losses open the breaker, all
 requests that still wait for an answer count as successes.
 
 Both clients' requests and the gateway's own probes (`gateway.upstream.health`) probe the origin.  While own probes are
@@ -25,21 +25,20 @@ Own probes request one path, and a proxy in front of the origin may answer them.
 the origin serves streams.  The result of the latest own probe decides how many clients' requests pass:
 
     answered           The next clients' requests pass, up to the configured number of probes.
-    connection lost    The same, but once a client's probe has lost its connection too, only one client's request passes
-                       every `CLIENTS_TURN_S`.
+    connection lost    The next clients' requests pass, as after an answer.  After one of them has lost its connection
+                       too, only one client's request passes every `CLIENTS_TURN_S`.
     no result          One client's request passes every `CLIENTS_TURN_S`.
 
 A successful client's request closes the breaker.  Two successful own probes in a row also close the breaker, if no
-client's request was admitted in between.  If a client's request is admitted or fails after a successful own probe, own
-probes must wait: they close the breaker only after `QUIET_S` without a client's request.  Followers' live requests
-count as clients' requests.  An origin may hold a live request without an answer, so such a request does not prevent own
-probes from closing the breaker.
+client's request was admitted in between.  After a client's request, admitted or failed, own probes close the breaker
+only when no client's request has come for `QUIET_S`.  Followers' live requests count as clients' requests.  An origin
+may hold a live request without an answer, so such a request does not prevent own probes from closing the breaker.
 
 An admitted request holds a `Permit`, and returns the permit with the request's result.  Each change of state begins a
 new term, and a permit has the number of its term.  The result of a request from an earlier term is ignored, because the
-origin may have changed since.  The open time starts again from its first length only if the breaker was closed for at
-least the longest open time.  For an origin that answers probes but fails under load, the open time therefore keeps
-growing.
+origin may have changed since.  The open time starts again from its first length only after a long time without a trip:
+at least as long as the longest open time.  For an origin that answers probes but fails under load, the open time
+therefore keeps growing.
 """
 
 from __future__ import annotations
@@ -158,7 +157,7 @@ class Window:
             buckets.popleft()
 
     def take_back(self) -> None:
-        """Subtract one success, because the request has failed after its head."""
+        """Subtract one success, because the request has failed after the head of its reply."""
         for _, counts in reversed(self._buckets):
             if counts[False] >= 1:
                 counts[False] -= 1
@@ -222,8 +221,8 @@ class Breaker:
         self._clients_from = -inf
         """When the next client's request may probe.  -inf if no own probes are sent."""
         self._turn_ends = -inf
-        """Before this time, an own probe that loses its connection admits no client's request, because a client's probe
-        has just lost its connection too."""
+        """Until this time, clients' requests wait for their turn although an own probe has only lost its connection,
+        because a client's probe has just lost its connection too."""
         self._is_vouched = False
         """Whether the latest own probe has succeeded."""
         self._alone_from = -inf

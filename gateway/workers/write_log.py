@@ -6,9 +6,10 @@ read them when they next use the path, and then do what they would have done for
 
 Each worker has a *place* in the shared memory (`gateway.workers.shared_memory`).  For each path hash there is a *row*
 with one *cell* for each place.  A cell holds two values: the serial number of the place's latest record for a path with
-this hash, and the count of the place's writes under way to such paths.  A worker compares the row with the row that it
-saw last.  If they are equal, no other worker has written.  The comparison copies the row once, however many workers
-there are.  Paths with equal hashes share a row, so some of the records that a worker reads there may be of other paths.
+this hash, and how many of the place's writes to paths with this hash are under way.  A worker compares the row with the
+row that it saw last.  If they are equal, no other worker has written.  The comparison copies the row once, however many
+workers there are.  Paths with equal hashes share a row, so some of the records that a worker reads there may be of
+other paths.
 
 The records of one place in one row form a chain, because each has the serial number of the one before.  A reader
 follows the chain back to the record that it read last.  A place keeps its latest `RECORDS` records.  A reader that
@@ -30,8 +31,8 @@ from typing import Final, NamedTuple
 from gateway.workers.shared_memory import HASHES, RECORD_BYTES, RECORDED, RECORDS, SharedMemory
 
 _HEAD: Final = struct.Struct("=QQdIHH")
-"""A record's number, the number of the place's previous record in the row, and its time, checksum, length and path
-hash (modulo `HASHES`)."""
+"""The record's number, time, checksum, length and path hash (modulo `HASHES`).  The second field is the number of the
+place's previous record in the row."""
 _HEAD_BYTES: Final = 32
 MOST_TEXT: Final = RECORD_BYTES - _HEAD_BYTES
 _UNDER_WAY: Final = (1 << 16) - 1
