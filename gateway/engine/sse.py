@@ -184,7 +184,7 @@ class Sse:
         read, topic = subscription.read, subscription.topic
         lifetime_s, now = self._lifetime_s(read), self.clock.now()
         # Draw the cursor only once: it may be jittered, and must not go back.
-        cursor = int(topic.cursors.next_for(read.cursor, self._reads.rng))
+        cursor = int(topic.cursors.next_for(read.cursor))
         subscriber = Subscriber(topic, subscription.at, cursor, wire, self, now, lifetime_s)
         subscriber.first, subscriber.is_handed = subscription.first, read.is_handed
         if self.drain.ends(read):

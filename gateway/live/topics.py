@@ -140,7 +140,7 @@ class LiveTopics:
         topic = self._topics.get(stream)
         if topic is None:
             return next_cursor(self._clock.wall(), sent, self._rng)
-        return topic.cursors.next_for(sent, self._rng)
+        return topic.cursors.next_for(sent)
 
     async def until_connected(self, stream: Stream) -> None:
         """Wait briefly until the stream's new follower has confirmed the tail or failed."""

@@ -8,14 +8,15 @@ absent.
 
 `Cursors` assigns cursors to the live readers of a stream.  Readers that wait together get the same cursor, so that
 their next requests have the same URL.  When the stream has news, the shared cursor rises above all cursors that clients
-have sent.  Then it stays until the next news, so that readers get the same cursor even if the first of them send their
-next requests before the last are answered.  If it did not stay, crowds of readers with different cursors would never
-get equal ones.
+have sent.  Then it stays until the next news, or until a client that has it already gets an answer without news.  So
+readers get the same cursor even if the first of them send their next requests before the last are answered.  If it did
+not stay, crowds of readers with different cursors would never get equal ones.
 
 A client may send any cursor, so any client can raise the shared cursor, and crowds that get news more often than each
 20 seconds run ahead of the time.  Neither does harm: the next offset changes the URL of all readers in any case.  Only
-the end of the valid cursors must stay out of reach.  A cursor that a client has invented above 2^52 therefore does not
-count, unless the gateway itself has gone as far.
+the end of the valid cursors must stay out of reach.  A cursor above 2^52 therefore does not raise the shared cursor,
+unless that is as great.  The answer to such a cursor is the next multiple of 2^20: readers that another gateway has led
+there stay together, and come together if they are apart.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ _MAX_CURSOR: Final = 2**53
 _MAX_CHARS: Final = len(str(_MAX_CURSOR))
 _MOST_NOTED: Final = 2**52
 """A client's cursor above this one does not raise the shared cursor, unless the shared cursor is as great."""
+_STRIDE: Final = 2**20
+"""The answers to cursors that do not count are multiples of this number."""
 
 
 def interval(wall_s: float) -> int:
@@ -95,14 +98,14 @@ class Cursors:
         self._shared = max(self._shared, interval(self._wall()))
         return self._shared
 
-    def next_for(self, client: str | None, rng: random.Random) -> str:
+    def next_for(self, client: str | None) -> str:
         """Return the next cursor for a client that has sent the cursor `client`.
 
-        This is the shared cursor, which rises if it is not greater than `client`.  A client that has invented a cursor
-        beyond all others gets one for itself alone.
+        This is the shared cursor, which rises if it is not greater than `client`, or the multiple of `_STRIDE` after a
+        cursor that does not count.
         """
         own = parse_cursor(client)
         if own is not None and own >= self.shared():
             self.rise()
         shared = self.shared()
-        return str(shared) if own is None or own < shared else next_cursor(self._wall(), client, rng)
+        return str(shared if own is None or own < shared else (own // _STRIDE + 1) * _STRIDE)

@@ -327,9 +327,10 @@ class Listeners:
                 listening.file.remove()
             for server in listening.servers:
                 if not is_inherited:
-                    # Without a free descriptor, no queued connection can be accepted either.
-                    with suppress(OSError):
-                        queues += [adopt(one.fileno()) for one in server.sockets]
+                    for one in server.sockets:
+                        # Without a free descriptor, the queued connections are lost, but the port closes.
+                        with suppress(OSError):
+                            queues.append(adopt(one.fileno()))
                 server.close()
             for sock in [accepted for queue in queues for accepted in accept_queued(queue, is_shared=self.is_shared)]:
                 await loop.connect_accepted_socket(factory, sock)

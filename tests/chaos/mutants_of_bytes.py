@@ -274,7 +274,7 @@ def coded_body_of_a_shorter_run() -> Patches:
 
 @mutant("the cursor of a long-poll is above the client's")
 def cursor_is_not_advanced() -> Patches:
-    def next_for(self: Cursors, client: str | None, _: Any) -> str:
+    def next_for(self: Cursors, client: str | None) -> str:
         return client or str(interval(self._wall()))
 
     return [(Cursors, "next_for", next_for)]
