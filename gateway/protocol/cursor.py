@@ -15,8 +15,8 @@ not stay, crowds of readers with different cursors would never get equal ones.
 A client may send any cursor, so any client can raise the shared cursor, and crowds that get news more often than each
 20 seconds run ahead of the time.  Neither does harm: the next offset changes the URL of all readers in any case.  Only
 the end of the valid cursors must stay out of reach.  A cursor above 2^52 therefore does not raise the shared cursor,
-unless that is as great.  The answer to such a cursor is the next multiple of 2^20: readers that another gateway has led
-there stay together, and come together if they are apart.
+unless that is as great.  The answer to such a cursor is the next multiple of 2^20, so that readers that another gateway
+has led there stay together.
 """
 
 from __future__ import annotations
