@@ -265,7 +265,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _is_kept(item: pytest.Function, first: dict[str, dict[str, object]]) -> bool:
     inputs = dict(item.callspec.params) if hasattr(item, "callspec") else {}
-    if "transport" not in inputs:
+    if not inputs.keys() >= set(WAY):
         return True
     way = tuple(inputs.pop(name) for name in WAY)
     return way == USUAL_WAY or inputs == first.setdefault(item.nodeid.partition("[")[0], inputs)
