@@ -256,11 +256,12 @@ async def test_the_next_reader_is_told_only_once_that_it_is_up_to_date(start: St
     assert subscriber.least_cursor == tail.opening.step.cursor
 
 
-async def test_a_reader_that_showed_a_later_cursor_is_drawn_one_of_its_own(start: Start) -> None:
+async def test_a_reader_that_showed_a_cursor_that_does_not_count_is_given_one_of_its_own(start: Start) -> None:
     bench = start(BinaryOrigin(b"ab"))
     await opened(bench)
-    far = int(bench.clock.wall()) + 10_000_000
-    assert opening_of(bench, f"{AT_TAIL}&cursor={far}") is None
+    later = int(bench.clock.wall()) + 10_000_000
+    assert opening_of(bench, f"{AT_TAIL}&cursor={later}") is not None
+    assert opening_of(bench, f"{AT_TAIL}&cursor={2**52 + 1}") is None
 
 
 async def test_bytes_are_not_kept_with_a_request(start: Start) -> None:
