@@ -10,6 +10,10 @@ lock: it reads the state, applies an outcome or an admission as `Breaker` does, 
 is closed, an answer needs no lock, because each worker counts its own answers.  The next failure compares the sum of
 these counts with the sum at the failure before it, and begins a new series if they differ.
 
+If a worker is stopped while it holds the lock, the other workers cannot change the state.  Each of them then changes
+only its own view of the breaker, so that it still notices when the origin fails and recovers.  The view is dropped when
+the worker gets the lock or reads another version.  The shared state then lacks the failures of this time.
+
 One own probe is sent at a time.  While a worker waits for the result of its probe, the others send none.  They wait no
 longer than a probe can take, because the worker may have died.  A client's probe whose worker has died is replaced like
 any client's probe without a result.
@@ -63,7 +67,7 @@ class _SharedWindow(Window):
 class SharedBreaker(Breaker):
     """One worker's view of the breaker of one origin."""
 
-    __slots__ = ("_answers_seen", "_on_change", "_own_from", "_row", "_version")
+    __slots__ = ("_answers_seen", "_has_own_view", "_on_change", "_own_from", "_row", "_version")
 
     def __init__(
         self, policy: Policy, rng: random.Random, now: float, row: OriginRow, on_change: Callable[[], None]
@@ -71,14 +75,16 @@ class SharedBreaker(Breaker):
         self._row = row
         self._on_change = on_change
         self._version = 0
+        self._has_own_view = False
+        """Whether the state was changed without the lock, so that other workers do not know of the change."""
         self._own_from = -inf
         """When the next own probe may be sent."""
         self._answers_seen = 0
         """The number of answers when the latest failure was counted."""
         super().__init__(policy, rng, now)
-        with row.locked():
+        with row.locked() as is_locked:
             # The first worker writes the state.  The others read it at the first `refresh`.
-            if not row.version:
+            if is_locked and not row.version:
                 self._version = row.write(self._saved())
 
     def _new_window(self) -> Window:
@@ -101,15 +107,21 @@ class SharedBreaker(Breaker):
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        """Change the state, which no other worker changes meanwhile."""
+        """Change the state, which no other worker changes meanwhile.  Without the lock, change only the own view."""
         was_closed = self.state is BreakerState.CLOSED
-        with self._row.locked():
+        with self._row.locked() as is_locked:
+            if is_locked and self._has_own_view:
+                self._version = 0
             self._load()
             before, saved = self.state, self._saved()
             yield
             changed = self._saved()
             if changed != saved:
-                self._version = self._row.write(changed)
+                if is_locked:
+                    self._version = self._row.write(changed)
+                    self._has_own_view = False
+                else:
+                    self._has_own_view = True
         self._report(was_closed, before)
 
     def _report(self, was_closed: bool, state: BreakerState) -> None:
@@ -139,7 +151,11 @@ class SharedBreaker(Breaker):
     def _load(self) -> None:
         if self._row.version == self._version:
             return
-        self._version, saved = self._row.read()
+        found = self._row.read()
+        if found is None:
+            return
+        self._version, saved = found
+        self._has_own_view = False
         term = self._term
         (
             self._term,

@@ -29,7 +29,7 @@ from enum import IntEnum
 from typing import Final
 
 MAGIC: Final = 0x4447_776F_726B_6572
-VERSION: Final = 2
+VERSION: Final = 3
 LEAST_PLACES: Final = 8
 MOST_WORKERS: Final = 256
 
@@ -46,7 +46,7 @@ ORIGIN_BYTES: Final = 320
 """The bytes of an origin's row for its breaker, and again for each place."""
 
 _TRIES: Final = 1_000
-"""How often a lock is tried."""
+"""How often a lock is tried.  This takes some milliseconds."""
 _HEADER: Final = struct.Struct("=QQQQ16s")
 _PAGE: Final = 4_096
 _EPOCH: Final = 3
@@ -168,13 +168,12 @@ class SharedMemory:
 
     # -- locks
 
-    def lock(self, byte: int) -> bool:
-        """Lock what this byte of the file stands for.  Returns whether `unlock` must follow.
+    def lock(self, byte: int, tries: int = _TRIES) -> bool:
+        """Lock what this byte of the file stands for.  Returns False if the lock was not free in time.
 
-        A worker that is stopped while it holds the lock must not stop the others.  After `_TRIES` attempts they go on
-        without the lock.
+        If a worker is stopped while it holds a lock, the other workers must go on without the lock.
         """
-        for _ in range(_TRIES):
+        for _ in range(tries):
             try:
                 fcntl.lockf(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
             except BlockingIOError:

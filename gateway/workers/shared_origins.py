@@ -7,21 +7,28 @@ The table is in the shared memory (`gateway.workers.shared_memory`).  Each origi
              were answered, and its latest outcomes
 
 The state is that of the origin's circuit breaker (`gateway.upstream.shared_breaker`), which alone knows its format.
-Any worker may replace the state, under the lock of the row.  The new state is written to the copy that is not in use.
-Then the version is raised, which takes this copy into use.  A worker that is killed in between has changed nothing.
-Readers take no lock.  If the version has changed while they read, they read again.
+A worker may replace the state only while it holds the lock of the row.  The new state is written to the copy that is
+not in use.  Then the version is raised, which takes this copy into use.  A worker that is killed in between has changed
+nothing.  Readers take no lock.  A copy begins with a checksum of its version and state.  If the checksum is wrong, the
+copy was replaced during the read, or a processor that reorders writes has shown the version first: readers read again.
 
 The cells of a place are written by its worker alone, without a lock.  The outcomes are in *buckets* of time.  The key
 of a bucket contains the term of the breaker in which the outcomes were counted, so a new term begins without outcomes.
 
 If a worker dies, its supervisor clears the number of its waiting requests, and that it uses the origin (`clear`).  The
-outcomes stay, because they tell about the origin.  A row that no worker uses is free for another origin.  If the table
-has no room for an origin, each worker has a breaker of its own for it.
+outcomes stay, because they tell about the origin.
+
+The table is a hash table with open addressing: an origin has the first row with its key, from the row to which the key
+hashes.  A row whose key is 0 ends the search.  A row that no worker uses keeps its key and state, because its origin
+may be used again.  If no row with the key 0 is left, such a row is given to another origin.  A worker joins an origin
+under the lock of the table.  If it cannot get the lock, or if the table has no room, it has a breaker of its own for
+the origin.
 """
 
 from __future__ import annotations
 
 import struct
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -29,6 +36,14 @@ from typing import Final
 from gateway.workers.shared_memory import ORIGIN_BYTES, ORIGINS, SharedMemory
 
 STATE_BYTES: Final = 120
+_CHECKSUM: Final = struct.Struct("=Q")
+_COPY_BYTES: Final = _CHECKSUM.size + STATE_BYTES
+_READS: Final = 100
+"""How often a state is read whose checksum is wrong."""
+_JOIN_TRIES: Final = 20_000
+"""How often the lock of the table is tried.  This takes a tenth of a second."""
+_FURTHER_JOIN_TRIES: Final = 1_000
+"""How often it is tried once it was not free in time."""
 BUCKETS: Final = 10
 """The buckets of a place."""
 _KEY, _VERSION, _COPIES = range(3)
@@ -64,7 +79,7 @@ class OriginRow:
         self._at = at = _row_word(shared, row)
         """The row's first word."""
         copies = shared.bytes[(at + _COPIES) * 8 :]
-        self._copies = (copies[:STATE_BYTES], copies[STATE_BYTES : 2 * STATE_BYTES])
+        self._copies = (copies[:_COPY_BYTES], copies[_COPY_BYTES : 2 * _COPY_BYTES])
         places = at + _WORDS
         self._own = places + (shared.first + slot) * _WORDS
         """The first word of this worker's place."""
@@ -92,28 +107,30 @@ class OriginRow:
         """A number that changes with each change of the state; 0 if there is no state."""
         return self._words[self._at + _VERSION]
 
-    def read(self) -> tuple[int, bytes]:
-        """Return the version and the state."""
-        while True:
+    def read(self) -> tuple[int, bytes] | None:
+        """Return the version and the state; None if they cannot be read now."""
+        for _ in range(_READS):
             version = self.version
-            state = bytes(self._copies[version % 2])
-            if self.version == version:
+            copy = bytes(self._copies[version % 2])
+            state = copy[_CHECKSUM.size :]
+            if copy == _checked(version, state):
                 return version, state
+        return None
 
     def write(self, state: bytes) -> int:
-        """Replace the state, and return its version.  Call this with the lock."""
+        """Replace the state, and return its version.  Call this only with the lock."""
         version = self.version + 1
-        self._copies[version % 2][:] = state
+        self._copies[version % 2][:] = _checked(version, state)
         self._words[self._at + _VERSION] = version
         return version
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Lock the row."""
+    def locked(self) -> Iterator[bool]:
+        """Lock the row.  Yields False if the lock was not free in time."""
         byte = self._at * 8
         is_locked = self._shared.lock(byte)
         try:
-            yield
+            yield is_locked
         finally:
             if is_locked:
                 self._shared.unlock(byte)
@@ -175,30 +192,30 @@ class SharedOrigins:
     def __init__(self, shared: SharedMemory, slot: int) -> None:
         self._shared = shared
         self._slot = slot
+        self._tries = _JOIN_TRIES
 
     def __repr__(self) -> str:
         return f"<SharedOrigins of slot {self._slot}, {sum(map(bool, self._keys()))} rows>"
 
     def join(self, name: str) -> OriginRow | None:
-        """Record that this worker uses an origin, and return its row; None if there is no room."""
+        """Record that this worker uses an origin, and return its row.
+
+        Returns None if the table has no room, or if its lock was not free in time.
+        """
         shared, key = self._shared, self._shared.key_of(name)
         byte = shared.origins_at + 1
-        is_locked = shared.lock(byte)
+        if not shared.lock(byte, self._tries):
+            # Another worker is stopped, perhaps for long.  With many origins, the start must not take minutes.
+            self._tries = _FURTHER_JOIN_TRIES
+            return None
         try:
-            keys = self._keys()
-            row = keys.index(key) if key in keys else self._free_row(keys)
+            row = self._find_or_claim(key)
             if row is None:
                 return None
-            at = _row_word(shared, row)
-            if keys[row] != key:
-                size = ORIGIN_BYTES * (1 + shared.places)
-                shared.bytes[at * 8 : at * 8 + size] = bytes(size)
-                shared.words[at + _KEY] = key
             shared.words[self._place_word(row) + _USES] = 1
-            return OriginRow(shared, self._slot, row)
         finally:
-            if is_locked:
-                shared.unlock(byte)
+            shared.unlock(byte)
+        return OriginRow(shared, self._slot, row)
 
     def clear(self) -> None:
         """Forget what this slot's worker has under way, because it has died.  Only the supervisor calls this, before it
@@ -214,19 +231,33 @@ class SharedOrigins:
         first, step = shared.origins_at // 8, _row_words(shared)
         return shared.words[first + _KEY : first + ORIGINS * step : step].tolist()
 
-    def _free_row(self, keys: list[int]) -> int | None:
-        """Return a row without a key, or else one that no worker uses."""
-        if 0 in keys:
-            return keys.index(0)
-        words, shared = self._shared.words, self._shared
+    def _find_or_claim(self, key: int) -> int | None:
+        """Return the key's row, or a row that now is the key's.  Call this only with the lock of the table."""
+        shared, words = self._shared, self._shared.words
+        for number in range(key, key + ORIGINS):
+            row = number % ORIGINS
+            at = _row_word(shared, row) + _KEY
+            if not words[at]:
+                words[at] = key
+            if words[at] == key:
+                return row
         for row in range(ORIGINS):
-            first = _row_word(shared, row) + _WORDS
-            if not any(words[first + _USES : first + shared.places * _WORDS : _WORDS]):
+            at, end = _row_word(shared, row), _row_word(shared, row + 1)
+            if not any(words[at + _WORDS + _USES : end : _WORDS]):
+                # The key is replaced last, and never by 0: if this worker is killed before, all keys are still found.
+                rest = slice((at + _KEY + 1) * 8, end * 8)
+                shared.bytes[rest] = bytes(rest.stop - rest.start)
+                words[at + _KEY] = key
                 return row
         return None
 
     def _place_word(self, row: int) -> int:
         return _row_word(self._shared, row) + (1 + self._shared.first + self._slot) * _WORDS
+
+
+def _checked(version: int, state: bytes) -> bytes:
+    """Return a copy of a state: its checksum and the state."""
+    return _CHECKSUM.pack(zlib.crc32(state, version & 0xFFFF_FFFF)) + state
 
 
 def _row_words(shared: SharedMemory) -> int:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import multiprocessing
 import os
 import random
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from typing import Any
 
 import pytest
@@ -16,8 +14,9 @@ from hypothesis import strategies as st
 
 from gateway.upstream.breaker import Breaker, BreakerState, Permit, Policy
 from gateway.upstream.shared_breaker import PROBE_S, SharedBreaker
-from gateway.workers.shared_memory import ORIGINS, SharedMemory
+from gateway.workers.shared_memory import SharedMemory
 from gateway.workers.shared_origins import OriginRow, SharedOrigins
+from tests.workers.locks import held, hold_lock
 
 WORKERS = 4
 NAME = "http://a"
@@ -53,7 +52,7 @@ class Crew:
     def restart(self, slot: int) -> None:
         """Start a worker in the slot of one that was killed while it was replacing the state."""
         row = self.rows[slot]
-        row._copies[(row.version + 1) % 2][:] = bytes(range(100, 220))
+        row._copies[(row.version + 1) % 2][:] = bytes(range(100, 228))
         SharedOrigins(self.shared, slot).clear()
         self.breakers[slot] = self._start(slot)
 
@@ -303,17 +302,11 @@ def test_workers_that_are_killed_at_any_moment_have_the_breaker_of_one_process(
         both.compare((slot + 1) % WORKERS)
 
 
-def _hold_lock(descriptor: int, byte: int, channel: Connection) -> None:
-    fcntl.lockf(descriptor, fcntl.LOCK_EX, 1, byte)
-    channel.send("locked")
-    channel.recv()
-
-
 def test_a_change_waits_for_the_change_of_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
     crew, context = Crew(Policy(failures=1)), multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
     row = crew.rows[0]
-    holder = context.Process(target=_hold_lock, args=(crew.shared.descriptor, row._at * 8, theirs))
+    holder = context.Process(target=hold_lock, args=(crew.shared.descriptor, row._at * 8, theirs))
     holder.start()
     assert ours.recv() == "locked"
     # An answer does not wait.
@@ -331,46 +324,72 @@ def test_a_change_waits_for_the_change_of_another_process(monkeypatch: pytest.Mo
     assert crew.states == [OPEN] * WORKERS
 
 
-# -- the table
+def test_without_the_lock_each_worker_changes_its_own_view_and_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    crew = Crew()
+    crew.fail(0)
+    version = crew.rows[0].version
+    with held(monkeypatch):
+        for _ in range(4):
+            crew.fail(1)
+        assert crew.states == [CLOSED, OPEN, CLOSED, CLOSED]
+        crew.now += 1.0
+        crew.succeed(1)
+        assert crew.states == [CLOSED] * WORKERS
+        for _ in range(5):
+            crew.fail(1)
+        crew.now += 2.0
+    assert crew.states == [CLOSED, OPEN, CLOSED, CLOSED]
+    assert crew.rows[0].version == version
+    # With the lock, the shared state counts: its second failure does not open it.
+    crew.fail(1)
+    assert crew.states == [CLOSED] * WORKERS
+    assert crew.changes == [1]
 
 
-def test_a_row_is_free_for_another_origin_when_no_worker_uses_it() -> None:
-    shared = SharedMemory.create(2)
-    one, other = (SharedOrigins(shared, slot) for slot in range(2))
-    rows = [one.join(f"http://{number}") for number in range(ORIGINS)]
-    assert one.join("http://one-more") is None
-    again = one.join("http://0")
-    assert again is not None
-    assert rows[0] is not None
-    rows[0].write(bytes(120))
-    assert again.version == 1
-    seen = other.join("http://0")
-    assert seen is not None
-    rows[0].leave()
-    assert one.join("http://one-more") is None
-    seen.leave()
-    taken = one.join("http://one-more")
-    assert taken is not None
-    assert (taken.version, one.join("http://0")) == (0, None)
-    # The supervisor frees the rows of a worker that has died.
-    one.clear()
-    assert other.join("http://0") is not None
+def test_a_worker_stopped_in_a_change_overwrites_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    crew, write = Crew(), OriginRow.write
+    versions: list[int] = []
+
+    def stopped(row: OriginRow, state: bytes) -> int:
+        with monkeypatch.context() as patch, held(monkeypatch):
+            patch.setattr(OriginRow, "write", write)
+            before = row.version
+            for _ in range(5):
+                crew.fail(1)
+            versions.extend((before, row.version))
+        return write(row, state)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(OriginRow, "write", stopped)
+        crew.fail(0)
+    assert versions[0] == versions[1]
+    assert crew.states == [CLOSED] * WORKERS
+    # The change of the stopped worker counts as the first failure.
+    for slot in range(4):
+        assert crew.states == [CLOSED] * WORKERS
+        crew.fail(slot)
+    assert crew.states == [OPEN] * WORKERS
 
 
-def test_a_reader_that_is_overtaken_reads_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = SharedOrigins(SharedMemory.create(2), 0).join(NAME)
+def test_a_worker_that_starts_without_the_lock_writes_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = SharedMemory.create(1)
+    row = SharedOrigins(shared, 0).join(NAME)
     assert row is not None
-    row.write(b"1" * 120)
-    version = OriginRow.version.fget  # type: ignore[attr-defined]
-    overtaking = iter((b"2" * 120, b"3" * 120))
+    with held(monkeypatch):
+        breaker = SharedBreaker(Policy(failures=1), Longest(), 0.0, row, lambda: None)
+    assert (row.version, breaker.state) == (0, CLOSED)
+    breaker.record_failure(breaker.permit, 0.0)
+    assert (row.version, breaker.state) == (1, OPEN)
 
-    def overtaken(self: OriginRow) -> int:
-        seen: int = version(self)
-        if (state := next(overtaking, None)) is not None:
-            with monkeypatch.context() as patch:
-                patch.setattr(OriginRow, "version", property(version))
-                self.write(state)
-        return seen
 
-    monkeypatch.setattr(OriginRow, "version", property(overtaken))
-    assert row.read() == (3, b"3" * 120)
+def test_a_version_seen_before_its_state_is_not_used() -> None:
+    crew = Crew(Policy(failures=1))
+    crew.fail(0)
+    row, at = crew.rows[0], crew.rows[0]._at + 1
+    assert crew.states == [OPEN] * WORKERS
+    # The copy that the new version takes into use is still the closed state of an earlier version.
+    row._words[at] += 1
+    assert crew.states == [OPEN] * WORKERS
+    crew.now += 1.0
+    crew.succeed(1)
+    assert crew.states == [CLOSED] * WORKERS
