@@ -69,7 +69,8 @@ class Subject(Protocol):
         """Read the configuration again, and apply every setting that can change at run time.
 
         Raises ConfigError if the configuration is invalid, and NothingToRead if there is no file to read.  In both
-        cases, nothing changes.  Raises NotReloaded if some of several workers have not taken the configuration.
+        cases, nothing changes.  Raises NotReloaded if some of several workers have not taken the configuration, or
+        may still take it.
         """
 
     async def upgrade(self) -> str:

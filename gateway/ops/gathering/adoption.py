@@ -2,7 +2,8 @@
 
 A worker that starts again takes them from the other workers.  In an upgrade, the workers take them from those of the
 version before, except for a drain, which that version may just begin.  They ask again until that version has ended,
-because its admin port answers until then: a revocation that it confirms has to hold at the next version too.
+because its admin port answers until then: a revocation that it confirms has to hold at the next version too.  So does a
+worker that starts again during that time.
 
 Operators set these at run time, at all workers.  A worker that has died has lost them.  Its successor listens on its
 private socket before it asks the others.  A change that begins meanwhile therefore reaches the successor too, and none
@@ -12,7 +13,8 @@ falls in between.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+import os
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final
 
 from pydantic import ValidationError
@@ -32,6 +34,23 @@ _SAME_S: Final = 1.0
 _log = logging.getLogger("gateway.admin")
 
 
+def version_before(paths: Sequence[str]) -> Peers | None:
+    """Return the workers with these sockets; None if their version has ended, which removes the sockets."""
+    return Peers(paths, lambda _: 0) if any(map(os.path.exists, paths)) else None
+
+
+async def adopt_at_start(
+    subject: Subject, siblings: Peers | None, earlier: Peers | None, *, but: int, start: Callable[[Peers], None]
+) -> None:
+    """Take over the settings from the other workers of this version, if they have served before, and from the version
+    before, if there is one.  `start` has to begin `follow_settings` with the given workers of that version."""
+    has_adopted = siblings is not None and await adopt_settings(subject, siblings, but=but)
+    if earlier is not None:
+        if not has_adopted:
+            await adopt_settings(subject, earlier, is_earlier_version=True)
+        start(earlier)
+
+
 async def adopt_settings(
     subject: Subject, peers: Peers, *, but: int | None = None, is_earlier_version: bool = False
 ) -> bool:
@@ -48,6 +67,9 @@ async def adopt_settings(
     drains = not is_earlier_version and subject.drain_changes == drain_changes
     levels = subject.level_changes == (0 if is_earlier_version else level_changes)
     apply_settings(subject, found, drains=drains, levels=levels)
+    if not is_earlier_version and levels and any(one.is_level_set for one in found):
+        # The level of the version before is none for this version any more.
+        subject.level_changes += 1
     return bool(found)
 
 

@@ -99,6 +99,8 @@ class WorkerSettings:
     revocations: list[WorkerRevocation]
     is_draining: bool
     level: Level
+    is_level_set: bool = False
+    """Whether an operator has set the level at this version of the gateway."""
 
 
 def private_application(subject: Subject, partitions: PartitionIds, counts: EndedCounts) -> web.Application:
@@ -156,6 +158,7 @@ def _private_endpoints(subject: Subject, directory: Directory) -> list[Endpoint]
             [WorkerRevocation(one.subject, one.name, one.issuer, for_s) for one, for_s in revocations],
             subject.engine.drain.is_set,
             level_now(),
+            subject.level_changes > 0,
         )
 
     async def origin(asked: ApiRequest[Nothing, OriginNews]) -> Nothing:

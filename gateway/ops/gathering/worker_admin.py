@@ -15,7 +15,7 @@ from gateway.config.change import Change
 from gateway.config.errors import ConfigError
 from gateway.ops.admin.app import MOST_LINE_BYTES
 from gateway.ops.admin.subject import NotReloaded, NotUpgraded, Subject
-from gateway.ops.gathering.adoption import adopt_settings, follow_settings
+from gateway.ops.gathering.adoption import adopt_at_start, follow_settings, version_before
 from gateway.ops.gathering.ended_counts import EndedCounts
 from gateway.ops.gathering.endpoints import Gathered
 from gateway.ops.gathering.peers import Peers
@@ -64,12 +64,9 @@ class WorkerAdmin:
         await self._runner.setup()
         await web.SockSite(self._runner, self._place.peer_socket).start()
         place = self._place
-        if place.generation > 1:
-            await adopt_settings(self._subject, self._peers, but=place.slot)
-        elif place.predecessors:
-            earlier = Peers(place.predecessors, lambda _: 0)
-            await adopt_settings(self._subject, earlier, is_earlier_version=True)
-            self._tasks.start(self._follow(earlier), "settings of the version before")
+        siblings = self._peers if place.generation > 1 else None
+        earlier = version_before(place.predecessors)
+        await adopt_at_start(self._subject, siblings, earlier, but=place.slot, start=self._follow_later)
         self._keep_later()
 
     async def close(self) -> None:
@@ -79,6 +76,9 @@ class WorkerAdmin:
         await self._tasks.close()
         await self._peers.close()
         await self._runner.cleanup()
+
+    def _follow_later(self, earlier: Peers) -> None:
+        self._tasks.start(self._follow(earlier), "settings of the version before")
 
     async def _follow(self, earlier: Peers) -> None:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,7 +15,7 @@ from gateway.auth.remembered_verdicts import Revocation, Verdicts
 from gateway.ops.admin.controls import LOGGER, Level, LogLevel, controls_endpoints
 from gateway.ops.admin.endpoint import ApiRequest, Nothing
 from gateway.ops.admin.subject import Subject
-from gateway.ops.gathering.adoption import adopt_settings, follow_settings
+from gateway.ops.gathering.adoption import adopt_at_start, adopt_settings, follow_settings, version_before
 from gateway.ops.gathering.peers import PeerAnswer, Peers
 from gateway.ops.gathering.private import WorkerRevocation, WorkerSettings
 
@@ -88,3 +89,56 @@ async def test_a_revocation_that_the_version_before_still_confirms_holds_at_the_
     assert editions == [0, 0, 1, 1, 1], "a revocation that is known is not repeated"
     assert level.level == logging.DEBUG, "a level that is set at the next version stays"
     assert subject.drains == 0
+
+
+def answering(settings: WorkerSettings | None, asked: list[str], name: str) -> Peers:
+    """Workers that all have these settings; None for workers that have ended."""
+
+    async def ask_all(*_: object, **__: object) -> list[PeerAnswer]:
+        asked.append(name)
+        return [PeerAnswer(0, 200, orjson.dumps(settings)) if settings is not None else PeerAnswer(0, 502, b"")]
+
+    return cast(Peers, SimpleNamespace(ask_all=ask_all))
+
+
+@pytest.mark.parametrize("is_level_set", [True, False])
+async def test_a_worker_that_starts_again_during_an_upgrade_follows_the_version_before(
+    level: logging.Logger, is_level_set: bool
+) -> None:
+    subject, asked = Started(), list[str]()
+    siblings = answering(WorkerSettings([], False, "debug", is_level_set), asked, "siblings")
+    revoked = [WorkerRevocation("principal", "eve", None, 60.0)]
+    earlier = answering(WorkerSettings(revoked, True, "error"), asked, "earlier")
+    followed: list[Peers] = []
+    await adopt_at_start(cast(Subject, subject), siblings, earlier, but=1, start=followed.append)
+    assert (followed, asked) == ([earlier], ["siblings"]), "its start does not wait for the version before"
+    await adopt_settings(cast(Subject, subject), earlier, is_earlier_version=True)
+    assert [one for one, _ in subject.verdicts.revocations()] == [Revocation("principal", "eve")]
+    assert level.level == (logging.DEBUG if is_level_set else logging.ERROR), "a level of this version stays"
+    assert (subject.level_changes > 0) is is_level_set, "and does at the next worker that asks this one"
+
+
+@pytest.mark.parametrize("has_siblings", [True, False])
+async def test_workers_that_find_no_settings_here_ask_the_version_before_before_they_serve(
+    level: logging.Logger, has_siblings: bool
+) -> None:
+    asked: list[str] = []
+    siblings = answering(None, asked, "siblings") if has_siblings else None
+    earlier = answering(WorkerSettings([], False, "error"), asked, "earlier")
+    await adopt_at_start(cast(Subject, Started()), siblings, earlier, but=1, start=lambda _: asked.append("follow"))
+    assert asked[-2:] == ["earlier", "follow"]
+    assert level.level == logging.ERROR
+
+
+def test_a_version_that_has_ended_is_not_asked(tmp_path: Path) -> None:
+    paths = [str(tmp_path / name) for name in ("peer0", "peer1")]
+    assert version_before(paths) is None
+    Path(paths[1]).touch()
+    assert version_before(paths) is not None
+
+
+async def test_without_a_version_before_only_the_other_workers_are_asked(level: logging.Logger) -> None:
+    asked: list[str] = []
+    siblings = answering(WorkerSettings([], False, "error"), asked, "siblings")
+    await adopt_at_start(cast(Subject, Started()), siblings, None, but=1, start=lambda _: asked.append("follow"))
+    assert asked == ["siblings"]
