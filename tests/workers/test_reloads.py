@@ -25,6 +25,8 @@ from gateway.config.reader import READ_S
 
 NOW = 1_000.0
 BOUND_S = 30.0
+LATER = "workers that start from now on"
+LATE = f"not reloaded yet: no answer within {TAKE_S:g} s, and a late worker may still take the configuration"
 
 
 def config(lifetime_s: int = 60) -> GatewayConfig:
@@ -41,6 +43,8 @@ class Stage:
             slot.is_prepared = slot.is_accepting = slot.is_serving = True
         self.told: list[tuple[int, str]] = []
         self.handed: list[GatewayConfig] = []
+        self.number = 0
+        """The number of the configuration that was handed over last."""
         self.answers: list[tuple[int, dict[str, Any]]] = []
         self.killed: list[int] = []
         self.announced: list[str] = []
@@ -57,6 +61,7 @@ class Stage:
         self.told.append((slot.number, kind))
         if descriptor is not None:
             self.handed.append(pickle.loads(os.pread(descriptor, 1 << 20, 0)))
+            self.number = fields["number"]
 
     def _kill(self, slots: list[Slot]) -> None:
         self.killed += [slot.number for slot in slots]
@@ -75,6 +80,9 @@ class Stage:
     def reloaded(self, outcome: str) -> None:
         self.announced.append(outcome)
 
+    def reloaded_late(self, outcome: str) -> None:
+        self.announced.append(outcome)
+
     def reads(self, found: GatewayConfig | str) -> None:
         """The reading ends."""
         done, self.done = self.done, None
@@ -83,7 +91,7 @@ class Stage:
 
     def takes(self, slot: int, *changed: str, error: str = "", number: int | None = None) -> None:
         """A worker says what has come of the configuration that it was handed."""
-        number = self.reloads.number if number is None else number
+        number = self.number if number is None else number
         told = {"number": number, "changed": changed, "needs_restart": [], "error": error}
         self.reloads.hears(self.slots[slot], told)
 
@@ -91,7 +99,7 @@ class Stage:
         return self.reloads.ends_at
 
     def accepting(self) -> list[int]:
-        return [slot.number for slot in may_accept(self.slots, self.reloads.number, is_starting=False)]
+        return [slot.number for slot in may_accept(self.slots, self.reloads.needed, is_starting=False)]
 
 
 @pytest.fixture
@@ -107,8 +115,8 @@ def test_each_worker_is_handed_the_same_configuration_once(stage: Stage) -> None
     stage.reads(config(7))
     assert stage.told == [(0, "configuration"), (1, "configuration")]
     assert stage.handed == [config(7)] * 2
-    assert stage.reloads.config == config(7), "workers that start later begin with it"
     stage.takes(0, "a")
+    assert stage.reloads.config == config(7), "workers that start later begin with it"
     assert stage.announced == ["reloading"]
     stage.takes(1, "a")
     assert stage.announced == ["reloading", "reloaded: a"]
@@ -134,6 +142,7 @@ def test_a_worker_that_starts_during_a_reload_takes_the_configuration_before_it_
 def test_a_worker_that_starts_after_a_reload_accepts_at_once(stage: Stage) -> None:
     stage.reloads.ask()
     stage.reads(config(7))
+    stage.takes(0)
     late = stage.slots[2]
     stage.reloads.begins(late)
     late.prepares()
@@ -142,16 +151,23 @@ def test_a_worker_that_starts_after_a_reload_accepts_at_once(stage: Stage) -> No
     assert (stage.told, stage.accepting()) == ([], [0, 1, 2])
 
 
-def test_a_worker_that_may_not_accept_yet_and_cannot_take_the_configuration_is_replaced(stage: Stage) -> None:
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_worker_that_may_not_accept_yet_and_cannot_take_the_configuration_is_replaced(
+    stage: Stage, is_first: bool
+) -> None:
     stage.reloads.ask()
     stage.reads(config(7))
     stage.slots[2].prepares()
     stage.reloads.prepares(stage.slots[2])
-    stage.takes(2, error="key: cannot be read")
-    assert stage.killed == [2]
-    assert stage.slots[2].failure == {"text": "key: cannot be read", "is_misuse": False}
-    stage.takes(0, error="key: cannot be read")
+    stage.takes(1, error="key: cannot be read")
+    if is_first:
+        stage.takes(2, error="key: cannot be read")
+        assert stage.killed == [], "the others may refuse it too"
+    stage.takes(0)
+    if not is_first:
+        stage.takes(2, error="key: cannot be read")
     assert stage.killed == [2], "a worker that serves goes on"
+    assert stage.slots[2].failure == {"text": "key: cannot be read", "is_misuse": False}
 
 
 def test_an_earlier_configuration_is_not_enough_to_accept(stage: Stage) -> None:
@@ -217,7 +233,7 @@ def test_workers_that_differ_are_named(stage: Stage) -> None:
     stage.takes(0, "a")
     ((_, answer),) = stage.answers
     assert answer["is_temporary"]
-    assert answer["error"] == "not done by all workers: worker 1: key: cannot be read; done by 0"
+    assert answer["error"] == f"not done by all workers: worker 1: key: cannot be read; done by 0, and by {LATER}"
 
 
 def test_all_workers_that_cannot_take_it_say_so_once(stage: Stage) -> None:
@@ -241,8 +257,8 @@ def test_a_round_is_bounded_whatever_hangs(stage: Stage) -> None:
     assert stage.ends_at() == stage.now + TAKE_S
     stage.now += TAKE_S
     stage.reloads.look()
-    hung = "worker 1: not reloaded, all stays as it was: it has not answered in time"
-    assert stage.announced.pop() == f"worker 0: reloaded: a; {hung}"
+    ran = f"worker 0: reloaded: a; worker 1: {LATE}; {LATER} run with the new configuration"
+    assert stage.announced.pop() == ran
     assert stage.ends_at() is None
     # The hung worker's late word is none on the next configuration.
     stage.reloads.ask()
@@ -252,6 +268,94 @@ def test_a_round_is_bounded_whatever_hangs(stage: Stage) -> None:
     assert stage.announced.pop() == "reloading"
     stage.takes(1, "a")
     assert stage.announced.pop() == "reloaded: a"
+
+
+def test_a_configuration_that_every_worker_refuses_is_not_for_those_that_start_later(stage: Stage) -> None:
+    starting, ending = stage.slots[2], stage.slots[1]
+    stage.reloads.begins(starting)
+    stage.reloads.ask()
+    stage.reads(config(7))
+    starting.prepares()
+    stage.reloads.prepares(starting)
+    stage.takes(0, error="key: cannot be read")
+    stage.takes(2, error="key: cannot be read")
+    assert stage.accepting() == [0, 1], "one worker may still take it"
+    stage.reloads.loses(ending)
+    assert stage.announced[1:] == ["not reloaded, all stays as it was: key: cannot be read"]
+    assert stage.reloads.config == config()
+    assert (stage.accepting(), stage.killed, starting.hangs_at) == ([0, 1, 2], [], None)
+    stage.reloads.begins(ending)
+    stage.told.clear()
+    stage.reloads.prepares(ending)
+    assert (ending.configuration, stage.told) == (0, []), "it runs with what the others have"
+    # The next configuration has a number of its own: a late word on the refused one is none on it.
+    stage.reloads.ask()
+    stage.reads(config(8))
+    stage.takes(0, "a", number=1)
+    assert stage.reloads.config == config()
+    for slot in range(3):
+        stage.takes(slot, "a")
+    assert (stage.announced[-1], stage.reloads.config) == ("reloaded: a", config(8))
+
+
+def test_late_workers_may_still_take_the_configuration(stage: Stage) -> None:
+    stage.reloads.ask()
+    stage.reloads.ask(Asker(1, 1, 0))
+    for _ in range(2):
+        stage.reads(config(7))
+        stage.now += TAKE_S
+        stage.reloads.look()
+    assert stage.announced[1:] == [LATE]
+    ((_, answer),) = stage.answers
+    assert answer["is_temporary"], "a refusal would say that all stays as it was"
+    assert stage.reloads.config == config()
+    stage.reloads.ask()
+    stage.reads("is not TOML")
+    stage.takes(0, "a", number=2)
+    assert stage.reloads.config == config(7), "workers that start later run with it too"
+    stage.takes(1, error="key: cannot be read", number=2)
+    assert stage.announced[-2:] == [
+        "worker 0, late: reloaded: a",
+        "worker 1, late: not reloaded, all stays as it was: key: cannot be read",
+    ]
+
+
+def test_a_worker_that_is_admitted_before_a_late_one_takes_the_configuration_is_handed_it_then(stage: Stage) -> None:
+    stage.reloads.ask()
+    stage.reads(config(7))
+    stage.now += TAKE_S
+    stage.reloads.look()
+    late, admitted = stage.slots[1:]
+    admitted.prepares()
+    stage.reloads.prepares(admitted)
+    assert stage.accepting() == [0, 1, 2]
+    admitted.is_accepting = True
+    stage.told.clear()
+    stage.takes(late.number, "a")
+    assert stage.told == [(2, "configuration")], "the others have been handed it"
+    stage.takes(2, "a")
+    assert stage.announced[2:] == ["worker 1, late: reloaded: a", "worker 2, late: reloaded: a"]
+
+
+def test_a_configuration_at_which_every_worker_ends_is_not_for_the_next_ones(stage: Stage) -> None:
+    stage.reloads.ask()
+    stage.reloads.loses(stage.slots[2])
+    stage.reads(config(7))
+    for slot in stage.slots[:2]:
+        stage.reloads.loses(slot)
+    ended = "every worker has ended before it took the configuration"
+    assert stage.announced[1:] == [f"not reloaded, all stays as it was: {ended}"]
+    assert stage.reloads.config == config()
+
+
+def test_a_worker_that_has_taken_the_configuration_and_ended_is_in_the_outcome(stage: Stage) -> None:
+    stage.reloads.ask()
+    stage.reads(config(7))
+    stage.takes(0, "a")
+    stage.reloads.loses(stage.slots[0])
+    stage.takes(1, error="key: cannot be read")
+    refused = "worker 1: not reloaded, all stays as it was: key: cannot be read"
+    assert stage.announced[1:] == [f"worker 0: reloaded: a; {refused}; {LATER} run with the new configuration"]
 
 
 def test_a_worker_that_ends_does_not_hold_up_the_round(stage: Stage) -> None:

@@ -69,9 +69,10 @@ def test_the_supervisor_admits_workers_as_they_say_that_they_are_prepared(
     supervisor = WorkerSupervisor.__new__(WorkerSupervisor)
     supervisor._slots, supervisor._phase = slots, phase
     supervisor._workers = cast(Workers, SimpleNamespace(admit=lambda slot: so_far.append(slot.number)))
-    supervisor._reloads = cast(Reloads, SimpleNamespace(number=0, prepares=lambda _slot: None))
+    supervisor._reloads = cast(Reloads, SimpleNamespace(needed=0, prepares=lambda _slot: None))
     for slot, wanted in zip(slots, admitted, strict=True):
         supervisor._hear(slot, {"kind": "prepared"})
+        supervisor._admit()
         assert so_far == wanted
 
 

@@ -183,6 +183,7 @@ class WorkerSupervisor:
                 self._start(slot)
         self._end_hung(now)
         self._reloads.look()
+        self._admit()
         if self._upgrade is not None and self._upgrade.ends_at <= now:
             self._stop_upgrade("the next version does not serve in time")
         if self._kill_at is not None and self._kill_at <= now:
@@ -269,7 +270,6 @@ class WorkerSupervisor:
             case "prepared":
                 slot.prepares()
                 self._reloads.prepares(slot)
-                self._admit()
             case "serving":
                 slot.is_serving = True
                 if self._phase is _Phase.STARTING and all(one.is_serving for one in self._slots):
@@ -278,7 +278,6 @@ class WorkerSupervisor:
                 slot.failure = message
             case "configured":
                 self._reloads.hears(slot, message)
-                self._admit()
             case "reload":
                 self._reloads.ask(Asker(slot.number, slot.generation, message["request"]))
             case "upgrade":
@@ -289,8 +288,9 @@ class WorkerSupervisor:
                 self._tell_when_empty()
 
     def _admit(self) -> None:
+        """Let the workers accept that may."""
         is_starting = self._phase is _Phase.STARTING
-        for slot in may_accept(self._slots, self._reloads.number, is_starting=is_starting):
+        for slot in may_accept(self._slots, self._reloads.needed, is_starting=is_starting):
             self._workers.admit(slot)
 
     def _serve(self, message: Message) -> None:
@@ -345,6 +345,10 @@ class WorkerSupervisor:
         """Report the outcome of a reload."""
         print_message(outcome)
         self._manager.ready(outcome)
+
+    def reloaded_late(self, outcome: str) -> None:
+        """Report what a worker has said after the end of a reload."""
+        print_message(outcome)
 
     def _begin_upgrade(self) -> None:
         """Start the next version of the gateway, unless it is starting already."""

@@ -28,11 +28,13 @@ class Outcome:
     error: str = ""
     """Why the configuration has not been taken; empty if it has."""
     is_temporary: bool = False
-    """Whether a later request may succeed with the same configuration: only some workers have taken it, or the gateway
-    stops."""
+    """Whether a later request may succeed with the same configuration: only some workers have taken it, a late worker
+    may still take it, or the gateway stops."""
 
     def text(self, *, has_file: bool) -> str:
         """Return the outcome in one line."""
+        if self.is_temporary:
+            return f"not reloaded yet: {self.error}"
         if self.error:
             return not_reloaded(self.error)
         return has_reloaded(self.changed, self.needs_restart, has_file=has_file)
@@ -69,18 +71,35 @@ class ReloadRound:
         self._read = outcome
         self._outcomes = dict.fromkeys(slots)
 
-    def hears(self, slot: int, outcome: Outcome) -> None:
-        """Note the outcome at a slot."""
-        if slot in self._outcomes:
-            self._outcomes[slot] = outcome
+    def joins(self, slot: int) -> None:
+        """Note that one further slot's worker is to take the configuration."""
+        self._outcomes[slot] = None
+
+    def hears(self, slot: int, outcome: Outcome) -> bool:
+        """Note the outcome at a slot.  Returns False if the slot takes no part."""
+        if slot not in self._outcomes:
+            return False
+        self._outcomes[slot] = outcome
+        return True
 
     def loses(self, slot: int) -> None:
-        """Note that a slot's worker has ended.  The next one begins with the configuration of the others."""
-        self._outcomes.pop(slot, None)
+        """Note that a slot's worker has ended.  If it had taken the configuration, the next one begins with it."""
+        if slot not in self._outcomes or ((taken := self._outcomes[slot]) is not None and not taken.error):
+            return
+        del self._outcomes[slot]
+        if not self._outcomes:
+            # The configuration may have ended them.
+            self._read = Outcome(error="every worker has ended before it took the configuration")
 
-    def ends_without_the_rest(self) -> None:
-        """Note that the outcomes still to come are too late."""
-        late = Outcome(error="it has not answered in time")
+    @property
+    def refusals(self) -> dict[int, str]:
+        """Why workers have not taken the configuration, by slot."""
+        return {slot: one.error for slot, one in sorted(self._outcomes.items()) if one is not None and one.error}
+
+    def ends_without_the_rest(self, within_s: float) -> None:
+        """Note that the outcomes still to come have not come within so many seconds."""
+        text = f"no answer within {within_s:g} s, and a late worker may still take the configuration"
+        late = Outcome(error=text, is_temporary=True)
         self._outcomes = {slot: late if one is None else one for slot, one in self._outcomes.items()}
 
     @property
@@ -92,7 +111,7 @@ class ReloadRound:
         """Return the outcome at all workers, once the round is over."""
         assert self._read is not None
         found = {slot: one for slot, one in self._outcomes.items() if one is not None}
-        errors = {slot: one.error for slot, one in sorted(found.items()) if one.error}
+        errors = self.refusals
         if not errors:
             # Without workers, the supervisor alone has taken the configuration, for those that start later.
             every = list(found.values()) or [self._read]
@@ -100,14 +119,17 @@ class ReloadRound:
             waiting = dict.fromkeys(chain.from_iterable(one.needs_restart for one in every))
             return Outcome(tuple(changed), tuple(waiting), self._read.error)
         if len(errors) == len(found) and len({*errors.values()}) == 1:
-            return Outcome(error=errors.popitem()[1])
+            return next(iter(found.values()))
         reasons = "; ".join(f"worker {slot}: {error}" for slot, error in errors.items())
         done = ", ".join(str(slot) for slot in sorted(found) if slot not in errors)
-        return Outcome(error=f"not done by all workers: {reasons}; done by {done or 'none'}", is_temporary=True)
+        done = f"{done}, and by workers that start from now on" if done else "none"
+        return Outcome(error=f"not done by all workers: {reasons}; done by {done}", is_temporary=True)
 
     def text(self, *, has_file: bool) -> str:
         """Return the outcome in one line, with what each worker has said if they differ."""
         texts = {slot: one.text(has_file=has_file) for slot, one in self._outcomes.items() if one is not None}
         if len({*texts.values()}) > 1:
-            return "; ".join(f"worker {slot}: {text}" for slot, text in sorted(texts.items()))
+            split = 0 < len(self.refusals) < len(texts)
+            later = "; workers that start from now on run with the new configuration" if split else ""
+            return "; ".join(f"worker {slot}: {text}" for slot, text in sorted(texts.items())) + later
         return self.outcome().text(has_file=has_file)

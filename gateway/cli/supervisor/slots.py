@@ -54,6 +54,8 @@ class Slot:
     is_serving: bool = False
     configuration: int = 0
     """The number of the configuration that the worker runs with: it began with it, or has taken it since."""
+    handed: int = 0
+    """The number of the latest configuration that the worker has had from the supervisor."""
     hangs_at: float | None = None
     """When the worker has taken too long to start; None if it may accept, or if there is no worker."""
     is_empty: bool = False
