@@ -6,7 +6,6 @@ import fcntl
 import multiprocessing
 import os
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 
 import pytest
 
@@ -16,6 +15,7 @@ from gateway.limits.rate_limits import Bans, RateLimits
 from gateway.limits.shared_accounts import SharedAccounts
 from gateway.workers.shared_counts import Counted, SharedCounts
 from gateway.workers.shared_memory import SharedMemory
+from tests.workers.locks import hold_lock
 
 NET, OTHER = "192.0.2.7", "192.0.2.8"
 CONNECTIONS, LIVE = Counted.CONNECTIONS, Counted.LIVE_READS
@@ -154,17 +154,11 @@ def test_processes_that_count_at_the_same_time_pass_no_limit() -> None:
     assert counts.total(counts.key_of("taken"), CONNECTIONS) >= 1_500
 
 
-def _hold_lock(descriptor: int, byte: int, channel: Connection) -> None:
-    fcntl.lockf(descriptor, fcntl.LOCK_EX, 1, byte)
-    channel.send("locked")
-    channel.recv()
-
-
 def test_a_count_waits_for_another_process_in_the_same_bucket(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     (counts, _), context = bench.counts, multiprocessing.get_context("fork")
     key = counts.key_of("net")
     ours, theirs = context.Pipe()
-    holder = context.Process(target=_hold_lock, args=(bench.shared.descriptor, key % counts.buckets, theirs))
+    holder = context.Process(target=hold_lock, args=(bench.shared.descriptor, key % counts.buckets, theirs))
     holder.start()
     assert ours.recv() == "locked"
     # Another bucket is free.
