@@ -67,6 +67,10 @@ class RenewedChannel(Protocol):
     renewing: LiveRenewal | None
     """The renewal that the channel stays with between its reads; None if it stays with none."""
 
+    @property
+    def outlasts_reads(self) -> bool:
+        """Whether further reads may follow on the channel."""
+
 
 class Allowed:
     """A verdict that allows a principal's request."""

@@ -173,7 +173,7 @@ class LiveAnswers:
 
             note = self.note(observed, Mode.LONGPOLL, route.config.name, began, fill)
         address, section = client if client is not None else (None, NO_SECTION)
-        group.add_first(waiter, channel, (began, address, section), note, line)
+        group.add_first(waiter, channel, (began, address, section, line), note)
         _start(waiter)
         if ends_in_s is not None:
             waiter.drain_within(ends_in_s, ends_in_s)

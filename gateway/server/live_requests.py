@@ -125,7 +125,7 @@ class LiveRequests:
             join.group.remembered(join.line, section)
 
     def join(self, channel: Channel, join: Join, section: Section, presented: Presented | None = None) -> bool:
-        """Begin a live answer to an HTTP/1.1 GET that was not parsed.  `join` is the remembered equal request,
+        """Begin a live answer to a GET that was not parsed.  `join` is the remembered equal request,
         `section` the header section.  `presented` has the request's line and credentials if they differ from the
         remembered request's.
 
@@ -183,7 +183,7 @@ class LiveRequests:
         if join.mode is _SSE:
             has_joined = self._reopens(channel, join, began, (who, section))
         else:
-            has_joined = (group := join.group) is not None and group.join(channel, (began, who, section), line)
+            has_joined = (group := join.group) is not None and group.join(channel, (began, who, section, line))
         if has_joined or self._begins(LiveRequest(channel, join, began, client=(who, section), line=line)):
             if admission.rates.limits:
                 admission.joined(account, route, parties)

@@ -72,6 +72,9 @@ class PhasedChannel:
         "verdict",
     )
 
+    outlasts_reads = False
+    """Whether further reads may follow on the channel."""
+
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
         self.phase = _IDLE

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
-from typing import Final
 
 from multidict import CIMultiDict
 
@@ -60,14 +59,11 @@ class Rendering:
         self.access_log = access_log
 
 
-PolledBy = tuple[float, str | Caller | None, Section]
+PolledBy = tuple[float, str | Caller | None, Section, bytes | None]
 """One client of a group: the time of its request in seconds of the streams' clock, its principal (the authenticated
-user) or otherwise its address, and its header section.  A plain tuple is cheap, and every long-poll makes one.
+user) or otherwise its address, its header section, and its request line if that differs from the group's (because it
+contains the client's credential).  A plain tuple is cheap, and every long-poll makes one.
 """
-
-
-NO_LINES: Final[dict[Channel, bytes]] = {}
-"""The empty table shared by all groups whose clients have no request lines of their own."""
 
 
 class PollGroup:
@@ -76,7 +72,6 @@ class PollGroup:
     __slots__ = (
         "_channels",
         "_keeps",
-        "_lines",
         "_note",
         "_noted",
         "_origin",
@@ -117,8 +112,6 @@ class PollGroup:
         """The waiter that represents the group.  None before `add_first`, after the end, and while clients wait for
         their requests to be handled again."""
         self._channels: dict[Channel, PolledBy] = {}
-        self._lines: dict[Channel, bytes] = NO_LINES
-        """The request lines of the clients that have a line of their own, because it contains their credential."""
         self._note: Note | None = None
         """The record of the first client's answer, if the request handler has made one."""
         self._noted: Channel | None = None
@@ -132,7 +125,7 @@ class PollGroup:
         """The answer, kept only if the first client's record needs it."""
         self.facts = facts
         self.line: bytes | None = None
-        """The request line of all clients that have no line in `_lines`.  None until the first client's request is
+        """The request line of all clients that have no line of their own.  None until the first client's request is
         remembered."""
 
     def __repr__(self) -> str:
@@ -144,37 +137,25 @@ class PollGroup:
         topic, is_there = self._topic, self._waiter in self._topic.readers_now
         return len(topic.readers_now) + topic.extra_clients + (0 if is_there else len(self._channels))
 
-    def add_first(
-        self, waiter: Waiter, channel: Channel, client: PolledBy, note: Note | None, line: bytes | None = None
-    ) -> None:
-        """Add the first client.  `note` is the client's record, if the request handler has made one.  `line` is the
-        client's request line, if it differs from the group's.
-        """
+    def add_first(self, waiter: Waiter, channel: Channel, client: PolledBy, note: Note | None) -> None:
+        """Add the first client.  `note` is the client's record, if the request handler has made one."""
         self._waiter = waiter
         if note is not None:
             self._note, self._noted = note, channel
-        if line is not None:
-            self._lines = {channel: line}
         self._take(channel, client)
 
-    def join(self, channel: Channel, client: PolledBy, line: bytes | None = None) -> bool:
-        """Add another client.  `line` is the client's request line, if it differs from the group's.  Returns False if
-        the group accepts no more clients.
-        """
+    def join(self, channel: Channel, client: PolledBy) -> bool:
+        """Add another client.  Returns False if the group accepts no more clients."""
         if self._waiter is None or not self._waiter.join(client[0]):
             return False
-        if line is not None:
-            if self._lines is NO_LINES:
-                self._lines = {}
-            self._lines[channel] = line
         self._take(channel, client)
         return True
 
     def remembered(self, line: bytes, section: Section) -> None:
         """Called when the first client's request is remembered, so that others may join."""
         self.line = line
-        for channel, (began, address, _) in self._channels.items():
-            self._channels[channel] = (began, address, section)
+        for channel, (began, address, _, own) in self._channels.items():
+            self._channels[channel] = (began, address, section, own)
 
     def _take(self, channel: Channel, client: PolledBy) -> None:
         self._channels[channel] = client
@@ -188,7 +169,7 @@ class PollGroup:
         while len(self._channels) > 1:
             channel, client = self._channels.popitem()
             alone = PollGroup(self._rendering, self._route, self._origin, self._topic, self.facts, keeps=self._keeps)
-            alone.line = self._lines.pop(channel, self.line)
+            alone.line = client[3] or self.line
             alone._channels[channel] = client
             if channel is self._noted:
                 alone._note, alone._noted, self._note, self._noted = self._note, channel, None, None
@@ -228,7 +209,6 @@ class PollGroup:
             elif self.facts is not None:
                 self._record(self.facts, client, Outcome.ABORTED, reason, self.subscribers, is_final=True)
             del self._channels[channel]
-            self._lines.pop(channel, None)
             if self._waiter is not None:
                 self._waiter.leave_one()
             self._count(Outcome.ABORTED, 1, self._rendering.clock.now() - client[0], 0, 0)
@@ -288,14 +268,13 @@ class PollGroup:
         """Have each client's request handled again on its own, as a read of the bytes after the offset `at`."""
         self._waiter = None
         self._end_watch()
-        for channel, (_, _, section) in list(self._channels.items()):
-            line = self._lines.get(channel, self.line)
+        for channel, (_, _, section, own) in list(self._channels.items()):
+            line = own or self.line
             channel.begin_again(line + section.text if line is not None else None, at, self)
 
     def handed_over(self, channel: Channel) -> None:
         """Remove a client whose request is handled again, and discard its record."""
         del self._channels[channel]
-        self._lines.pop(channel, None)
         self._rendering.metrics.subscribers(Mode.LONGPOLL, -1, self._route.config.name)
         if channel is self._noted:
             note, self._note, self._noted = self._note, None, None
@@ -314,7 +293,7 @@ class PollGroup:
                 channel.release()
 
     def _end(self, outcome: Outcome, reason: CloseReason, rendered: Rendered | None) -> None:
-        self._waiter, self._lines = None, NO_LINES
+        self._waiter = None
         clients = len(self._channels)
         if not clients:
             return
@@ -388,7 +367,7 @@ class PollGroup:
     ) -> None:
         """Record a client that gets no answer, or that still waits for its answer."""
         record = replace(facts, outcome=outcome, close_reason=reason, subscribers=subscribers, is_final=is_final)
-        self._rendering.access_log.record_of(record, *client)
+        self._rendering.access_log.record_of(record, *client[:3])
 
     def _count(self, outcome: Outcome, clients: int, waited_s: float, sent_bytes: int, saved_bytes: int) -> None:
         metrics, name = self._rendering.metrics, self._route.config.name

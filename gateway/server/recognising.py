@@ -41,6 +41,7 @@ class RecognisingConnection(ReadingConnection):
     proxies: Proxies | None
     scheme: str = "http"
     versions = frozenset({"1.0", "1.1"})
+    outlasts_reads = True
 
     @abstractmethod
     def _receive(self, data: bytes) -> None:

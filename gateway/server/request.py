@@ -123,6 +123,8 @@ class Channel(Protocol):
     ends `live_use`."""
     renewing: LiveRenewal | None
     """The renewal of verdicts that an HTTP/1.1 connection stays with between its reads; None if it stays with none."""
+    outlasts_reads: bool
+    """Whether further reads may follow: on an HTTP/1.1 connection they may, on an HTTP/2 stream they may not."""
 
     @property
     def use(self) -> Account | None:

@@ -137,7 +137,7 @@ class VerdictRenewal:
         """Begin a read as `begin_read` does.  The verdict was found by a later request, so the channel may stay."""
         self.begin_read(channel, allowed, net)
         self._is_kept = self._kept.keep(self, _COST + self._inquiry.size)
-        if (before := channel.renewing) is not self:
+        if channel.outlasts_reads and (before := channel.renewing) is not self:
             if before is not None:
                 before.end_read(channel)
             channel.renewing = self if self._is_kept else None

@@ -333,9 +333,9 @@ Client = str | Caller | None
 """The client of a request that was not parsed: its address, or its principal if the request was authorised."""
 LiveClient = tuple[Client, HeaderSection]
 """The client of a live request that was not parsed, and its header section."""
-PolledBy = tuple[float, Client, HeaderSection]
+PolledBy = tuple[float, Client, HeaderSection, bytes | None]
 """A long-poll whose request was not parsed: the time when the request was read (in seconds of the streams' clock), the
-client, and the header section.
+client, the header section, and the request line, which is not logged.
 """
 
 

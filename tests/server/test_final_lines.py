@@ -174,7 +174,7 @@ def test_a_long_poll_that_leaves_its_group_has_a_line_of_its_own_client() -> Non
     log = Log()
     group = make_group(log)
     channels = [MemoryChannel() for _ in range(3)]
-    first, *others = [(cast(Any, one), (0.0, f"192.0.2.{at}", Section(b""))) for at, one in enumerate(channels)]
+    first, *others = [(cast(Any, one), (0.0, f"192.0.2.{at}", Section(b""), None)) for at, one in enumerate(channels)]
     group.add_first(cast(Any, Waiter()), *first, None)
     for channel, client in others:
         assert group.join(channel, client)
@@ -190,11 +190,11 @@ def test_a_long_poll_that_leaves_its_group_has_a_line_of_its_own_client() -> Non
 def test_a_group_keeps_no_clients_that_it_no_longer_answers() -> None:
     group, channels = make_group(Log()), [MemoryChannel() for _ in range(3)]
     for at, channel in enumerate(channels):
-        client, line = (0.0, "192.0.2.1", Section(b"")), b"GET /s?signature=%d HTTP/1.1" % at
+        client = (0.0, "192.0.2.1", Section(b""), b"GET /s?signature=%d HTTP/1.1" % at)
         if at == 0:
-            group.add_first(cast(Any, Waiter()), cast(Any, channel), client, None, line)
+            group.add_first(cast(Any, Waiter()), cast(Any, channel), client, None)
         else:
-            assert group.join(cast(Any, channel), client, line)
+            assert group.join(cast(Any, channel), client)
     seen = [weakref.ref(channel) for channel in channels]
     del channels, channel
     for alone in group.split():

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import random
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from gateway.aio.clock import ManualClock
 from gateway.aio.timers import Entry, Wheel
@@ -38,6 +41,8 @@ class Waiting:
 
 class Connection:
     """What answers live reads, one after the other."""
+
+    outlasts_reads = True
 
     def __init__(self) -> None:
         self.verdict: Allowed | None = None
@@ -199,6 +204,26 @@ def test_a_connection_leaves_a_renewal_when_it_reads_with_another_or_closes() ->
     scene.renewal.begin_read(one, scene.allowed, "net")
     one.end_read()
     assert (repr(scene.renewal), one.renewing) == ("<VerdictRenewal 0 reads, resting>", other.renewing)
+
+
+class Stream(Connection):
+    """What answers one live read, as an HTTP/2 stream does."""
+
+    outlasts_reads = False
+
+
+@pytest.mark.parametrize("kind", [Connection, Stream])
+def test_no_channel_that_is_over_is_kept(kind: type[Connection]) -> None:
+    scene, waits = Scene(), Connection()
+    scene.renewal.stay(waits, scene.allowed, "net")
+    channel = kind()
+    scene.renewal.stay(channel, scene.allowed, "net")
+    channel.end_read()
+    if kind is Connection:
+        channel.close()
+    is_alive = weakref.ref(channel)
+    del channel
+    assert is_alive() is None
 
 
 def test_a_verdict_that_no_later_request_finds_has_no_timer_without_reads() -> None:

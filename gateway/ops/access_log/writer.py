@@ -348,13 +348,13 @@ class LogWriter:
             self._claim(record)
             if record.origin_requests or record.fetched_bytes:
                 # Count the unclaimed traffic in the first line.
-                began, client, section = clients[0]
+                began, client, section, _ = clients[0]
                 record.first_byte_s = ended - began
                 self.record_of(record, began, client, section)
                 clients = clients[1:]
         # The same as `repeat`, but without a call for each client.
         queue, endings = self._queue, self._lines.endings
-        for began, client, section in clients:
+        for began, client, section, _ in clients:
             if (len(queue) < self._check_from and self._queued_bytes < self._check_from_bytes) or self._admits():
                 text = section.text
                 ending = endings.get(text) or self._lines.ending(text)
