@@ -86,7 +86,9 @@ class RecognisingConnection(ReadingConnection):
                 return self._joins_known(data, known, section, presented)
             answer = known
             self._repeats = clients.repeats = presented is None and answer.alias == data
-            if presented is not None:
+            if presented is not None and (
+                (former := self._beginning) is None or former.credentials is not presented.key.credentials
+            ):
                 self._keep_beginning(presented)
         began = self._now()
         if (
@@ -117,15 +119,19 @@ class RecognisingConnection(ReadingConnection):
             clients.joins.found_by_meaning(known, section)
         has_joined = self._joins(known, section, presented)
         # SSE readers need no beginning, because they seldom ask again.
-        if presented is not None and has_joined and known.mode is _LONGPOLL:
+        if (
+            presented is not None
+            and ((former := self._beginning) is None or former.credentials is not presented.key.credentials)
+            and has_joined
+            and known.mode is _LONGPOLL
+        ):
             self._keep_beginning(presented)
         return has_joined
 
     def _keep_beginning(self, presented: Presented) -> None:
         """Keep the beginning of a request line with credentials, for the client's next line."""
-        credentials, former = presented.key.credentials, self._beginning
-        if former is None or former.credentials is not credentials:
-            self._beginning = self._clients.joins.beginnings.keep(presented.line, credentials, former)
+        beginnings = self._clients.joins.beginnings
+        self._beginning = beginnings.keep(presented.line, presented.key.credentials, self._beginning)
 
     def _joins(self, join: Join, section: Section, presented: Presented | None = None) -> bool:
         """Begin a live answer for a request with this header section.  Returns False if the request has to be parsed.

@@ -404,7 +404,11 @@ class Sections:
                 rest = beginning.rest + line[len(beginning.line) :]
                 for meanings, key in section.keys:
                     if (meaning := meanings.get(key)) is not None and (known := meaning.known.get(rest)) is not None:
-                        return _presented(known, line, beginning.credentials), section
+                        # This repeats the code of `_presented`, because each long-poll with a signed URL passes here.
+                        first = known.verdict_key
+                        assert isinstance(first, NamedStream)
+                        stream = make(NamedStream, (*first[:3], beginning.credentials))
+                        return make(Presented, (known, line, stream)), section
             for meanings, key in section.keys:
                 if (meaning := meanings.get(key)) is not None and (known := meaning.known.get(line)) is not None:
                     return known, section
