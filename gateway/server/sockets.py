@@ -11,6 +11,9 @@ some 4 µs to find that another has accepted the connection.  The gateway theref
 after every few connections.  The number of further descriptors rises at once to a length that the queue keeps, because
 a client that waits behind a burst of others loses a turn of the loop for each of them.  It falls only after the queue
 has stayed shorter for a while.  It is 0 while clients connect one at a time.
+
+Python's own event loop accepts a whole queue in a turn, so it has no further descriptors.  If it closed one, it would
+also reset the connections that it has just accepted there.
 """
 
 from __future__ import annotations
@@ -29,6 +32,8 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, Self
+
+import uvloop
 
 from gateway.config.addresses import Address
 
@@ -309,6 +314,8 @@ class AcceptQueue:
         self._further: list[asyncio.Server] = []
         self._seen: deque[int] = deque(maxlen=_FALLING)
         """The queue's lengths at the latest looks."""
+        self._accepts_singly = isinstance(asyncio.get_running_loop(), uvloop.Loop)
+        """Whether the event loop accepts one connection for each descriptor in a turn."""
 
     @classmethod
     async def on(cls, sock: socket.socket, factory: Callable[[], asyncio.BaseProtocol], backlog: int) -> Self:
@@ -343,7 +350,7 @@ class AcceptQueue:
     def wanted(self) -> int:
         """The least number of further descriptors, by the latest looks."""
         seen = self._seen
-        return min(seen[-1], seen[-_RISING]) if len(seen) >= _RISING else 0
+        return min(seen[-1], seen[-_RISING]) if self._accepts_singly and len(seen) >= _RISING else 0
 
     async def open_further(self, most: int = MOST_FURTHER) -> None:
         """Open the descriptors that are wanted, up to `most`.  Raises OSError if no file can be opened."""

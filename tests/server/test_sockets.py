@@ -7,13 +7,16 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 
-from gateway.server.sockets import UnixSocket, accept_queued
+from gateway.server.sockets import AcceptQueue, UnixSocket, accept_queued
 
 ROUNDS = 50
 RIVALS = 4
@@ -109,6 +112,30 @@ def test_another_process_gets_connections_from_a_shared_socket_that_this_one_has
         else:
             with pytest.raises(OSError, match="not connected"):
                 late.getpeername()
+
+
+@pytest.mark.parametrize(("make_loop", "wanted"), [(uvloop.new_event_loop, 8), (asyncio.new_event_loop, 0)])
+def test_only_a_loop_that_accepts_singly_has_further_descriptors(
+    make_loop: Callable[[], asyncio.AbstractEventLoop], wanted: int
+) -> None:
+    """Python's own loop would reset connections when it closes one."""
+
+    async def look_at_a_queue() -> tuple[int, int]:
+        listening = socket.create_server(("127.0.0.1", 0), backlog=16)
+        queue = await AcceptQueue.on(listening, asyncio.Protocol, 16)
+        with ExitStack() as clients:
+            for _ in range(8):
+                clients.enter_context(socket.create_connection(listening.getsockname()))
+            for _ in range(2):
+                queue.look()
+            await queue.open_further()
+            found = queue.wanted, queue.further
+            for server in queue.servers:
+                server.close()
+        return found
+
+    with asyncio.Runner(loop_factory=make_loop) as runner:
+        assert runner.run(look_at_a_queue()) == (wanted, wanted)
 
 
 def _reaches(path: str, wanted: UnixSocket) -> bool:
