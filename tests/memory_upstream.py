@@ -12,10 +12,9 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.errors import GatewayError
 from gateway.http.reply_lines import Head
 from gateway.protocol.hop import HopSaid
-from gateway.upstream.asking import Requester, answer_to
 from gateway.upstream.call import Body, Bounds, OriginCall, Shared
 from gateway.upstream.failures import ConnectionLost
-from gateway.upstream.reply import Reply
+from gateway.upstream.reply import Reply, Requester, answer_to
 
 BOUND_S = 20.0
 """Nothing in memory takes this long; what does is a hang."""

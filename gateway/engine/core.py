@@ -51,14 +51,13 @@ from gateway.tape.record_stream import RecordStream
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream
 from gateway.telemetry.surroundings import Surroundings
-from gateway.upstream.asking import Upstream
-from gateway.upstream.client import OriginClient
+from gateway.upstream.client import HopClient, OriginClient
 from gateway.upstream.dialer import TlsReloader
 from gateway.upstream.flight import METADATA, NotShareable, OriginError, StreamHead
 from gateway.upstream.health import Health
-from gateway.upstream.hop_client import HopClient
 from gateway.upstream.keep_alive import KeepAlive
 from gateway.upstream.origin_pool import Credentials, Origins, origin_names
+from gateway.upstream.reply import Upstream
 from gateway.upstream.slots import SlotLimits
 from gateway.workers.owners import Owners
 from gateway.workers.place import WorkerPlace

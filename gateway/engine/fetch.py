@@ -44,7 +44,6 @@ from gateway.tape.stream import Stream
 from gateway.telemetry.metrics import MetricsRecorder
 from gateway.telemetry.tracing import NO_FLIGHT
 from gateway.tuples import make
-from gateway.upstream.asking import PendingRequest, Upstream
 from gateway.upstream.call import OriginCall, Shared, Source
 from gateway.upstream.flight import (
     CONFIRMATION,
@@ -52,9 +51,8 @@ from gateway.upstream.flight import (
     FirstReader,
     Flight,
 )
-from gateway.upstream.incoming import MOST_READ_BYTES
-from gateway.upstream.intake import Inflow
-from gateway.upstream.reply import Reply
+from gateway.upstream.incoming import MOST_READ_BYTES, Inflow
+from gateway.upstream.reply import PendingRequest, Reply, Upstream
 from gateway.upstream.retries import WalkPace
 
 _log = logging.getLogger("gateway.engine.fetch")
@@ -100,7 +98,7 @@ class FetchWork:
 
 
 class Fetch:
-    """The fetch of one flight.  It implements `gateway.upstream.asking.Requester`."""
+    """The fetch of one flight.  It implements `gateway.upstream.reply.Requester`."""
 
     __slots__ = (
         "_attempts_left",

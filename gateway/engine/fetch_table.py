@@ -33,7 +33,6 @@ from gateway.tape.stream import Stream
 from gateway.telemetry.access_record import NO_ACCESS_LOG, RecordedStream, note_fetch
 from gateway.telemetry.surroundings import Surroundings
 from gateway.telemetry.tracing import NO_FLIGHT, NO_TRACER
-from gateway.upstream.asking import Upstream
 from gateway.upstream.call import Source
 from gateway.upstream.collapse import Collapse, FetchEnd, Follow, Lead
 from gateway.upstream.flight import (
@@ -46,6 +45,7 @@ from gateway.upstream.flight import (
     StreamHead,
     as_seen_by,
 )
+from gateway.upstream.reply import Upstream
 from gateway.upstream.retries import WalkPace
 
 _KINDS = {METADATA: "metadata", NOW: "tail", CONFIRMATION: "confirmation"}

@@ -44,7 +44,7 @@ from gateway.tape.stream import Stream
 from gateway.tape.tape import Tape
 from gateway.telemetry.metrics import MetricsRecorder
 from gateway.upstream.flight import Flight, StreamHead
-from gateway.upstream.intake import Inflow
+from gateway.upstream.incoming import Inflow
 from gateway.upstream.reply import Reply
 
 # Enum members are slow to reach in Python 3.11, so every fetch uses this constant.

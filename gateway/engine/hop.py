@@ -30,11 +30,10 @@ from gateway.protocol.coding import AcceptedCodings
 from gateway.protocol.hop import HOP, HopAsk, HopSaid
 from gateway.protocol.sharing import StreamKey
 from gateway.tape.stream import Stream
-from gateway.upstream.asking import PendingRequest, Requester, Upstream, answer_to
 from gateway.upstream.call import OriginCall, Shared, split_url
-from gateway.upstream.hop_client import HopClient
+from gateway.upstream.client import HopClient
 from gateway.upstream.incoming import no_op
-from gateway.upstream.reply import Reply
+from gateway.upstream.reply import PendingRequest, Reply, Requester, Upstream, answer_to
 from gateway.workers.owners import Owners
 
 WATCH_S: Final = 0.1

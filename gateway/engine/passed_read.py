@@ -25,11 +25,10 @@ from gateway.engine.read_runner import ReadRunner
 from gateway.errors import GatewayError, UpstreamBroken
 from gateway.http.reply import Interim
 from gateway.protocol.hop import HOP_OUTCOME, HopSaid
-from gateway.upstream.asking import PendingRequest
 from gateway.upstream.call import OriginCall, Shared
 from gateway.upstream.flight import NotShareable
 from gateway.upstream.incoming import no_op
-from gateway.upstream.reply import Reply
+from gateway.upstream.reply import PendingRequest, Reply
 
 _PLACES: Final = 1 << 14
 """A worker remembers so many of the streams that it has passed an answer of."""

@@ -20,9 +20,8 @@ from gateway.protocol.forwarded_headers import joined
 from gateway.protocol.mode import Mode
 from gateway.tape.store import TapeStore
 from gateway.telemetry.metrics import MetricsRecorder
-from gateway.upstream.asking import PendingRequest, Upstream
 from gateway.upstream.call import Body, OriginCall, RepeatedUrl
-from gateway.upstream.reply import Reply
+from gateway.upstream.reply import PendingRequest, Reply, Upstream
 
 # Enum members are slow to reach in Python 3.11, so every relayed request uses these constants.
 _HEAD, _OTHER, _SSE = Mode.HEAD, Mode.OTHER, Mode.SSE

@@ -36,10 +36,9 @@ from gateway.protocol.sharing import Ground
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream
 from gateway.telemetry.metrics import MetricsRecorder
-from gateway.upstream.asking import Upstream
 from gateway.upstream.call import OriginCall, Shared
 from gateway.upstream.flight import CONFIRMATION, METADATA, NotShareable, OriginError, StreamHead
-from gateway.upstream.reply import Reply
+from gateway.upstream.reply import Reply, Upstream
 from gateway.upstream.retries import WalkPace
 
 

@@ -42,10 +42,9 @@ from gateway.tape.store import TapeStore
 from gateway.tape.stream import End
 from gateway.telemetry.access_record import RecordedStream
 from gateway.telemetry.surroundings import Surroundings
-from gateway.upstream.asking import Upstream
 from gateway.upstream.call import Bounds, OriginCall, Shared
 from gateway.upstream.flight import NotShareable, OriginError, StreamHead
-from gateway.upstream.reply import Reply
+from gateway.upstream.reply import Reply, Upstream
 from gateway.upstream.retries import WalkPace
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from gateway.protocol.names import START, is_before
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
 from gateway.telemetry.surroundings import Surroundings
-from gateway.upstream.asking import Upstream
 from gateway.upstream.flight import StreamHead
+from gateway.upstream.reply import Upstream
 
 _CONNECTING_S = 0.5
 """How long a read that needs the tail may wait for a follower that has just been started."""

@@ -22,7 +22,7 @@ from gateway.limits.memory import MemoryGuard, Pressure
 from gateway.ops.memory_figures import MemoryState
 from gateway.ops.process_memory import container_limit_bytes
 from gateway.tape.store import TapeStore
-from gateway.upstream.intake import Inflow
+from gateway.upstream.incoming import Inflow
 from gateway.workers.portions import share
 
 INTERVAL_S: Final = 1.0

@@ -11,7 +11,7 @@ from prometheus_client.metrics_core import Metric
 
 from gateway.ops.families import counter, gauge
 from gateway.upstream.breaker import BreakerState
-from gateway.upstream.origin_figures import OriginState
+from gateway.upstream.origin_pool import OriginState
 
 
 def origin_families(origins: Sequence[OriginState]) -> Iterator[Metric]:

@@ -14,7 +14,7 @@ from gateway.engine.core import Engine
 from gateway.tape.costs import RouteUsage
 from gateway.upstream.connection_pool import Connections
 from gateway.upstream.failures import Refusal
-from gateway.upstream.origin_figures import OriginState
+from gateway.upstream.origin_pool import OriginState
 from gateway.upstream.slots import Purpose, SlotUse
 
 

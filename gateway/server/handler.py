@@ -46,8 +46,8 @@ from gateway.server.interpreting import LIVE, RequestInterpreter, RequestMeaning
 from gateway.server.joins import Joins
 from gateway.server.live import LiveAnswers
 from gateway.server.live_requests import LiveRequests
-from gateway.server.passed_answer import pass_on
 from gateway.server.poll_group import Rendering
+from gateway.server.relayed_messages import pass_on
 from gateway.server.relaying import Relays
 from gateway.server.remembered import Repeatable
 from gateway.server.request import Answered, Request, Work

@@ -44,7 +44,7 @@ from gateway.server.context import RequestContext, ResponseRecorder, Stage
 from gateway.server.delivery import PART_BYTES
 from gateway.server.guarded_reads import GuardedReads
 from gateway.server.interpreting import RequestMeaning
-from gateway.server.relayed_heads import CatchUpEnd, relayed_fields, relayed_request
+from gateway.server.relayed_messages import CatchUpEnd, relayed_fields, relayed_request
 from gateway.server.request import Answered, Channel, Expectation, ask_for_body, is_expecting
 from gateway.server.request_admission import RelayedLiveUse
 from gateway.telemetry.access_record import AccessLog

@@ -17,7 +17,7 @@ Other modules retry requests that were sent: `gateway.upstream.exchange` after a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextvars import Context, copy_context
 from typing import Final
 
@@ -26,17 +26,15 @@ from gateway.config.origin_tls import OriginTls
 from gateway.errors import GatewayError, RequestTimeout, UpstreamBroken, UpstreamCongested
 from gateway.http.http2.flood_limits import SessionCounts
 from gateway.telemetry.tracing import NO_TRACER, Tracer
-from gateway.upstream.asking import PendingRequest, Requester, answer_to
 from gateway.upstream.call import Body, Endpoint, OriginCall, endpoint_of, split_url
 from gateway.upstream.connection_pool import UNBOUNDED, ConnectionPool, Connections
-from gateway.upstream.dialer import Dialer, Http2Dials
+from gateway.upstream.dialer import Dialer, HopDialer, Http2Dials
 from gateway.upstream.exchange import Exchange
-from gateway.upstream.incoming import no_op
-from gateway.upstream.intake import Intake
+from gateway.upstream.incoming import Intake, no_op
 from gateway.upstream.keep_alive import KeepAlive
 from gateway.upstream.origin_pool import ROUTE_URL, OriginPool, Origins
 from gateway.upstream.origin_state import Origin, OriginRequest
-from gateway.upstream.reply import Reply
+from gateway.upstream.reply import PendingRequest, Reply, Requester, answer_to
 from gateway.upstream.resolver import LookUp, look_up
 from gateway.upstream.slots import Purpose, SlotLimits, SlotUse
 
@@ -194,6 +192,32 @@ class OriginClient:
 
     async def close(self) -> None:
         await self.exchanges.close()
+
+
+class HopClient:
+    """Sends requests to the other workers of this gateway.  The host of a request's URL is `worker-<slot>`.
+
+    `close` ends all connections.
+    """
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        """`paths` are the Unix sockets of all slots."""
+        self._exchanges = Exchanges(UNBOUNDED)
+        self._exchanges.dialer = HopDialer(self._exchanges.tasks, paths)
+
+    def __repr__(self) -> str:
+        return f"<HopClient {self._exchanges.open_connections} connections>"
+
+    def ask(self, requester: Requester, call: OriginCall) -> Exchange:
+        """Send one request.  The requester is notified of its outcome, possibly before this returns."""
+        return self._exchanges.ask(requester, call)
+
+    async def send(self, call: OriginCall, on_sent: Callable[[], object] = no_op) -> Reply:
+        """Send one request and wait for the head of its reply."""
+        return await answer_to(self.ask, call, on_sent)
+
+    async def close(self) -> None:
+        await self._exchanges.close()
 
 
 class _RoutedExchange(Exchange):

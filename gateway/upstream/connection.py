@@ -7,7 +7,7 @@ not sent completely.  After each reply the connection rests for a moment before 
 (`gateway.upstream.keep_alive`).
 
 An `IncomingReply` collects the reply.  Above its high-water mark the connection stops reading until the reader has
-taken the data, and its turn to read has come (`gateway.upstream.intake`).
+taken the data, and its turn to read has come (`gateway.upstream.incoming`).
 
 The connection has one deadline, which moves: for a reply's head, for the next part of a body, or for the end of the
 idle time.  When the deadline passes, the connection is closed.
@@ -32,8 +32,7 @@ from gateway.http.framing import State
 from gateway.http.reply import ReplyBroken, ReplyParser
 from gateway.upstream.call import Endpoint
 from gateway.upstream.failures import ConnectionLost, UploadFailed
-from gateway.upstream.incoming import IncomingReply, send_body
-from gateway.upstream.intake import Intake
+from gateway.upstream.incoming import IncomingReply, Intake, send_body
 from gateway.upstream.keep_alive import ABANDONED_S, KeepAlive, outlasts_abandoned
 
 _KEEP_ALIVE: Final = istr("Keep-Alive")

@@ -31,8 +31,7 @@ from gateway.upstream.connection import OriginConnection
 from gateway.upstream.failures import ConnectionLost, Delay, NoSlot, NotConnected, Refusal
 from gateway.upstream.http2_connection import Http2OriginConnection
 from gateway.upstream.http2_stream import Http2Stream
-from gateway.upstream.incoming import Carrier
-from gateway.upstream.intake import Intake
+from gateway.upstream.incoming import Carrier, Intake
 from gateway.upstream.keep_alive import KeepAlive
 from gateway.upstream.reply import Stalls
 from gateway.upstream.slots import Lane, SlotLimits, Slots, SlotUse

@@ -1,5 +1,7 @@
 """Makes connections to origins: resolve the name, try its addresses in turn, and start TLS for an `https` URL.
 
+`HopDialer` makes the connections to the other workers of this gateway.
+
 An HTTP/2 connection counts as made when the origin's first SETTINGS have arrived.  Requests of one pool that wait for
 an HTTP/2 connection to one host share a single attempt (`Http2Dials`).
 """
@@ -8,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from math import inf
 from typing import Final, TypeVar
 
 from gateway.aio.clock import Clock
@@ -20,6 +23,9 @@ from gateway.config.reader import ConfigReader, ConfigReadTimeout
 from gateway.config.watched_files import Stamp, Watch
 from gateway.errors import bare
 from gateway.http.http2.flood_limits import SessionCounts
+from gateway.http.reply import ReplyParser
+from gateway.http.reply_lines import ReadLines, read_with_own
+from gateway.protocol.hop import HOP_RECORD, HOP_SAVED
 from gateway.upstream.call import Endpoint
 from gateway.upstream.connection import ConnectionOwner, OriginConnection
 from gateway.upstream.connection_pool import ConnectionPool
@@ -29,6 +35,8 @@ from gateway.upstream.origin_state import Say
 from gateway.upstream.resolver import LookUp, Resolver, ignore, look_up
 
 P = TypeVar("P", OriginConnection, Http2OriginConnection)
+
+_OWN: Final = (f"{HOP_RECORD}: ".encode(), f"{HOP_SAVED}: ".encode())
 
 
 class Dialer:
@@ -187,6 +195,49 @@ class Http2Dials:
             # connection and dial again.
             connection.drop()
         return None
+
+
+class _HopReplyParser(ReplyParser):
+    """Parses the replies of another worker.  `HOP_RECORD` and `HOP_SAVED` have another value in each of them, so they
+    are no part of what these replies have in common.
+
+    A head has no bounds here: it repeats what the bounds of origins' heads have let in, maybe of several replies, maybe
+    twice (`gateway.protocol.hop.Remembered`).
+    """
+
+    __slots__ = ()
+    _most_head = _most_line = _most_fields = inf
+
+    @staticmethod
+    def _read_lines(lines: list[bytes]) -> ReadLines | None:
+        return read_with_own(lines, _OWN)
+
+
+class HopDialer(Dialer):
+    """Makes connections to the Unix sockets of the slots."""
+
+    def __init__(self, tasks: Tasks, paths: Sequence[str]) -> None:
+        super().__init__(tasks)
+        self._paths = paths
+
+    async def dial(self, endpoint: Endpoint, owner: ConnectionOwner, within_s: float) -> OriginConnection:
+        loop = asyncio.get_running_loop()
+        connection = OriginConnection(loop, owner, endpoint)
+        connection.new_parser = _HopReplyParser
+        connection.address = path = self._paths[int(endpoint.host.removeprefix("worker-"))]
+        try:
+            async with asyncio.timeout(within_s):
+                await loop.create_unix_connection(lambda: connection, path)
+        except TimeoutError as error:
+            connection.connection_lost(None)
+            raise ConnectTimedOut from error
+        except OSError as error:
+            connection.connection_lost(None)
+            raise NotConnected from error
+        except BaseException:
+            connection.connection_lost(None)
+            raise
+        return connection
 
 
 class TlsReloader:

@@ -30,14 +30,13 @@ from gateway.errors import GatewayError, UpstreamBroken, UpstreamCongested, Upst
 from gateway.http.outgoing import request_head
 from gateway.http.reply import Interim, ReplyBroken
 from gateway.telemetry.tracing import NO_TRACER, ExchangeSpan, Tracer
-from gateway.upstream.asking import Requester
 from gateway.upstream.call import Endpoint, OriginCall, endpoint_of
 from gateway.upstream.connection_pool import ConnectionPool, Slot
 from gateway.upstream.dialer import Dialer, Http2Dials
 from gateway.upstream.failures import ConnectionLost, ConnectTimedOut, NoSlot, NotConnected, UploadFailed, reason_of
 from gateway.upstream.incoming import Carrier, IncomingReply, Upload, ignore, no_op
 from gateway.upstream.origin_state import OriginRequest
-from gateway.upstream.reply import Reply
+from gateway.upstream.reply import Reply, Requester
 from gateway.upstream.retries import is_repeatable
 from gateway.upstream.slots import Lane, Purpose
 

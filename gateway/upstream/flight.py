@@ -28,7 +28,7 @@ from gateway.protocol.sharing import Ground
 from gateway.protocol.stream_version import FIRST
 from gateway.telemetry.tracing import NO_FLIGHT, FlightSpan
 from gateway.upstream.collapse import FetchEnd, SharedFetch
-from gateway.upstream.intake import Inflow
+from gateway.upstream.incoming import Inflow
 
 WINDOW_BYTES: Final = 1 << 20
 _UNBOUNDED: Final = Inflow()

@@ -40,8 +40,7 @@ from gateway.http.reply import ReplyBroken
 from gateway.upstream.call import Endpoint
 from gateway.upstream.failures import ConnectionLost, NoHttp2, NotConnected
 from gateway.upstream.http2_stream import Http2Stream
-from gateway.upstream.incoming import HIGH_WATER_BYTES, Carrier
-from gateway.upstream.intake import Intake
+from gateway.upstream.incoming import HIGH_WATER_BYTES, Carrier, Intake
 from gateway.upstream.keep_alive import KeepAlive
 
 ALPN: Final = "h2"

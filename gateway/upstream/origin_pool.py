@@ -37,7 +37,7 @@ from gateway.aio.clock import Clock
 from gateway.config.origins import OriginsConfig
 from gateway.config.routes import RouteConfig
 from gateway.errors import CircuitOpen, UpstreamUnreachable
-from gateway.upstream.origin_figures import OriginState
+from gateway.upstream.breaker import BreakerState
 from gateway.upstream.origin_state import Origin, OriginRequest, Say
 from gateway.workers.shared_origins import SharedOrigins
 
@@ -342,7 +342,75 @@ class Origins:
     def snapshot(self) -> tuple[OriginState, ...]:
         """Return snapshots of all origins."""
         now = self.clock.now()
-        return tuple(origin.snapshot(now) for origin in self._origins.values())
+        return tuple(state_of(origin, now) for origin in self._origins.values())
+
+
+@dataclass(frozen=True, slots=True)
+class OriginState:
+    """The figures of an origin that the admin port and the metrics show."""
+
+    origin: str
+    """Scheme, host and port."""
+    routes: tuple[str, ...]
+    weight: int
+    """The largest weight in any route; 0 if the origin is used only after redirects."""
+    state: BreakerState
+    is_ejected: bool
+    reason: str | None
+    """The current problem; None if there is none."""
+    since_s: float
+    """The seconds since the origin entered this state."""
+    retry_in_s: float | None
+    """The seconds until the next probe is due; None while the breaker is closed."""
+    requests: int
+    failures: int
+    refused: int
+    """The number of requests not sent because the breaker was open."""
+    overflows: int
+    """The number of requests not sent because too many were waiting."""
+    redirects: int
+    """The number of requests that another origin redirected to this one."""
+    ejections: int
+    checks: dict[bool, int]
+    """The numbers of successful (True) and failed (False) health checks."""
+    transitions: dict[BreakerState, int]
+    in_flight: int
+    waiting: int
+    last_heard_s: float | None
+
+    @property
+    def is_up(self) -> bool:
+        """Whether requests are sent to the origin as usual."""
+        return self.state is BreakerState.CLOSED and not self.is_ejected
+
+
+def state_of(origin: Origin, now: float) -> OriginState:
+    """Return the present figures of an origin."""
+    breaker = origin.breaker
+    breaker.refresh()
+    is_closed, ejected_at = breaker.state is BreakerState.CLOSED, origin.ejected_at
+    since = breaker.since if ejected_at is None else ejected_at if is_closed else min(ejected_at, breaker.since)
+    return OriginState(
+        origin=origin.authority,
+        routes=origin.routes,
+        weight=origin.weight,
+        state=breaker.state,
+        is_ejected=ejected_at is not None,
+        reason=None if is_closed and ejected_at is None else origin.reason,
+        since_s=max(0.0, now - since),
+        retry_in_s=breaker.retry_in_s(now),
+        requests=origin.requests,
+        failures=origin.failures,
+        refused=origin.refused,
+        overflows=origin.overflows,
+        redirects=origin.redirects,
+        ejections=origin.ejections,
+        checks=dict(origin.checks),
+        transitions={state: breaker.transitions[state] for state in BreakerState},
+        in_flight=origin.in_flight,
+        waiting=origin.waiting,
+        last_heard_s=None if origin.heard_at is None else max(0.0, now - origin.heard_at),
+    )
 
 
 def authority_of(url: str) -> str:

@@ -25,7 +25,6 @@ from gateway.errors import CircuitOpen
 from gateway.http.reply import ReplyBroken
 from gateway.upstream.breaker import BreakerState, Permit
 from gateway.upstream.failures import ConnectionLost, is_loss, is_no_sign, reason_of, reason_of_status
-from gateway.upstream.origin_figures import OriginState, duration_text
 from gateway.upstream.shared_breaker import SharedBreaker, make_breaker, policy_of
 from gateway.upstream.slots import three_quarters
 from gateway.workers.shared_origins import OriginRow
@@ -108,41 +107,17 @@ class Origin:
 
     def __repr__(self) -> str:
         ejected = ", ejected" if self.is_ejected else ""
-        return f"<Origin {self.authority} {self.breaker.state}{ejected}, {len(self._sent)} in flight>"
+        return f"<Origin {self.authority} {self.breaker.state}{ejected}, {self.in_flight} in flight>"
 
     def configure(self, config: OriginsConfig) -> None:
         """Replace the configuration."""
         self.breaker.set_policy(policy_of(config))
         self._most_waiting = config.waiting_requests
 
-    def snapshot(self, now: float) -> OriginState:
-        """Return a snapshot of the origin."""
-        self.breaker.refresh()
-        is_well = self.breaker.state is BreakerState.CLOSED and not self._ejected
-        since = min(self._ejected.values(), default=self.breaker.since)
-        if self.breaker.state is not BreakerState.CLOSED:
-            since = min(since, self.breaker.since)
-        return OriginState(
-            origin=self.authority,
-            routes=self.routes,
-            weight=self.weight,
-            state=self.breaker.state,
-            is_ejected=self.is_ejected,
-            reason=None if is_well else self.reason,
-            since_s=max(0.0, now - since),
-            retry_in_s=self.breaker.retry_in_s(now),
-            requests=self.requests,
-            failures=self.failures,
-            refused=self.refused,
-            overflows=self.overflows,
-            redirects=self.redirects,
-            ejections=self.ejections,
-            checks=dict(self.checks),
-            transitions={state: self.breaker.transitions[state] for state in BreakerState},
-            in_flight=len(self._sent),
-            waiting=self.waiting,
-            last_heard_s=None if self.heard_at is None else max(0.0, now - self.heard_at),
-        )
+    @property
+    def in_flight(self) -> int:
+        """The number of requests whose replies have not ended."""
+        return len(self._sent)
 
     # -- availability
 
@@ -150,6 +125,11 @@ class Origin:
     def is_ejected(self) -> bool:
         """Whether a health check has ejected the origin."""
         return bool(self._ejected)
+
+    @property
+    def ejected_at(self) -> float | None:
+        """When health checks ejected the origin (monotonic seconds); None if it is not ejected."""
+        return min(self._ejected.values(), default=None)
 
     def is_available(self, now: float) -> bool:
         """Return whether the origin is not ejected and its breaker would admit a request."""
@@ -216,7 +196,7 @@ class Origin:
         since, closed = self.breaker.since, self.breaker.transitions[BreakerState.CLOSED]
         self.breaker.succeeded(permit, now)
         if self.breaker.transitions[BreakerState.CLOSED] != closed:
-            self._events.say(f"origin {self.authority} answers again after {duration_text(now - since)}")
+            self._events.say(f"origin {self.authority} answers again after {_duration_text(now - since)}")
             self.recovered.fire()
             self._events.on_change(self)
         elif permit.is_own and self.breaker.would_admit(now):
@@ -270,7 +250,7 @@ class Origin:
         since = self._ejected.pop(by, None)
         if since is not None and not self._ejected and not is_told:
             self._events.say(
-                f"origin {self.authority} is taken back by its health checks after {duration_text(now - since)}"
+                f"origin {self.authority} is taken back by its health checks after {_duration_text(now - since)}"
             )
 
     def end_live_requests(self) -> None:
@@ -446,3 +426,10 @@ class OriginRequest:
         if self._is_waiting:
             self._is_waiting = False
             self.origin.count_waiting(-1)
+
+
+def _duration_text(seconds: float) -> str:
+    """Format a duration in whole units, at least one second: `12 s`, `3 min`, `2 h`."""
+    if seconds < 120:
+        return f"{max(1, round(seconds))} s"
+    return f"{round(seconds / 60)} min" if seconds < 7_200 else f"{round(seconds / 3600)} h"

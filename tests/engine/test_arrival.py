@@ -14,7 +14,7 @@ from gateway.errors import UpstreamCongested
 from gateway.http.reply_lines import Head
 from gateway.tape.arriving import Arriving
 from gateway.upstream.flight import WINDOW_BYTES, Flight, StreamHead
-from gateway.upstream.intake import Inflow
+from gateway.upstream.incoming import Inflow
 from gateway.upstream.reply import Reply
 from tests.tape.store_machine import key, new_store
 

@@ -26,7 +26,7 @@ from gateway.tape.stream import End, Stream
 from gateway.telemetry.access_record import CloseReason
 from gateway.telemetry.metrics import NoMetrics
 from gateway.telemetry.surroundings import Surroundings
-from gateway.upstream.asking import Upstream
+from gateway.upstream.reply import Upstream
 from tests.tape.test_stream import new_stream
 from tests.waiting import pass_turns
 

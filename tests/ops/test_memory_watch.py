@@ -16,7 +16,7 @@ from gateway.ops.metrics import Metrics
 from gateway.protocol.sharing import Group, Partition, StreamKey
 from gateway.tape.eviction import S3Fifo
 from gateway.tape.store import TapeStore
-from gateway.upstream.intake import Inflow
+from gateway.upstream.incoming import Inflow
 from tests.waiting import pass_turns
 
 LIMIT = 1_000_000

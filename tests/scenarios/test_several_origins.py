@@ -19,8 +19,7 @@ from gateway.config.server import ServerConfig
 from gateway.origin.app import Origin, OriginSettings, RunningOrigin, start_origin
 from gateway.origin.requests import Kind
 from gateway.upstream.breaker import BreakerState
-from gateway.upstream.origin_figures import OriginState
-from gateway.upstream.origin_pool import route_url
+from gateway.upstream.origin_pool import OriginState, route_url
 from tests.ports import kept_port
 from tests.scenarios.conftest import Edge, Hostile, Start, bounded
 from tests.scenarios.hostile import Asked, answer, part_of_stream

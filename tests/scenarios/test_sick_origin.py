@@ -16,7 +16,7 @@ from gateway.origin.counters import Counters
 from gateway.origin.faults import Faults
 from gateway.origin.requests import Kind
 from gateway.upstream.breaker import BreakerState
-from gateway.upstream.origin_figures import OriginState
+from gateway.upstream.origin_pool import OriginState
 from gateway.upstream.retries import LITTLE_BURST, LITTLE_PER_S
 from tests.effort import examples
 from tests.scenarios.conftest import Edge, Hostile, Start, bounded

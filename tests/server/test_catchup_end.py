@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.origin.sse import control_event, event
-from gateway.server.relayed_heads import CatchUpEnd
+from gateway.server.relayed_messages import CatchUpEnd
 
 DATA = event("data", "[" + "1," * 9_000 + "1]")
 SHORT = control_event("0001", "7", up_to_date=False, is_closed=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from gateway.upstream.intake import Inflow
+from gateway.upstream.incoming import Inflow
 from tests.waiting import pass_turns
 
 

@@ -8,8 +8,7 @@ from typing import Any, cast
 
 from gateway.upstream.call import endpoint_of
 from gateway.upstream.connection import ConnectionOwner, OriginConnection
-from gateway.upstream.incoming import HIGH_WATER_BYTES, MOST_READ_BYTES, IncomingReply
-from gateway.upstream.intake import Intake
+from gateway.upstream.incoming import HIGH_WATER_BYTES, MOST_READ_BYTES, IncomingReply, Intake
 from gateway.upstream.keep_alive import KeepAlive
 from tests.waiting import pass_turns
 

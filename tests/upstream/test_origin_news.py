@@ -10,7 +10,7 @@ from gateway.config.origins import OriginsConfig
 from gateway.config.routes import RouteConfig
 from gateway.upstream.breaker import BreakerState
 from gateway.upstream.health import OriginNews, learn, news_of
-from gateway.upstream.origin_pool import Origins
+from gateway.upstream.origin_pool import Origins, state_of
 from gateway.upstream.origin_state import Origin
 from gateway.workers.shared_memory import SharedMemory
 from gateway.workers.shared_origins import SharedOrigins
@@ -68,12 +68,12 @@ def test_a_breaker_opens_at_all_workers_and_one_of_them_logs_it() -> None:
     second.fail(3)
     assert first.origin.admit(first.clock.now(), is_live=False) is None
     first.hear(second)
-    assert first.origin.snapshot(first.clock.now()).reason == "connection refused"
+    assert state_of(first.origin, first.clock.now()).reason == "connection refused"
     assert (len(first.said), len(second.said)) == (0, 1)
     assert (first.watched, second.watched) == ([first.origin], [second.origin])
     # It passes nothing on: the worker that has told it tells the others too.
     assert first.news == []
-    transitions = [worker.origin.snapshot(0.0).transitions[OPEN] for worker in (first, second)]
+    transitions = [state_of(worker.origin, 0.0).transitions[OPEN] for worker in (first, second)]
     assert transitions == [0, 1]
 
 

@@ -17,7 +17,7 @@ from gateway.config.origins import OriginsConfig
 from gateway.config.routes import RouteConfig
 from gateway.errors import CircuitOpen, UpstreamUnreachable
 from gateway.upstream.breaker import BreakerState
-from gateway.upstream.origin_pool import OriginPool, Origins, route_url
+from gateway.upstream.origin_pool import OriginPool, Origins, route_url, state_of
 from gateway.upstream.origin_state import Origin, OriginRequest
 
 A, B, C = "http://a", "http://b", "http://c"
@@ -291,7 +291,7 @@ def test_a_stream_moves_on_while_its_origin_is_ejected_and_comes_back() -> None:
     bench.origins.eject(B, "check", "timed out")
     during = where(bench, PATHS)
     assert [old for old, new in zip(before, during, strict=True) if old != new] == [B] * before.count(B)
-    state = bench.origin(B).snapshot(bench.clock.now())
+    state = state_of(bench.origin(B), bench.clock.now())
     assert (state.is_ejected, state.is_up, state.reason, state.ejections) == (True, False, "timed out", 1)
     bench.origins.readmit(B, "check")
     assert where(bench, PATHS) == before

@@ -37,10 +37,10 @@ from gateway.server.live import LiveRequest
 from gateway.server.request import Request
 from gateway.tape.stream import Stream
 from gateway.tape.tape import Tape
-from gateway.upstream.asking import Requester, Upstream
 from gateway.upstream.call import Bounds, OriginCall, Shared
+from gateway.upstream.client import HopClient
 from gateway.upstream.flight import OriginError
-from gateway.upstream.hop_client import HopClient
+from gateway.upstream.reply import Requester, Upstream
 from gateway.workers.owners import Owners
 from gateway.workers.shared_memory import SharedMemory, SlotState
 from tests.engine.bench import EngineBench, part_of_stream

@@ -31,10 +31,9 @@ from gateway.s2.read_query import FromSeqNum, ReadQuery, Start
 from gateway.tape.records import Limits
 from gateway.telemetry.access_record import AccessLog, RecordedStream
 from gateway.telemetry.metrics import MetricsRecorder
-from gateway.upstream.asking import Upstream
 from gateway.upstream.call import Bounds, OriginCall, Shared
 from gateway.upstream.collapse import Collapse, FetchEnd, Lead, SharedFetch
-from gateway.upstream.reply import Reply
+from gateway.upstream.reply import Reply, Upstream
 from gateway.upstream.s2_client import AtTail, S2Client, S2Outcome, S2Refused
 
 

@@ -45,7 +45,7 @@ from gateway.tape.records import Limits
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream
 from gateway.telemetry.surroundings import Surroundings
-from gateway.upstream.asking import Upstream
+from gateway.upstream.reply import Upstream
 from gateway.upstream.s2_client import AtTail, FoundRecords, S2Refused
 
 _MOST_BEGINNINGS: Final = 3

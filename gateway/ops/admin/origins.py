@@ -13,7 +13,7 @@ from gateway.auth.key_sets import KeySet
 from gateway.ops.admin.endpoint import API_TYPE, ApiRequest, Endpoint, Nothing
 from gateway.ops.admin.subject import Subject
 from gateway.upstream.auth_services import AuthServices, Service
-from gateway.upstream.origin_figures import OriginState
+from gateway.upstream.origin_pool import OriginState
 
 
 @with_config(API_TYPE)

@@ -14,7 +14,7 @@ from gateway.http.outgoing import field_lines
 from gateway.http.reply import ReplyParser
 from gateway.http.reply_lines import Head
 from gateway.server.context import ResponseRecorder
-from gateway.server.relayed_heads import relayed_fields
+from gateway.server.relayed_messages import relayed_fields
 
 RECORDER = ResponseRecorder("node", *cast("Any", [None] * 4))
 ALLOWED = "https://app.example"
