@@ -1,12 +1,13 @@
-"""The site of the tests of workers, without a setting of its own."""
+"""The site of the tests of workers, without a setting of its own, and the stage of the tests of reloads."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 import pytest_asyncio
 
+from tests.workers.reload_stage import Stage
 from tests.workers.site import Site, made_site
 
 
@@ -24,3 +25,11 @@ async def shared_site() -> AsyncIterator[Site]:
     """
     async with made_site() as made:
         yield made
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    made = Stage()
+    made.reloads.open()
+    yield made
+    made.reloads.end()

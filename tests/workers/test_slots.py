@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import selectors
 import signal
 import socket
@@ -26,6 +27,7 @@ from gateway.cli.supervisor.worker import _Orders
 from gateway.config.change import Change
 from gateway.config.errors import ConfigError
 from gateway.config.gateway import GatewayConfig
+from gateway.config.reader import ConfigReadTimeout
 from gateway.workers.control import Control
 from gateway.workers.shared_memory import SharedMemory, SlotState
 from gateway.workers.shared_origins import SharedOrigins
@@ -128,6 +130,48 @@ async def test_a_worker_that_is_prepared_waits_for_the_supervisors_word() -> Non
     assert refusals == [1]
     heard["accept"]({})
     await waiting
+
+
+async def test_a_worker_takes_each_configuration_in_its_turn() -> None:
+    """The supervisor may hand over the next one while the worker still waits for the files of the first."""
+    heard: dict[str, Callable[[dict[str, object]], object]] = {}
+    told: list[dict[str, object]] = []
+    taken: list[GatewayConfig] = []
+    gates = [asyncio.Event() for _ in range(2)]
+    control = SimpleNamespace(
+        on=heard.__setitem__, start=lambda _orphaned: None, tell=lambda _kind, **fields: told.append(fields)
+    )
+
+    async def take() -> Change:
+        if len(taken) < len(gates):
+            await gates[len(taken)].wait()
+        taken.append(orders.configuration())
+        if len(taken) == len(gates):
+            raise ConfigReadTimeout("too slow")
+        return Change(taken[-1], (f"a{len(taken)}",), ())
+
+    orders = _Orders(cast(Control, control))
+    waiting = asyncio.create_task(orders.until_accepting(take, lambda: None))
+    await pass_turns()
+    for number in (1, 2, 3):
+        memory = None
+        if number < 3:
+            memory = os.memfd_create("configuration")
+            os.pwrite(memory, pickle.dumps(config(f"127.0.0.1:{number}")), 0)
+        heard["configuration"]({"number": number, "descriptor": memory})
+    await pass_turns()
+    for gate in gates:
+        gate.set()
+        await pass_turns()
+    heard["accept"]({})
+    await waiting
+    assert taken == [config("127.0.0.1:1"), config("127.0.0.1:2")]
+    lost = "this worker has too many open files to receive the configuration"
+    assert [(one["number"], one["changed"], one["error"], one["is_temporary"]) for one in told if "number" in one] == [
+        (1, ("a1",), "", False),
+        (2, (), "too slow", True),
+        (3, (), lost, True),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""One reload at all workers: who has asked for it, what each worker has said, and the outcome."""
+"""One reload at all workers: the requests for it, the outcome at each worker, and the outcome at all."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Outcome:
     """Why the configuration has not been taken; empty if it has."""
     is_temporary: bool = False
     """Whether a later request may succeed with the same configuration: only some workers have taken it, a late worker
-    may still take it, or the gateway stops."""
+    may still take it, a worker could not read it or its files in time, or the gateway stops."""
 
     def text(self, *, has_file: bool) -> str:
         """Return the outcome in one line."""
@@ -118,15 +118,17 @@ class ReloadRound:
             changed = dict.fromkeys(chain.from_iterable(one.changed for one in every))
             waiting = dict.fromkeys(chain.from_iterable(one.needs_restart for one in every))
             return Outcome(tuple(changed), tuple(waiting), self._read.error)
-        if len(errors) == len(found) and len({*errors.values()}) == 1:
-            return next(iter(found.values()))
         reasons = "; ".join(f"worker {slot}: {error}" for slot, error in errors.items())
+        if len(errors) == len(found):
+            texts = {*errors.values()}
+            text = texts.pop() if len(texts) == 1 else reasons
+            return Outcome(error=text, is_temporary=any(one.is_temporary for one in found.values()))
         done = ", ".join(str(slot) for slot in sorted(found) if slot not in errors)
-        done = f"{done}, and by workers that start from now on" if done else "none"
-        return Outcome(error=f"not done by all workers: {reasons}; done by {done}", is_temporary=True)
+        text = f"not done by all workers: {reasons}; done by {done}, and by workers that start from now on"
+        return Outcome(error=text, is_temporary=True)
 
     def text(self, *, has_file: bool) -> str:
-        """Return the outcome in one line, with what each worker has said if they differ."""
+        """Return the outcome in one line.  If the workers differ, the line names the outcome at each of them."""
         texts = {slot: one.text(has_file=has_file) for slot, one in self._outcomes.items() if one is not None}
         if len({*texts.values()}) > 1:
             split = 0 < len(self.refusals) < len(texts)

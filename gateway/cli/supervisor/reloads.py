@@ -1,19 +1,18 @@
-"""Owner of the configuration: which one each worker runs with.
+"""The configuration in effect, the configurations offered to the workers, and the reloads.
 
-The configurations are numbered.  A reload is a round: one process reads the configuration (`reading`), the supervisor
-gives it the next number, and offers the same configuration to all workers.  Whoever asks for a reload, by SIGHUP or at
-the admin port of any worker, asks for a round.  Requests that arrive during a round get one further round, because the
-file may have changed since it was read.
+Configurations are numbered.  A reload is a round: one process reads the configuration (`reading`), the supervisor gives
+it the next number, and offers it to all workers.  A SIGHUP asks for a round, and so does a request to the admin port of
+any worker.  Requests that arrive during a round get one further round, because the file may have changed since it was
+read.
 
-The configuration in effect is the latest one that a worker has taken.  An offer comes into effect when the first worker
-takes it.  An offer that all workers refuse, or at which all end, never does: each worker that starts later runs with
-what the others have.  An offer without an answer stays open until the next one, because a late worker may still take
-it.
+An offer comes into effect when the first worker takes it, unless a later one is in effect.  An offer that all workers
+refuse never comes into effect, nor does one at which all of them end.  An offer stays open while a worker has not
+answered it, even after the end of its round: the late worker may still take it.  A worker takes configurations in the
+order in which it is handed them.
 
-A worker begins with the configuration in effect.  If there is a later one, or an open offer in a round, when the worker
-is prepared, it takes that one before it may accept connections (`slots.may_accept`).  No client therefore meets rules
-that a completed reload has replaced.  A worker that serves and does not take a configuration goes on with its own, and
-the outcome says so.
+A worker starts with the configuration in effect.  If a later one comes into effect, or is offered, before the worker
+accepts connections, the worker has to take that one first (`slots.may_accept`).  No client therefore meets rules that a
+completed reload has replaced.  A worker that serves and refuses a configuration keeps its own, and the outcome says so.
 
 A round ends in bounded time, whatever a disk or a worker does.
 """
@@ -23,7 +22,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 from gateway.cli.supervisor.forking import Workers
 from gateway.cli.supervisor.reading import Found, Reading, cannot_fork
@@ -35,6 +34,8 @@ from gateway.workers.control import Message
 
 TAKE_S: Final = 12.0
 """The longest wait for the workers: a worker itself waits for 10 s for the files that the configuration names."""
+_MOST_OFFERS: Final = 16
+"""The most open offers.  Each has an open file."""
 
 StartReading = Callable[[GatewayConfig, Callable[[Found], None]], Reading]
 """Starts to read a configuration next to the given one.  Raises OSError."""
@@ -53,13 +54,29 @@ class Announcer(Protocol):
         """Called with what a worker has said after the end of its round, in one line."""
 
 
-class _Numbered(NamedTuple):
-    """A configuration that workers can be handed."""
+class _Offer:
+    """A configuration that workers are handed, and their answers."""
 
-    config: GatewayConfig
-    number: int
-    memory: int | None
-    """The open file that they read; None for the configuration that the gateway has started with."""
+    def __init__(self, config: GatewayConfig, number: int, memory: int | None) -> None:
+        self.config = config
+        self.number = number
+        self.memory = memory
+        """The open file that workers read; None for the configuration that the gateway has started with."""
+        self.unanswered: set[int] = set()
+        """The slots whose workers have not answered yet."""
+        self.refusals: dict[int, str] = {}
+        """Why workers have refused the configuration, by slot."""
+
+    def hears(self, slot: int, error: str) -> None:
+        """Note a worker's answer; `error` is empty if the worker has taken the configuration."""
+        self.unanswered.discard(slot)
+        if error:
+            self.refusals[slot] = error
+
+    def loses(self, slot: int) -> None:
+        """Forget a slot's worker, because it has ended."""
+        self.unanswered.discard(slot)
+        self.refusals.pop(slot, None)
 
     def close(self) -> None:
         if self.memory is not None:
@@ -67,7 +84,7 @@ class _Numbered(NamedTuple):
 
 
 class Reloads:
-    """The configuration in effect, the offered one, and the reloads."""
+    """Owner of the configuration in effect, of the open offers, and of the round under way."""
 
     def __init__(
         self,
@@ -79,9 +96,9 @@ class Reloads:
         *,
         has_file: bool,
     ) -> None:
-        self._in_effect = _Numbered(config, 0, None)
-        self._offer: _Numbered | None = None
-        """The latest configuration, as long as no worker has taken it, but one may."""
+        self._in_effect = _Offer(config, 0, None)
+        self._offers: dict[int, _Offer] = {}
+        """The open offers by their numbers, which are all above that of the configuration in effect."""
         self._latest = 0
         """The number of the latest offer."""
         self.requests = 0
@@ -121,9 +138,9 @@ class Reloads:
         return self.number if (offer := self._offer_of_round) is None else offer.number
 
     @property
-    def _offer_of_round(self) -> _Numbered | None:
+    def _offer_of_round(self) -> _Offer | None:
         """The offer that the workers are to take in this round, as long as none has."""
-        return self._offer if self._taken_by is not None else None
+        return self._offers.get(self._latest) if self._taken_by is not None else None
 
     def open(self) -> None:
         """Begin rounds from now on: the gateway serves."""
@@ -147,9 +164,8 @@ class Reloads:
         """Close the files, in a worker that has just been forked or at the end."""
         if self._reading is not None:
             self._reading.close()
-        for one in (self._in_effect, self._offer):
-            if one is not None:
-                one.close()
+        for one in (self._in_effect, *self._offers.values()):
+            one.close()
 
     @property
     def ends_at(self) -> float | None:
@@ -167,7 +183,7 @@ class Reloads:
 
     def begins(self, slot: Slot) -> None:
         """Note that a worker begins in this slot."""
-        slot.configuration = slot.handed = self.number
+        slot.configuration = self.number
 
     def prepares(self, slot: Slot) -> None:
         """Hand the configuration to a worker that has prepared itself with an earlier one.
@@ -178,36 +194,37 @@ class Reloads:
         if (offer := self._offer_of_round) is not None and self._round is not None:
             self._round.joins(slot.number)
             self._hand(slot, offer)
-        elif slot.configuration < self.number:
-            self._hand(slot, self._in_effect)
-        else:
-            return
-        slot.hangs_at = self._now() + START_S
+        self._settle()
 
     def hears(self, slot: Slot, message: Message) -> None:
-        """Note what a worker says of a configuration that it was handed."""
+        """Note a worker's answer to a configuration that it was handed."""
         number = message["number"]
-        outcome = Outcome(tuple(message["changed"]), tuple(message["needs_restart"]), message["error"])
+        outcome = Outcome(
+            tuple(message["changed"]), tuple(message["needs_restart"]), message["error"], message["is_temporary"]
+        )
         is_in_time = number == self._latest and self._round is not None and self._round.hears(slot.number, outcome)
+        for one in (self._in_effect, *self._offers.values()):
+            if one.number == number:
+                one.hears(slot.number, outcome.error)
+        # The worker goes on with its start: the time to take the next configuration begins.
+        slot.hangs_at = None
         if not outcome.error:
             slot.configuration = max(slot.configuration, number)
-            if self._offer is not None and number == self._offer.number:
-                self._bring_into_effect(self._offer)
-        if number == self.number and not slot.is_accepting:
-            if outcome.error:
-                self._replace(slot, outcome.error)
-            else:
-                slot.hangs_at = None
+            self._bring_into_effect(number)
         if is_in_time:
             self._end_round()
-        elif number == self._latest and slot.is_accepting:
+        elif slot.is_accepting:
             self._announcer.reloaded_late(f"worker {slot.number}, late: {outcome.text(has_file=self._has_file)}")
+        self._settle()
 
     def loses(self, slot: Slot) -> None:
         """Note that a slot's worker has ended."""
+        for one in (self._in_effect, *self._offers.values()):
+            one.loses(slot.number)
         if self._round is not None:
             self._round.loses(slot.number)
             self._end_round()
+        self._settle()
 
     def look(self) -> None:
         """End what has taken too long.  Called at `ends_at` or later."""
@@ -219,6 +236,7 @@ class Reloads:
         elif self._round is not None and self._taken_by is not None and self._taken_by <= now:
             self._round.ends_without_the_rest(TAKE_S)
             self._end_round()
+            self._settle()
 
     def _begin(self) -> None:
         """Begin a round, if one is asked for and none is under way."""
@@ -247,30 +265,60 @@ class Reloads:
             self._round.is_read(Outcome(error=memory), ())
         else:
             change = config_change(self.config, found.config())
-            if self._offer is not None:
-                self._offer.close()
             self._latest += 1
-            self._offer = _Numbered(change.config, self._latest, memory)
+            offer = self._offers[self._latest] = _Offer(change.config, self._latest, memory)
             self._round.is_read(Outcome(change.changed, change.needs_restart), [slot.number for slot in slots])
             self._taken_by = self._now() + TAKE_S
             for slot in slots:
-                self._hand(slot, self._offer)
-        self._end_round()
-
-    def _hand(self, slot: Slot, numbered: _Numbered) -> None:
-        slot.handed = numbered.number
-        self._workers.tell(slot, "configuration", numbered.memory, number=numbered.number)
-
-    def _bring_into_effect(self, offer: _Numbered) -> None:
-        self._in_effect.close()
-        self._in_effect, self._offer = offer, None
-        refusals = self._round.refusals if self._round is not None else {}
-        for slot in self._workers.slots:
-            if slot.number in refusals and not slot.is_accepting:
-                self._replace(slot, refusals[slot.number])
-            elif slot.is_prepared and slot.handed < offer.number:
-                # It has been admitted between the end of the round and the answer of a late worker.
                 self._hand(slot, offer)
+        self._end_round()
+        self._settle()
+
+    def _hand(self, slot: Slot, offer: _Offer) -> None:
+        offer.unanswered.add(slot.number)
+        self._workers.tell(slot, "configuration", offer.memory, number=offer.number)
+
+    def _bring_into_effect(self, number: int) -> None:
+        """Bring an open offer into effect, because a worker has taken it.  Earlier ones can no longer come into effect.
+
+        The offer may be that of an earlier round: a later offer, which is still open, replaces it in turn.
+        """
+        if number in self._offers:
+            self._in_effect.close()
+            self._in_effect = self._offers.pop(number)
+
+    def _settle(self) -> None:
+        """Decide what the workers need that have not taken the configuration in effect, and close offers that no worker
+        can take any more.  Called after each event."""
+        offers, number = self._offers, self.number
+        of_round = self._offer_of_round
+        kept = [one for one in offers.values() if one.number > number and (one.unanswered or one is of_round)]
+        self._offers = {one.number: one for one in kept[-_MOST_OFFERS:]}
+        for one in offers.values():
+            if one.number not in self._offers:
+                one.close()
+        if self._why_closed:
+            # The workers drain.
+            return
+        for slot in self._workers.slots:
+            if slot.is_prepared and slot.failure is None:
+                self._settle_one(slot)
+
+    def _settle_one(self, slot: Slot) -> None:
+        current = self._in_effect
+        # Wait for the worker's answer to a later configuration: if it were handed the one in effect now, it would go
+        # back to it.
+        has_later = any(slot.number in one.unanswered for one in self._offers.values())
+        if slot.configuration < current.number and not has_later:
+            why = current.refusals.get(slot.number)
+            if why is not None and not slot.is_accepting:
+                self._replace(slot, why)
+            elif why is None and slot.number not in current.unanswered:
+                self._hand(slot, current)
+        if slot.is_accepting or slot.configuration >= self.needed:
+            slot.hangs_at = None
+        elif slot.hangs_at is None:
+            slot.hangs_at = self._now() + START_S
 
     def _replace(self, slot: Slot, why: str) -> None:
         """End a worker that may not accept, because it cannot take the configuration in effect.  The next one begins
@@ -285,12 +333,9 @@ class Reloads:
             return
         self._round, self._taken_by = None, None
         outcome = ended.outcome()
-        if self._offer is not None and not outcome.error:
-            # There is no worker that could have taken it.
-            self._bring_into_effect(self._offer)
-        for slot in self._workers.slots:
-            if slot.is_prepared and slot.configuration >= self.number:
-                slot.hangs_at = None
+        if not outcome.error:
+            # Without workers, none has taken the offer.
+            self._bring_into_effect(self._latest)
         self._answer(ended.askers, outcome)
         if ended.is_hung_up:
             self._announcer.reloaded(ended.text(has_file=self._has_file))

@@ -15,7 +15,8 @@ STEADY_S: Final = 10.0
 LEAST_DELAY_S: Final = 0.1
 MOST_DELAY_S: Final = 2.0
 START_S: Final = 60.0
-"""A worker that is not prepared so many seconds after its start hangs."""
+"""A worker that is not prepared so many seconds after its start hangs.  So does a prepared worker that has not taken,
+in as many seconds, the configuration that it needs before it may accept."""
 
 
 class Backoff:
@@ -54,10 +55,9 @@ class Slot:
     is_serving: bool = False
     configuration: int = 0
     """The number of the configuration that the worker runs with: it began with it, or has taken it since."""
-    handed: int = 0
-    """The number of the latest configuration that the worker has had from the supervisor."""
     hangs_at: float | None = None
-    """When the worker has taken too long to start; None if it may accept, or if there is no worker."""
+    """When the worker has taken too long to start, or to take the configuration that it needs before it may accept;
+    None if it may accept, or if there is no worker."""
     is_empty: bool = False
     """Whether the worker has lost its last connection in a drain."""
     upgrade_requests: list[int] = field(default_factory=list)
@@ -82,7 +82,8 @@ class Slot:
     def hangs(self) -> None:
         """Note that the slot's worker has taken too long to start."""
         self.hangs_at = None
-        self.failure = {"text": f"worker {self.number} is not ready {START_S:g} s after its start", "is_misuse": False}
+        late = "has not taken the configuration in" if self.is_prepared else "is not ready after"
+        self.failure = {"text": f"worker {self.number} {late} {START_S:g} s", "is_misuse": False}
 
     def ends(self, now: float) -> float:
         """Note the end of the slot's worker, and return the delay until the next one in seconds."""

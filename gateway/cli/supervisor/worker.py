@@ -22,6 +22,7 @@ from gateway.cli.starting import bind_addresses, started
 from gateway.config.change import Change
 from gateway.config.errors import ConfigError
 from gateway.config.gateway import GatewayConfig
+from gateway.config.reader import ConfigReadTimeout
 from gateway.server.listeners import Handed
 from gateway.workers.control import Control, Message
 
@@ -100,8 +101,10 @@ class _Orders:
         self.end: asyncio.Future[Sequence[int]] = asyncio.get_running_loop().create_future()
         """Set when the worker has to end: the listeners that another process goes on with."""
         self.tasks = Tasks()
+        self._taking = asyncio.Lock()
+        """Held while a configuration is taken.  The next ones are taken in their order."""
         self._pickled: bytes | None = b""
-        """The configuration that the supervisor has handed over last; None if it could not be received."""
+        """The configuration that is taken; None if it could not be received."""
         self.is_alone = False
         """Whether the supervisor is gone."""
         self._may_accept = asyncio.Event()
@@ -133,29 +136,38 @@ class _Orders:
             raise _SupervisorGoneError
 
     def _receive(self, take: Take, message: Message) -> None:
-        if (descriptor := message["descriptor"]) is None:
-            self._pickled = None
-        else:
+        number, pickled = message["number"], None
+        if (descriptor := message["descriptor"]) is not None:
             # Other workers have the same open file, and its position.
-            self._pickled = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+            pickled = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
             os.close(descriptor)
-        self.tasks.start(self._take(take, message["number"]), f"configuration {message['number']}")
+        self.tasks.start(self._take(take, number, pickled), f"configuration {number}")
 
-    async def _take(self, take: Take, number: int) -> None:
+    async def _take(self, take: Take, number: int, pickled: bytes | None) -> None:
         changed: tuple[str, ...] = ()
         waiting: tuple[str, ...] = ()
-        error = ""
-        try:
-            change = await take()
-        except Exception as failure:
-            # Keep serving, because the next configuration may be usable.
-            error = failure_text(failure)
-        else:
-            changed, waiting = change.changed, change.needs_restart
-        self._control.tell("configured", number=number, changed=changed, needs_restart=waiting, error=error)
+        error, is_temporary = "", False
+        async with self._taking:
+            self._pickled = pickled
+            try:
+                change = await take()
+            except Exception as failure:
+                # Keep serving, because the next configuration may be usable.
+                error = failure_text(failure)
+                is_temporary = pickled is None or isinstance(failure, ConfigReadTimeout)
+            else:
+                changed, waiting = change.changed, change.needs_restart
+        self._control.tell(
+            "configured",
+            number=number,
+            changed=changed,
+            needs_restart=waiting,
+            error=error,
+            is_temporary=is_temporary,
+        )
 
     def configuration(self) -> GatewayConfig:
-        """Return the configuration that the supervisor has handed over last.  Runs in a thread.  Raises ConfigError."""
+        """Return the configuration that is taken.  Runs in a thread.  Raises ConfigError."""
         if self._pickled is None:
             raise ConfigError("this worker has too many open files to receive the configuration")
         config: GatewayConfig = pickle.loads(self._pickled)

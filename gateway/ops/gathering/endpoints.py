@@ -228,10 +228,13 @@ def done_by_all(answers: Sequence[PeerAnswer]) -> list[PeerAnswer]:
         if not answers:
             raise Refused(503, "no worker answers")
         return list(answers)
-    if len(failed) == len(answers) and len({(one.status, one.body) for one in failed}) == 1:
-        raise _refusal(failed[0])
-    done = [str(answer.slot) for answer in answers if answer.is_good]
     reasons = "; ".join(f"worker {one.slot}: {_refusal(one)}" for one in failed)
+    if len(failed) == len(answers) and len({one.status for one in failed}) == 1:
+        if len({one.body for one in failed}) == 1:
+            raise _refusal(failed[0])
+        if failed[0].status < 500:
+            raise Refused(failed[0].status, reasons)
+    done = [str(answer.slot) for answer in answers if answer.is_good]
     raise Refused(503, f"not done by all workers: {reasons}; done by {', '.join(done) or 'none'}")
 
 

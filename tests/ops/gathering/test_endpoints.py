@@ -75,5 +75,12 @@ def test_a_change_that_all_workers_refuse_is_refused_in_their_words() -> None:
     assert refused.value.status == 422
 
 
+def test_a_change_that_all_workers_refuse_in_different_words_is_refused_for_good() -> None:
+    refusals = [PeerAnswer(slot, 409, b'{"error": "%d are left"}' % slot) for slot in range(2)]
+    with pytest.raises(Refused, match=r"^worker 0: 0 are left; worker 1: 1 are left$") as refused:
+        done_by_all(refusals)
+    assert refused.value.status == 409
+
+
 def test_a_change_by_all_workers_is_done() -> None:
     assert done_by_all([DONE, PeerAnswer(1, 202, b"{}")]) == [DONE, PeerAnswer(1, 202, b"{}")]

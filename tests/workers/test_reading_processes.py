@@ -1,0 +1,82 @@
+"""The process that reads the configuration for the supervisor."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+from collections.abc import Callable
+from functools import partial
+
+from gateway.cli.supervisor import reading
+from gateway.cli.supervisor.reading import Found, Reading
+from gateway.cli.supervisor.reloads import TAKE_S
+from gateway.config.errors import ConfigError
+from gateway.config.gateway import GatewayConfig
+from gateway.config.reader import READ_S
+from tests.workers.reload_stage import config
+
+BOUND_S = 30.0
+
+
+def found_by(read: Callable[[], GatewayConfig], within_s: float = 10.0, kills: int = 0) -> Found:
+    """What a process finds, of which so many are killed."""
+    results: list[Found] = []
+    with selectors.DefaultSelector() as selector:
+        running = Reading(read, selector, 0.0, results.append, within_s)
+        for _ in range(kills):
+            os.kill(running._pid, signal.SIGKILL)
+            heard(selector)
+        while not results:
+            heard(selector)
+        assert not selector.get_map()
+    (found,) = results
+    return found
+
+
+def heard(selector: selectors.BaseSelector) -> None:
+    ready = selector.select(BOUND_S)
+    assert ready, "the process says nothing, and does not end"
+    for key, _ in ready:
+        key.data()
+
+
+def refuse(error: Exception) -> GatewayConfig:
+    raise error
+
+
+def hang() -> GatewayConfig:
+    signal.pause()
+    raise AssertionError("nothing wakes it")
+
+
+def test_a_process_reads_the_configuration() -> None:
+    assert found_by(partial(config, 7)).config() == config(7)
+
+
+def test_a_process_says_why_it_cannot_read_the_configuration() -> None:
+    assert found_by(partial(refuse, ConfigError("key: wrong"))).error == "key: wrong"
+    assert found_by(partial(refuse, ZeroDivisionError("by 0"))).error == "ZeroDivisionError: by 0"
+
+
+def test_a_process_that_hangs_ends_in_time() -> None:
+    assert found_by(hang, within_s=0.05).error == "the configuration could not be read within 0.05 s"
+
+
+def test_a_process_that_is_killed_is_replaced() -> None:
+    assert found_by(hang, within_s=0.05, kills=1).error == "the configuration could not be read within 0.05 s"
+    killed = "the process that reads the configuration is killed each time"
+    assert found_by(hang, kills=reading._ATTEMPTS).error == killed
+
+
+def test_a_process_that_is_given_up_ends() -> None:
+    with selectors.DefaultSelector() as selector:
+        running = Reading(hang, selector, 0.0, lambda _found: None)
+        pid = running.give_up()
+        if pid is not None:
+            os.waitpid(pid, 0)
+        assert not selector.get_map()
+
+
+def test_the_wait_for_workers_is_longer_than_theirs_for_the_disk() -> None:
+    assert TAKE_S > READ_S
