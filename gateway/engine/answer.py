@@ -16,6 +16,8 @@ from multidict import CIMultiDict
 
 from gateway.limits.memory import Holding, SharedBytes
 from gateway.protocol.cache_status import Outcome
+from gateway.protocol.cursor import parse_cursor
+from gateway.protocol.names import STREAM_CURSOR
 from gateway.protocol.stream_version import Edition, Version
 from gateway.tape.stream import Stream
 from gateway.upstream.flight import Flight, FlightReader
@@ -253,3 +255,25 @@ class Answer:
     def close(self) -> None:
         if self.parts is not None:
             self.parts.close()
+
+
+class Rendered(NamedTuple):
+    """A whole response as bytes."""
+
+    head: bytes
+    """The head, followed by the body if the body is small."""
+    body: tuple[bytes, ...]
+    """A large body, as the pieces on the tape (the stream's bytes in memory).  Responses with different heads share
+    it."""
+    body_bytes: int
+    answer: Answer
+    """The answer that was rendered."""
+    shared: SharedBytes
+    """The memory account of a large body."""
+    keeps: bool = True
+    """Whether the connection stays open after the response."""
+
+    @property
+    def cursor(self) -> int | None:
+        """The cursor in the response; None if the response has none."""
+        return parse_cursor(self.answer.headers.get(STREAM_CURSOR))

@@ -17,43 +17,19 @@ from typing import NamedTuple, Protocol
 from gateway.aio.clock import Clock
 from gateway.aio.tasks import Tasks
 from gateway.aio.timers import TICK_S, Wheel
-from gateway.engine.answer import Answer
+from gateway.engine.answer import Answer, Rendered
 from gateway.engine.classifier import BEYOND_TAIL
 from gateway.engine.compression import Coder
 from gateway.engine.live_start import TOO_LARGE
 from gateway.engine.read import MOST_CHANGES, Poll, Read, StreamEnded, Uncacheable
 from gateway.engine.response_heads import failure_answer, origin_error_answer
 from gateway.errors import GatewayError, TailMovedBack
-from gateway.limits.memory import SharedBytes
 from gateway.live.frames import drop_failed
 from gateway.live.topic import Topic
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.cursor import parse_cursor
-from gateway.protocol.names import STREAM_CURSOR
 from gateway.tape.stream import End, Stream
 from gateway.upstream.flight import CHANGES_TOO_FAST, NotShareable, OriginError
-
-
-class Rendered(NamedTuple):
-    """A whole response as bytes."""
-
-    head: bytes
-    """The head, followed by the body if the body is small."""
-    body: tuple[bytes, ...]
-    """A large body, as the pieces on the tape (the stream's bytes in memory).  Responses with different heads share
-    it."""
-    body_bytes: int
-    answer: Answer
-    """The answer that was rendered."""
-    shared: SharedBytes
-    """The memory account of a large body."""
-    keeps: bool = True
-    """Whether the connection stays open after the response."""
-
-    @property
-    def cursor(self) -> int | None:
-        """The cursor in the response; None if the response has none."""
-        return parse_cursor(self.answer.headers.get(STREAM_CURSOR))
 
 
 class PollClient(Protocol):
@@ -73,22 +49,21 @@ class PollClient(Protocol):
         """Count a response that has been written, and let the connection continue."""
 
     def split(self) -> Iterable[PollClient]:
-        """Keep one client, and return a new `PollClient` for each of the others.  The caller must call `waits` on each
-        result."""
+        """Keep one client; return a new `PollClient` for each other.  The caller must call `waits` on each result."""
 
     def waits(self, waiter: Waiter) -> None:
         """Set the waiter through which this client waits."""
 
     def relay(self, at: str) -> None:
-        """Relay the request of each client to the origin, for the bytes after `at` even if the client asked for the
-        tail."""
+        """Relay each client's request to the origin, for the bytes after `at` even if the client asked for the tail."""
 
     def has_gone(self) -> None:
         """Handle a client that has disconnected, or whose answer has failed.  Does nothing after `account`."""
 
 
 class Polls(Protocol):
-    """Makes the answers for waiters, and holds the objects that they share (implemented by `LongPoll`)."""
+    """Makes the answers for waiters, and holds the objects that they share.  `gateway.engine.long_poll.LongPoll`
+    implements the methods and documents their errors."""
 
     clock: Clock
     tasks: Tasks
@@ -102,12 +77,10 @@ class Polls(Protocol):
         """Record that a reader has left the topic."""
 
     def poll_now(self, read: Read, stream: Stream, topic: Topic, outcome: Outcome) -> Answer | Poll:
-        """Return the answer to a long-poll without asking the origin.  Returns `Poll.WAIT` if there is no answer yet,
-        and `Poll.ASK` if the origin must be asked.  Raises StreamEnded or TailMovedBack."""
+        """Return the answer, or the reason why there is none yet, without asking the origin."""
 
     async def poll_asking(self, read: Read, stream: Stream, topic: Topic, outcome: Outcome) -> Answer | Poll:
-        """Ask the origin for the bytes or facts that an answer needs.  Returns the answer, `Poll.ASK` if the caller
-        should try again, or `Poll.WAIT` if nothing has changed."""
+        """Ask the origin for the bytes or facts that an answer needs."""
 
     def timeout_confirmed(self, read: Read, stream: Stream, topic: Topic) -> Answer | None:
         """Return the 204 of a wait that has timed out if the follower has confirmed the tail, else None."""
@@ -139,8 +112,7 @@ class WaitingPoll(NamedTuple):
 
 
 class Waiter:
-    """Long-poll clients that wait together for one answer.  Each client is answered once, or found disconnected
-    once."""
+    """Long-poll clients that wait together for one answer.  Each client gets one answer, unless it disconnects."""
 
     __slots__ = (
         "_answer_key",
@@ -336,21 +308,17 @@ class Waiter:
 
     def due(self) -> None:
         """Handle the timeout of the wait."""
-        try:
-            self._time_out()
-        except Exception:
-            drop_failed(self)
-
-    def _time_out(self) -> None:
         self._has_timed_out = True
         if self._is_over or self._is_asking:
             return
-        waiting = self._waiting
-        answer = waiting.polls.timeout_confirmed(waiting.read, waiting.stream, waiting.topic)
-        if answer is not None:
-            self._finish(answer)
-        else:
-            self._ask(waiting.polls.timeout_asking(waiting.read, waiting.stream))
+        polls, read, stream, topic = self._waiting
+        try:
+            if (answer := polls.timeout_confirmed(read, stream, topic)) is not None:
+                self._finish(answer)
+            else:
+                self._ask(polls.timeout_asking(read, stream))
+        except Exception:
+            drop_failed(self)
 
     def _ask(self, question: Coroutine[None, None, Answer | Poll]) -> None:
         self._is_asking = True
@@ -359,7 +327,7 @@ class Waiter:
 
     async def _asked(self, question: Coroutine[None, None, Answer | Poll]) -> None:
         found: Answer | Poll | NotShareable = Poll.WAIT
-        route = self._waiting.read.route
+        waiting, route = self._waiting, self._waiting.read.route
         try:
             try:
                 try:
@@ -367,7 +335,8 @@ class Waiter:
                 except Uncacheable as error:
                     if error.why is not TOO_LARGE:
                         raise
-                    found = await self._past_tape()
+                    # Fetch the bytes for these clients alone.
+                    found = await waiting.polls.answer_past_tape(waiting.read, waiting.stream)
             except TailMovedBack:
                 found = await self._restart()
         except StreamEnded as ended:
@@ -441,12 +410,6 @@ class Waiter:
     def _replaced(self) -> Answer:
         return origin_error_answer(self._waiting.read.route, OriginError.of_ended(404), Outcome.FOLLOWED)
 
-    async def _past_tape(self) -> Answer:
-        """Fetch bytes for these clients alone, because the tape does not have the bytes: they were too large, or
-        evicted at once."""
-        waiting = self._waiting
-        return await waiting.polls.answer_past_tape(waiting.read, waiting.stream)
-
     def _relay(self) -> None:
         """Relay the clients' requests, because the origin's answers may not be shared."""
         self._leave()
@@ -475,9 +438,8 @@ class Waiter:
 
     def _leave(self) -> None:
         self._is_over = self._has_left = True
-        waiting = self._waiting
-        waiting.polls.wheel.unlink(self, self._tick)
-        self._detach(waiting)
+        self._waiting.polls.wheel.unlink(self, self._tick)
+        self._detach(self._waiting)
 
     def _detach(self, waiting: WaitingPoll) -> None:
         topic = waiting.topic

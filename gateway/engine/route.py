@@ -41,6 +41,29 @@ _LEAST_UNSHARED_S: Final = 10.0
 unshareable."""
 
 
+MEANINGLESS: Final = (
+    "accept",
+    "accept-language",
+    "baggage",
+    "cookie",
+    "dnt",
+    "referer",
+    "sec-ch-ua",
+    "sec-ch-ua-mobile",
+    "sec-ch-ua-platform",
+    "sec-fetch-dest",
+    "sec-fetch-mode",
+    "sec-fetch-site",
+    "sec-fetch-user",
+    "traceparent",
+    "tracestate",
+    "user-agent",
+    "x-correlation-id",
+    "x-request-id",
+)
+"""Headers that no answer depends on, unless the route's rules list them as `decisive`."""
+
+
 class HeaderRules(NamedTuple):
     """The request headers on which a route's shared answers depend."""
 

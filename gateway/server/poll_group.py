@@ -14,8 +14,8 @@ from multidict import CIMultiDict
 
 from gateway.aio.clock import Clock
 from gateway.auth.verdict import Caller
-from gateway.engine.answer import Answer
-from gateway.engine.long_poll_waiter import Rendered, Waiter
+from gateway.engine.answer import Answer, Rendered
+from gateway.engine.long_poll_waiter import Waiter
 from gateway.engine.response_heads import failure_answer
 from gateway.engine.route import Route
 from gateway.errors import GatewayError

@@ -33,40 +33,15 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from gateway.auth.remembered_verdicts import Allowed
-from gateway.engine.route import HeaderRules
+from gateway.engine.route import MEANINGLESS, HeaderRules
 from gateway.http.known import lines_named, web_origin
 from gateway.http.request_parser import MOST_FIELDS
-from gateway.protocol.client_address import Proxies
-from gateway.server.verdict_keys import Beginning, CredentialLines, NamedStream, StreamNames, VerdictKey
+from gateway.protocol.client_address import FORWARDING, Proxies
+from gateway.server.verdict_keys import Beginning, CredentialLines, NamedStream, StreamNames, VerdictKey, verdict_cost
 from gateway.tuples import make
 
 MAX_REQUEST_BYTES: Final = 4_096
 """The longest request that is remembered.  The strict parser accepts far more in one line."""
-
-MEANINGLESS: Final = (
-    "accept",
-    "accept-language",
-    "baggage",
-    "cookie",
-    "dnt",
-    "referer",
-    "sec-ch-ua",
-    "sec-ch-ua-mobile",
-    "sec-ch-ua-platform",
-    "sec-fetch-dest",
-    "sec-fetch-mode",
-    "sec-fetch-site",
-    "sec-fetch-user",
-    "traceparent",
-    "tracestate",
-    "user-agent",
-    "x-correlation-id",
-    "x-request-id",
-)
-"""Headers that no answer depends on, unless the route's rules list them as `decisive`."""
-
-FORWARDING: Final = ("forwarded", "x-forwarded-for", "x-forwarded-proto", "x-real-ip")
-"""Headers that name a client behind a proxy.  They affect limits and the log, but no shared answer."""
 
 _MOST_BREAKS: Final = MOST_FIELDS + 2
 """The most line breaks in a section that the strict parser accepts."""
@@ -79,20 +54,16 @@ _COST: Final = 450
 _KEY_COST: Final = 250
 """Bytes charged for a meaning's key in addition to its text."""
 
-
 MOST_ALLOWED: Final = 4_096
 """The most verdicts kept for one section.  All holders of signed URLs send the same section if they use the same
 browser."""
 _MOST_UNCHARGED: Final = 256
 """The most verdicts kept with a section that `Sections` does not keep.  The memory of such a section is not counted."""
-_VERDICT_COST: Final = 600
-"""Bytes charged for a verdict in addition to its key and the names in it."""
 NONE_ALLOWED: Final[Mapping[VerdictKey, Allowed]] = MappingProxyType({})
 """The verdicts of most sections: none."""
 
 _MOST_SEEN: Final = 1 << 13
 """The most hashes kept of sections that have appeared once, which take less than 1 MB."""
-
 _HEAD_END: Final = b"\r\n\r\n"
 
 
@@ -270,13 +241,6 @@ Key = tuple[dict[bytes, Meaning], bytes]
 """The meanings of one kind of route, and the text that selects a meaning."""
 
 
-def _verdict_cost(key: VerdictKey, allowed: Allowed) -> int:
-    """Return the bytes charged for a verdict."""
-    length = len(key) if isinstance(key, bytes) else len(key.path) + len(key.query) + len(key.credentials)
-    asked = allowed.renewal.inquiry.size if allowed.renewal is not None else 0
-    return _VERDICT_COST + length + sum(map(len, allowed.parties)) + asked
-
-
 def _presented(known: Known, line: bytes, credentials: bytes) -> Presented:
     first = known.verdict_key
     # The known line has a verdict under the credentials of its own query.
@@ -331,7 +295,7 @@ class Sections:
             self._charge_verdict(section, -section.verdicts_cost)
         if section.cost:
             replaced = kept.get(key)
-            cost = _verdict_cost(key, allowed) - (_verdict_cost(key, replaced) if replaced is not None else 0)
+            cost = verdict_cost(key, allowed) - (verdict_cost(key, replaced) if replaced is not None else 0)
             self._charge_verdict(section, cost)
         kept[key] = allowed
 

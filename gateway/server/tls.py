@@ -49,7 +49,6 @@ _MOST_ANSWER_BYTES: Final = 1 << 16
 """The most bytes of TLS's own messages, such as answers to key updates, that a client may cause in a connection's life
 (RFC 8446 section 4.6.3).  They suffice for thousands of key updates.  An ordinary client sends one key update in many
 gigabytes."""
-_TLS_INFO: Final = frozenset({"cipher", "compression", "peercert", "ssl_object", "sslcontext"})
 
 
 class _State(Enum):
@@ -408,9 +407,6 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
     def is_closing(self) -> bool:
         return self._state is _CLOSED or self._raw.is_closing()
 
-    def is_reading(self) -> bool:
-        return not self._is_paused and not self.is_closing()
-
     def pause_reading(self) -> None:
         if not self._is_paused:
             self._is_paused = True
@@ -442,12 +438,6 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
     def get_write_buffer_size(self) -> int:
         return self._raw.get_write_buffer_size() + self._unwritten_bytes
 
-    def get_write_buffer_limits(self) -> tuple[int, int]:
-        return self._raw.get_write_buffer_limits()
-
-    def get_protocol(self) -> asyncio.BaseProtocol:
-        return self._protocol
-
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         assert isinstance(protocol, asyncio.Protocol)
         self._protocol = protocol
@@ -457,10 +447,4 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             return self._has_close_notify
         if name == INPUT_WAITS:
             return self.waits
-        if name not in _TLS_INFO:
-            return self._raw.get_extra_info(name, default)
-        if name == "ssl_object":
-            return self._ssl
-        if name == "sslcontext":
-            return self._ssl.context
-        return self._ssl.getpeercert() if name == "peercert" else getattr(self._ssl, name)()
+        return self._raw.get_extra_info(name, default)

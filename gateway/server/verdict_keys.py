@@ -19,17 +19,20 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final, NamedTuple
 
+from gateway.auth.remembered_verdicts import Allowed
 from gateway.engine.route import Route
 from gateway.tuples import make
 
 _MOST_STREAMS: Final = 1 << 10
 """The most names of streams that `StreamNames` keeps."""
+_LONGEST_NAME: Final = 256
+"""The most characters of such a name.  Clients choose the length of queries."""
 MOST_BEGINNING_BYTES: Final = 1 << 24
 """The most bytes charged for the beginnings of request lines that connections keep."""
 _BEGINNING_COST: Final = 300
 """Bytes charged for a beginning in addition to its text, which is kept twice: whole, and divided."""
-_LONGEST_NAME: Final = 256
-"""The most characters of such a name.  Clients choose the length of queries."""
+_VERDICT_COST: Final = 600
+"""Bytes charged for a verdict in addition to its key and the names in it."""
 
 
 class NamedStream(NamedTuple):
@@ -51,6 +54,13 @@ class NamedStream(NamedTuple):
 
 VerdictKey = bytes | NamedStream
 """The key of a verdict of authorisation.  A verdict covers all reads of a stream, or all GETs with one request line."""
+
+
+def verdict_cost(key: VerdictKey, allowed: Allowed) -> int:
+    """Return the bytes charged for a verdict."""
+    length = len(key) if isinstance(key, bytes) else len(key.path) + len(key.query) + len(key.credentials)
+    asked = allowed.renewal.inquiry.size if allowed.renewal is not None else 0
+    return _VERDICT_COST + length + sum(map(len, allowed.parties)) + asked
 
 
 class StreamNames:

@@ -13,9 +13,10 @@ from contextlib import ExitStack
 from typing import Any, Final
 from unittest.mock import patch
 
-from gateway.engine.route import HeaderRules
+from gateway.engine.route import MEANINGLESS, HeaderRules
 from gateway.http import known
 from gateway.http.http2.head import Http2Request
+from gateway.protocol.client_address import FORWARDING
 from gateway.server import request_keys
 from gateway.server.connection import Connection
 from gateway.server.http2.connection import Http2Connection
@@ -44,7 +45,7 @@ def _taken_out(*names: str) -> Patches:
         self._kinds = [request_keys._Kind(HeaderRules())] * len(self._kinds)
 
     return [
-        (request_keys, "MEANINGLESS", (*request_keys.MEANINGLESS, *names)),
+        (request_keys, "MEANINGLESS", (*MEANINGLESS, *names)),
         (Sections, "reset", without_credentials),
     ]
 
@@ -59,7 +60,7 @@ def hit_takes_every_route_for_the_loosest() -> Patches:
     read = request_keys._Kind.read
 
     def read_loosely(self: request_keys._Kind, text: bytes) -> tuple[request_keys.Key, ...]:
-        names = [*request_keys.MEANINGLESS, *request_keys.FORWARDING, "authorization"]
+        names = [*MEANINGLESS, *FORWARDING, "authorization"]
         self._without_meaning = known.lines_named(names).sub
         return read(self, text)
 

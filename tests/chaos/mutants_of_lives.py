@@ -14,7 +14,7 @@ from gateway.engine.read import Read
 from gateway.engine.relay import Relay, RelayedCall
 from gateway.engine.relayed_request import SentRequest
 from gateway.engine.response_heads import failure_answer, timed_out
-from gateway.engine.route import HeaderRules, Route
+from gateway.engine.route import MEANINGLESS, HeaderRules, Route
 from gateway.engine.writes import Writes
 from gateway.errors import GatewayError, UpstreamUnavailable
 from gateway.live.topics import LiveTopics
@@ -117,7 +117,7 @@ def remembered_answer_ignores_authorization() -> Patches:
         self._kinds = [request_keys._Kind(HeaderRules())] * len(self._kinds)
 
     return [
-        (request_keys, "MEANINGLESS", (*request_keys.MEANINGLESS, "authorization")),
+        (request_keys, "MEANINGLESS", (*MEANINGLESS, "authorization")),
         (Sections, "reset", taken),
     ]
 

@@ -13,9 +13,9 @@ from multidict import CIMultiDict
 from gateway.aio.clock import ManualClock
 from gateway.aio.tasks import Tasks
 from gateway.config.gateway import GatewayConfig
-from gateway.engine.answer import Answer
+from gateway.engine.answer import Answer, Rendered
 from gateway.engine.core import Engine
-from gateway.engine.long_poll_waiter import Rendered, Waiter, WaitingPoll
+from gateway.engine.long_poll_waiter import Waiter, WaitingPoll
 from gateway.engine.read import Read
 from gateway.engine.relay import Relay, RelayedCall
 from gateway.engine.relayed_request import RelayedRequest
