@@ -1,11 +1,12 @@
-"""Asks the owner of a stream, which is another worker, in place of the origin.
+"""Sends shared requests to the owner of their stream, another worker, instead of to the origin.
 
 With several workers, each stream has one owner (`gateway.workers.owners`), and only the owner asks the origin for the
 stream's bytes and holds its live request.  The other workers send their shared requests to the owner, over its own Unix
-socket.  Requests that are for one client alone, and writes, go straight to the origin.
+socket.  Writes, and requests for one client alone, go straight to the origin.
 
-If the owner dies, its requests fail.  The asker waits a moment for the supervisor to notice, and then asks the next
-owner, which may be the asker itself.  `gateway.protocol.hop` compares the owner's stream with the asker's.
+If the owner dies, its requests fail.  The asking worker waits a moment for the supervisor to notice, and then asks the
+next owner, which may be this worker itself.  `gateway.protocol.hop` finds out whether both workers have the same
+stream.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from gateway.upstream.reply import PendingRequest, Reply, Requester, Upstream, a
 from gateway.workers.owners import Owners
 
 WATCH_S: Final = 0.1
-"""How often a worker looks whether the owners have changed."""
+"""Seconds between two checks whether the owners have changed."""
 _FAILURES: Final[dict[str, type[GatewayError]]] = {
     kind.__name__: kind
     for kind in (ShortOfMemory, UpstreamBroken, UpstreamCongested, UpstreamTimeout, UpstreamUnreachable)
@@ -47,10 +48,10 @@ _AGAIN_S: Final = 0.01
 _MOST_WAITS: Final = 30
 """How often a failed request waits `_AGAIN_S` for the supervisor to notice that the owner has died."""
 LEAST_FOLLOWED: Final = 1_024
-"""The worker forgets the live requests of topics that have ended when it remembers at least this many live requests,
+"""The worker forgets the live requests of ended topics from time to time: when it remembers this many live requests,
 and twice as many as it had topics the last time."""
 _UNSETTLED_S: Final = 1.0
-"""For so long after a change, workers may have different views of the owners."""
+"""Seconds after a change of the owners in which workers may have different views of them."""
 
 
 class WatchedTopic(Protocol):
@@ -93,7 +94,7 @@ class HopUpstream:
         self._asking: set[Asking] = set()
         """The requests that wait for the answer of another worker."""
         self._followed: dict[StreamKey, int | None] = {}
-        """Whom the latest live request for each tape was sent to; None stands for the origin."""
+        """The owner to which the latest live request for each tape was sent; None stands for the origin."""
         self._most_followed = LEAST_FOLLOWED
         self._live: tuple[Following, ...] = ()
         self._timer: Timer | None = None
@@ -102,7 +103,7 @@ class HopUpstream:
         return f"<HopUpstream {len(self._asking)} asking, {len(self._followed)} followed, {self.owners!r}>"
 
     def ask(self, requester: Requester, call: OriginCall) -> PendingRequest:
-        """Send one request, to the owner of its stream if that is another worker."""
+        """Send one request to the owner of its stream, or to the origin if this worker is the owner."""
         shared = call.shared
         if shared is None:
             return self._upstream.ask(requester, call)
@@ -125,7 +126,7 @@ class HopUpstream:
         """Return the slot to ask; None stands for the origin."""
         self.notice_change()
         if shared.is_handed and self.clock.now() < self._changed_at + _UNSETTLED_S:
-            # Another worker takes this one for the owner.
+            # The other worker regards this one as the owner.
             return None
         return self.owners.other_owner(self._others.index_of(shared.key.group))
 
@@ -134,7 +135,7 @@ class HopUpstream:
         return self._upstream.ask(requester, call)
 
     def answered(self, shared: Shared) -> None:
-        """Apply what others have written meanwhile, before a reply is recorded."""
+        """Apply the writes that other workers have relayed meanwhile, before a reply is recorded."""
         self._others.look(shared.key.group)
 
     def follows(self, key: StreamKey, owner: int | None) -> None:
@@ -149,7 +150,7 @@ class HopUpstream:
         self._asking.add(asking)
 
     def is_over(self, asking: Asking) -> None:
-        """Record that a request waits no more."""
+        """Record that a request no longer waits."""
         self._asking.discard(asking)
 
     # -- changes of the owners
@@ -162,7 +163,7 @@ class HopUpstream:
         return True
 
     def watch(self, *live: Following) -> None:
-        """Look regularly whether the owners have changed, until `close`."""
+        """Check regularly whether the owners have changed, until `close`."""
         seen, is_settled = self._epoch, False
         self._live = live
 
@@ -171,7 +172,7 @@ class HopUpstream:
             self._timer = self.clock.call_later(WATCH_S, look)
             self.notice_change()
             is_new, seen = seen != self._epoch, self._epoch
-            # Look once more when all workers have the same view: until then, some requests stay with this worker.
+            # Check again when all workers have the same view.  Until then, some requests stay with this worker.
             was_settled, is_settled = is_settled, self.clock.now() >= self._changed_at + _UNSETTLED_S
             if is_new or is_settled != was_settled:
                 self._owners_changed()
@@ -234,7 +235,7 @@ class _Asking:
             self._pending = pending
 
     def owners_changed(self) -> None:
-        """Ask the new owner, if it is another."""
+        """Ask the new owner if the owner has changed."""
         if self._owner is not None and self._pending is not None and self._hop.owner_for(self.shared) != self._owner:
             pending, self._pending = self._pending, None
             pending.give_up()
@@ -274,7 +275,7 @@ class _Asking:
             if said is not None and told is not None:
                 told(said)
             if said is not None and said.failure:
-                # The owner itself has failed to answer: the same failure as if this worker had asked the origin.
+                # The owner has failed to answer.  Fail in the same way as if this worker had asked the origin.
                 reply.close()
                 self._requester.failed(failure_of(said))
                 return
@@ -288,7 +289,7 @@ class _Asking:
             return
         self._waits += 1
         if self._waits == 1:
-            # The owner may have cut this one connection.
+            # The owner may have cut only this connection.
             self.begin()
             return
         # The owner has probably died.

@@ -1,12 +1,11 @@
 """The writes that other workers relay, and their effects on the streams in this worker's memory.
 
 Each worker records the beginning and the end of the writes that it relays (`gateway.workers.write_log`).  Before this
-worker uses what it knows of a path, it looks whether others have recorded anything for it.  If so, it applies their
-writes by the same rules as its own (`gateway.engine.writes`), as if it had relayed them itself: each write is pending
-from its first record to its second.
+worker uses its facts about a path, it reads the other workers' new records for the path.  It applies their writes by
+the rules for its own writes (`gateway.engine.writes`): each write is pending from its first record to its second.
 
-A record may be lost: it was overwritten, or did not fit, or its worker died.  Then anything may have happened to the
-path, and the bytes in memory are dropped.
+A record is lost if it was overwritten, did not fit, or was not written because its worker died.  Any write may then
+have happened to the path, so the bytes in memory are dropped.
 """
 
 from __future__ import annotations
@@ -30,8 +29,9 @@ from gateway.workers.owners import Owners
 from gateway.workers.write_log import Record, WriteLog
 
 _BEGUN, _ANSWERED, _UNANSWERED, _WITHOUT_EFFECT, _CONTROL, _APPENDED = b"B", b"A", b"U", b"N", b"C", b"S"
-"""The kinds of records: a write was sent, was answered, got no answer, or has certainly changed nothing; a request of
-S2's control plane may have changed any stream of its origin; an append to an S2 stream was given a number."""
+"""The kinds of records.  In this order: a write was sent, was answered, got no answer, or has certainly changed
+nothing.  A request of S2's control plane may have changed any stream of its origin.  An append to an S2 stream was
+given a number."""
 _MOST_KNOWN: Final = 1 << 16
 _WORDS: Final = ((STREAM_NEXT_OFFSET, "Stream-Next-Offset"), (STREAM_CLOSED, "Stream-Closed"))
 
@@ -65,7 +65,7 @@ class Applying(Protocol):
 
 
 class ToldReply:
-    """The parts of a reply's head that the worker which received the reply has recorded."""
+    """The parts of a reply's head that the receiving worker has recorded."""
 
     __slots__ = ("headers", "status")
 
@@ -75,7 +75,7 @@ class ToldReply:
 
 
 class OthersWrites:
-    """Records this worker's writes for the others, and applies theirs."""
+    """Records this worker's writes for the other workers, and applies the writes of the others."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class OthersWrites:
         self._others: dict[tuple[int, bytes], SentRequest] = {}
         """The writes of other workers under way, by place and name."""
         self._seen: dict[int, bytes] = {}
-        """The rows that were looked at, as they were then."""
+        """The rows as they were when this worker last looked at them."""
         self._rows: dict[int, slice] = {}
         self.routes: Callable[[str], Route | None] = lambda name: None
         """Returns the route with this name."""
@@ -109,7 +109,8 @@ class OthersWrites:
         return f"<OthersWrites {len(self._own)} own, {len(self._others)} of others, {len(self._seen)} rows seen>"
 
     def look(self, group: Group) -> None:
-        """Apply what other workers have recorded for the path.  Call this before using what is known of the path."""
+        """Apply the other workers' records for the path.  Must be called before this worker uses its facts about the
+        path."""
         index = self.index_of(group)
         row = self._rows.get(index)
         if row is None:
@@ -140,12 +141,12 @@ class OthersWrites:
         """Record the head of a write's answer, before a byte of the answer leaves."""
         headers = reply.headers
         varies = write.request.route.sharing.varies(headers)
-        # A failure is no proof that nothing was written, unless the client broke its request off.
+        # A failed write may have been executed, unless the client broke its request off.
         if reply.status >= 500:
             self._end(write, _text(_WITHOUT_EFFECT if write.is_cut_short else _UNANSWERED, self._own[write]))
             return
         said = [headers.getall(name, ()) for name, _ in _WORDS]
-        # If the reply repeats a header, record all its values: together they are no valid offset, here as there.
+        # If the reply repeats a header, record all its values.  Together they are not a valid offset, at any worker.
         words = ("\n".join(lines) if lines else "" for lines in said)
         self._end(write, _text(_ANSWERED, self._own[write], str(reply.status), "v" if varies else "", *words))
 
@@ -163,8 +164,8 @@ class OthersWrites:
         self._log.note(self.index_of(group), _text(_APPENDED, name, *group, str(start), *(queries or ())))
 
     def ended(self, key: StreamKey) -> None:
-        """Record that the origin has shown that an S2 stream has ended: records of any number may be another stream's
-        now."""
+        """Record that an S2 stream has ended at the origin.  Records of any number may belong to another stream from
+        now on."""
         self.appended(key.group, {key.query}, 0)
 
     def _end(self, write: SentRequest, text: bytes) -> None:
@@ -181,7 +182,7 @@ class OthersWrites:
         if (seen := self._seen.get(index)) is not None:
             self._seen[index] = self._log.with_own(seen, cell)
 
-    # -- applying those of other workers
+    # -- applying the writes of other workers
 
     def _read(self, index: int) -> None:
         seen = self._seen.get(index)
@@ -191,7 +192,7 @@ class OthersWrites:
         news = self._log.read(index, seen if seen is not None else self._log.blank)
         self._seen[index] = news.row
         if seen is None and not self._log.under_way_elsewhere(news.row):
-            # Nothing of these paths is in memory yet, and no write to them is under way.
+            # No stream of these paths is in memory yet, and no write to them is under way.
             return
         lost = set(news.lost) if seen is not None else set()
         for record in news.records:
@@ -201,9 +202,9 @@ class OthersWrites:
             self._lose(index, lost)
 
     def _apply(self, record: Record, *, is_first: bool) -> bool:
-        """Apply a record; return False if it does not show what has happened.
+        """Apply a record; return False if the record does not show the effects of its write.
 
-        `is_first` is true when the row is read for the first time: only writes that are still under way matter then.
+        `is_first` is true when the row is read for the first time.  Only writes that are still under way matter then.
         """
         if not record.text:
             return False
@@ -225,7 +226,7 @@ class OthersWrites:
             return True
         write = self._others.pop(key, None)
         if write is None:
-            # Its beginning was lost, or the row was not looked at before.
+            # The write's first record was lost, or is older than this worker's first look at the row.
             return is_first
         if kind == _ANSWERED:
             self.applying.apply_answered(write, _told(words))
@@ -249,9 +250,10 @@ class OthersWrites:
         return SentRequest(request, stream, record.at)
 
     def _lose(self, index: int, places: set[int]) -> None:
-        """Assume that anything has happened to the paths of this row, because records of these places were lost."""
-        # The store finds them by an index.  Any client can cause lost records, by long paths, and a search of the whole
-        # store for each of them would take too long.
+        """Assume that every kind of write has happened to the paths of this row, because records of these places were
+        lost."""
+        # The store finds these paths by an index.  Clients can cause lost records by long paths, and a search of the
+        # whole store for each lost record would take too long.
         groups = self._store.in_row(index)
         groups.update(group for group in self._negative_cache.groups if self.index_of(group) == index)
         for key, write in list(self._others.items()):
@@ -264,7 +266,7 @@ class OthersWrites:
 
 
 def _is_control(request: RelayedRequest) -> bool:
-    """Return whether a write to an S2 origin may concern other streams than that of its path."""
+    """Return whether a write to an S2 origin may concern streams of other paths."""
     path = request.group.path
     return parse_basin(path) is not None or (request.mode is Mode.APPEND and parse_path(path) is None)
 

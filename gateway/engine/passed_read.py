@@ -1,13 +1,13 @@
-"""Reads whose answers a worker passes on from the owner of the stream, and does not record.
+"""Passed reads: a worker passes the owner's answer on to its client, and does not record the answer.
 
-With several workers, the first read of a stream at a worker that does not own the stream usually is the last one, too.
-To store the reply, and to make the answer from the stored bytes, would cost this worker as much as the owner.  So the
-owner answers in the form that clients get, and this worker passes the bytes on.  From the second read on, a worker
-stores the stream's bytes (`gateway.engine.hop`), so that hits need no owner.
+With several workers, a worker often reads a stream that it does not own only once.  To store the reply, and to make the
+answer from the stored bytes, would cost this worker as much as the owner's part.  So the owner answers the first read
+in the form that clients get, and this worker passes the bytes on.  From the second read on, a worker stores the
+stream's bytes (`gateway.engine.hop`), so that hits need no request to the owner.
 
-A passed answer is true for the same reason as an answer of the owner to a client of its own: the owner gets the request
-after the client has sent it, and looks at what all workers have written by then (`gateway.engine.others_writes`).  This
-worker has nothing in memory that could contradict it.
+A passed answer is as current as an answer of the owner to its own clients.  The owner gets the request after the client
+has sent it, and first applies the writes of all workers (`gateway.engine.others_writes`).  This worker has nothing in
+memory that could contradict the answer.
 
 If the owner dies, the read continues as a shared fetch.
 """
@@ -31,7 +31,7 @@ from gateway.upstream.incoming import no_op
 from gateway.upstream.reply import PendingRequest, Reply
 
 _PLACES: Final = 1 << 14
-"""A worker remembers so many of the streams that it has passed an answer of."""
+"""The most streams with a passed answer that a worker remembers."""
 
 
 class PassedReads:
@@ -41,9 +41,10 @@ class PassedReads:
         self.hop = hop
         self._runner = runner
         self._latest = array("q", bytes(8 * _PLACES))
-        """Hashes of the streams that had a passed read.  A stream has one place, which the latest stream takes."""
+        """Hashes of the streams that had a passed read.  Each stream has one place, which it shares with other streams;
+        the latest stream takes the place."""
         self.answered: Final[Batch[PassedRead]] = Batch(PassedRead.look, backlog=backlog)
-        """The reads whose owner has answered, or is lost."""
+        """The reads whose owner has answered or died."""
 
     def __repr__(self) -> str:
         return f"<PassedReads {self.answered!r}>"
@@ -54,7 +55,8 @@ class PassedReads:
         Raises TooManyAbsent or TooManyRequests.
         """
         key, route = read.key, read.route
-        # The caching headers of these answers depend on the reader, or on the age of what this worker knows.
+        # Do not pass these reads.  The caching headers of their answers depend on the reader, or on the age of this
+        # worker's facts.
         if read.is_handed or read.is_private or read.if_none_match is not None or read.max_age_s is not None:
             return None
         if route.guard is not None or (owner := self.hop.owner_for(Shared(key, False))) is None:
@@ -97,7 +99,7 @@ class PassedRead:
             self._pending = pending
 
     def look(self) -> None:
-        """Continue, because the owner has answered or is lost."""
+        """Continue, because the owner has answered or died."""
         ready, self._ready = self._ready, None
         if ready is not None:
             ready()
@@ -116,7 +118,7 @@ class PassedRead:
             pending.give_up()
 
     def take_reply(self) -> Reply | None:
-        """Return the owner's answer to pass on, which the caller must close; None if the owner is lost.
+        """Return the owner's answer to pass on, which the caller must close; None if the owner has died.
 
         Raises Uncacheable or a GatewayError.
         """
@@ -142,7 +144,7 @@ class PassedRead:
 
     @property
     def sent(self) -> Callable[[], object]:
-        """Nothing to do: only requests to origins count as sent."""
+        """Do nothing: only requests to origins count as sent."""
         return no_op
 
     def informed(self, interim: Interim) -> None:
@@ -159,7 +161,8 @@ class PassedRead:
         self._passed.answered.add(self)
 
     def owners_changed(self) -> None:
-        """Continue without the owner, if it is the owner no more: it may be dead, and its socket still open."""
+        """Continue without the asked worker if it no longer owns the stream: the worker may have died, while its socket
+        is still open."""
         read = self.read
         if self._pending is not None and self._passed.hop.owner_for(Shared(read.key, False)) != self._owner:
             self._withdraw()

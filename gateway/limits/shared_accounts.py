@@ -1,10 +1,10 @@
 """Accounts of client networks whose counts, bans and token buckets all workers of a gateway share.
 
-An account object exists at each worker that the network's clients use.  Its counts are in shared memory
-(`gateway.workers.shared_counts`), so a limit compares what all workers have counted.  Connections are counted in the
-same step in which they are admitted, under a lock: the limits of connections hold exactly.  Live reads and tokens are
-first compared and then counted.  If two workers do so at the same moment, a limit may be passed by one, for a moment:
-whatever has been taken is counted, and the bucket makes up for it.
+Each worker that the network's clients use has an account object.  Its counts are in shared memory
+(`gateway.workers.shared_counts`), so a limit applies to the sum over all workers.  A connection is admitted and counted
+in one step under a lock, so limits of connections hold exactly.  Live reads and tokens are first compared and then
+counted.  If two workers do so at the same moment, a limit may be exceeded by one for a moment.  The excess is counted
+too, so the bucket makes up for it.
 
 Live requests at origins are not shared: each worker has its part of that limit (`gateway.workers.portions`).
 """
@@ -25,8 +25,8 @@ _CONNECTIONS, _LIVE = Counted.CONNECTIONS, Counted.LIVE_READS
 
 
 class SharedTimes(MutableMapping[Hashable, float]):
-    """When the buckets of one account will be full.  Rates without a name have buckets at this worker alone; only these
-    are in the length and the items."""
+    """When the buckets of one account will be full.  Rates without a name have buckets at this worker alone.  The
+    length and the items include only these buckets."""
 
     __slots__ = ("_counts", "_keys", "_net", "_now", "_own", "_seen")
 
@@ -37,7 +37,7 @@ class SharedTimes(MutableMapping[Hashable, float]):
         self._own: dict[Hashable, float] = {}
         self._keys: dict[str, int] = {}
         self._seen: dict[int, float] = {}
-        """The times that this worker has read last, by key."""
+        """The times that this worker read last, by key."""
 
     def __getitem__(self, rate: Hashable) -> float:
         key = self._key(rate)
@@ -76,8 +76,8 @@ class SharedTimes(MutableMapping[Hashable, float]):
 
 
 class SharedLiveCounts(MutableMapping[Hashable, int]):
-    """The live reads of one account that each rate limit counts: `get` returns those of all workers.  The length and
-    the items are this worker's."""
+    """The live reads of one account that each rate limit counts.  `get` returns the number at all workers.  The length
+    and the items are those of this worker."""
 
     __slots__ = ("_counts", "_net", "_now", "_own", "_seen")
 
@@ -102,7 +102,7 @@ class SharedLiveCounts(MutableMapping[Hashable, int]):
             self._seen.pop(limit, None)
 
     def __delitem__(self, limit: Hashable) -> None:
-        """Do nothing: a count at 0 leaves by itself."""
+        """Do nothing, because the table removes a count of 0 by itself."""
 
     def __iter__(self) -> Iterator[Hashable]:
         return iter(self._own)
@@ -121,7 +121,7 @@ class SharedAccount(Account):
     __slots__ = ("_banned", "_counts", "_key", "_now", "_own_live", "_seen_live")
 
     def __init__(self, net: str, owner: Accounts | None, counts: SharedCounts, now: Callable[[], float]) -> None:
-        # Not the initialisation of `Account`: it would set the ban and the live reads of all workers to 0.
+        # Do not call `Account.__init__`, which would set the ban and the live reads of all workers to 0.
         self._owner = owner
         self._counts = counts
         self._now = now
@@ -205,7 +205,7 @@ class SharedAccounts(Accounts):
         self._counts = counts
         self._all_key = counts.key_of(_ALL)
         self._is_taken = False
-        """Whether `room_for` has counted the connection for which `connect` is called next."""
+        """Whether `room_for` has already counted the next connection that `connect` gets."""
 
     def _make(self, net: str) -> Account:
         return SharedAccount(net, self, self._counts, self._now)
@@ -214,7 +214,7 @@ class SharedAccounts(Accounts):
         return SharedAccount(name, None, self._counts, self._now)
 
     def forget_full(self) -> None:
-        """Do nothing: a full bucket's row in the table is free."""
+        """Do nothing, because the table reuses the row of a full bucket by itself."""
 
     def room_for(self, account: Account | None, most: int, most_of_one: int) -> Room:
         counts, now = self._counts, self._now()
@@ -273,7 +273,7 @@ class SharingCounts(Protocol):
 
 
 def open_accounts(limits: LimitsConfig, now: Callable[[], float], crew: SharingCounts | None) -> Accounts:
-    """Return the accounts of the gateway's clients: shared with the other workers, if there are some."""
+    """Return the accounts of the gateway's clients.  If there are other workers, the accounts are shared with them."""
     nets = client_nets(limits.client_v4_bits, limits.client_v6_bits)
     if crew is None:
         return Accounts(nets, now)

@@ -1,21 +1,20 @@
 """The header fields between two workers of one gateway, over their own Unix sockets.
 
-A worker that does not own a stream asks the stream's owner, as if that were the origin.  `HOP` in its request names the
-tape that the answer is for.  `HOP_RECORD` in the answer tells what the origin's own headers do not tell: which record
-of the stream the owner has, and how long ago the origin was in contact about it.  If the origin fails, or if the tail
-does not matter, it also tells what the owner remembers of the stream.
+A worker that does not own a stream asks the stream's owner as it would ask the origin.  The field `HOP` of the request
+names the tape that the answer is for.  The field `HOP_RECORD` of the answer adds facts that the origin's headers do not
+state: the owner's record of the stream, and the time of the origin's last contact about it.  If the origin fails, or if
+the tail does not matter, the field also has the facts that the owner remembers.
 
 The asking worker usually records the answer in its own memory.  It can also ask for an answer in the form that clients
-get, which it passes on and does not record (`HopAsk.accepted`).  Such an answer has `HOP_OUTCOME` in place of
-`HOP_RECORD`.
+get (`HopAsk.accepted`), to pass it on without recording it.  Such an answer has `HOP_OUTCOME` instead of `HOP_RECORD`.
 
-Clients and origins never see these fields (`gateway.protocol.forwarded_headers`), and no client can send them: they are
-read only from the workers' sockets.
+These fields are never sent to clients and origins (`gateway.protocol.forwarded_headers`), and are read only from the
+workers' sockets, so no client can set them.
 
-Workers hold the bytes of one stream in records of their own.  Each record has a name (its *life*), which its worker
-sends with the bytes.  If an owner answers from another record than before, it has another stream, or has forgotten the
-earlier record, and the bytes of both must not be joined (`OwnersRecord`).  Another owner knows nothing of the records
-of the first: then only the origin's own identifier can tell whether the stream is the same.
+Each worker holds the bytes of a stream in its own record.  Each record has a name (its *life*), which its worker sends
+with the bytes.  An owner that answers from a new record has another stream, or has forgotten the earlier record, so the
+bytes of both records must not be joined (`OwnersRecord`).  After a change of the owner, the names of records differ in
+any case.  Then only the origin's identifier of the incarnation shows whether the stream is the same.
 """
 
 from __future__ import annotations
@@ -40,11 +39,12 @@ _MOST_ASKS: Final = 256
 _ABSENT: Final = "-"
 _FACTS: Final = "facts"
 _PLAIN: Final = "".join(sorted(set(map(chr, range(0x21, 0x7F))) - {"%", _ABSENT}))
-"""The characters that words repeat as they are."""
+"""The characters that a word contains unquoted."""
 
 
 class HopAsk(NamedTuple):
-    """The tape that a worker asks for, the network of the client that causes the request, and what may answer it."""
+    """The request of a worker: the tape, the network of the client that causes the request, and the kinds of answers
+    that suffice."""
 
     route: str
     readers: str
@@ -53,8 +53,8 @@ class HopAsk(NamedTuple):
     """The query of the tape's key."""
     client: str
     facts_suffice: bool = False
-    """Whether the owner may answer with what it remembers of the stream (`Remembered`), because the worker does not ask
-    for the present tail."""
+    """Whether remembered facts of the stream (`Remembered`) are an answer, because the worker does not ask for the
+    present tail."""
     accepted: AcceptedCodings | None = None
     """The content codings that the client accepts, if the answer is to be passed on to the client.  None if the asking
     worker records the answer."""
@@ -80,7 +80,7 @@ def _rendered(asked: HopAsk) -> str:
 
 
 def _codings(accepted: AcceptedCodings) -> str:
-    """Return the codings as one word: whether identity is accepted, the preferred coding, and all others."""
+    """Return the codings as one word: whether identity is accepted, the preferred coding, and all other codings."""
     return f"{accepted.accepts_identity:d}{','.join([accepted.best or '', *sorted(accepted.codings)])}"
 
 
@@ -98,9 +98,10 @@ class Alone(NamedTuple):
 
 
 class Remembered(NamedTuple):
-    """The facts of a stream that an owner has in memory, given while the origin fails or if the tail does not matter.
+    """The facts of a stream in the owner's memory, which the owner sends if the origin fails or if the tail does not
+    matter.
 
-    The origin does not vouch for them now: the stream may have grown or ended since `contacted_at`.
+    The stream may have grown or ended since `contacted_at`.
     """
 
     content_type: str
@@ -111,11 +112,11 @@ class Remembered(NamedTuple):
     contacted_at: float
     """When the origin last served the stream (monotonic seconds)."""
     is_doubted: bool
-    """Whether the owner itself would have to ask the origin before it used the facts."""
+    """Whether the owner itself would ask the origin before it used the facts."""
     varies_by_origin: bool
     surrogate_keys: tuple[str, ...]
     headers: tuple[tuple[str, str], ...]
-    """The origin's headers that answers from memory repeat."""
+    """The origin's headers, which answers from memory repeat."""
 
     def rendered(self) -> str:
         """Return the facts as one word."""
@@ -123,7 +124,7 @@ class Remembered(NamedTuple):
 
     @classmethod
     def parse(cls, word: str) -> Remembered:
-        """Read what `rendered` returns.  Raises ValueError."""
+        """Parse the result of `rendered`.  Raises ValueError."""
         try:
             facts = cls._make(json.loads(_text(word) or ""))
             headers = tuple((name, value) for name, value in facts.headers)
@@ -133,28 +134,29 @@ class Remembered(NamedTuple):
 
 
 class HopSaid(NamedTuple):
-    """What an owner says about its record of a stream."""
+    """An owner's statement about its record of a stream."""
 
     owner: str
-    """The owner's process: another process knows nothing of the records of this one."""
+    """The name of the owner's process.  The names of records are valid within one process."""
     as_of: float
-    """When the origin was last in contact about all that the answer states (monotonic seconds, which all processes of a
+    """When the origin last confirmed everything that the answer states (monotonic seconds, which all processes of a
     machine share)."""
     life: str = ""
-    """The record's name; empty without a record.  A stream that was created again has another record."""
+    """The record's name; empty without a record.  A re-created stream has a new record."""
     name: str = ""
     """The name of the record's incarnation in entity tags.  It changes if the record drops all bytes."""
     identity: str | None = None
     """The origin's identifier of the incarnation, if there is one."""
     is_stale: bool = False
-    """Whether the answer states what the origin said earlier: because the origin has failed, because the tail does not
-    matter, or, of an S2 stream, because the owner trusts the tail that its session has stated."""
+    """Whether the answer repeats an earlier statement of the origin.  The reason is that the origin has failed, or that
+    the tail does not matter.  For an S2 stream, it may also be that the owner trusts the tail that its session has
+    stated."""
     lifetime: Lifetime | None = None
     """The stream's lifetime, if the owner knows it."""
     alone: Alone | None = None
     """Set if the owner has no answer, because the origin's reply is for one reader alone."""
     failure: str = ""
-    """The name of the owner's own error (`gateway.errors`), if it has no answer of the origin."""
+    """The name of the owner's error (`gateway.errors`) if the origin has not answered the owner."""
     remembered: Remembered | None = None
     """The facts in the owner's memory, if the origin has failed to answer or the tail does not matter."""
 
@@ -177,9 +179,9 @@ class HopSaid(NamedTuple):
 
     @classmethod
     def of(cls, headers: Mapping[str, str]) -> HopSaid | None:
-        """Read the field from another worker's answer; None if the answer has none.  Raises ValueError.
+        """Read the field from another worker's answer; return None if the answer has none.  Raises ValueError.
 
-        Only an answer that came from a worker's socket may be read: an origin may send a field of this name, too.
+        The answer must come from a worker's socket, because an origin may send a field of this name, too.
         """
         text = headers.get(HOP_RECORD)
         if text is None:
@@ -200,7 +202,7 @@ class HopSaid(NamedTuple):
 
 
 def _word(text: str | None) -> str:
-    """Return a word without spaces for a text; `_text` reads it.  No text, and an empty one, have the word `-`."""
+    """Encode a text as a word without spaces, which `_text` decodes.  None and the empty text become `-`."""
     return quote(text, safe=_PLAIN, errors="surrogateescape").replace(_ABSENT, "%2D") if text else _ABSENT
 
 
@@ -237,7 +239,8 @@ class OwnersRecord:
         return f"<OwnersRecord {self.life}, {self.said}>"
 
     def is_same(self, said: HopSaid, identity: str | None) -> bool:
-        """Return whether the owner still has the stream that this worker knows, whose `identity` is the origin's."""
+        """Return whether the owner still has the stream that this worker knows.  `identity` is the origin's identifier
+        of that stream."""
         known = self.said
         if known is None or said.owner != known.owner or not said.life or said.life == known.life:
             return True
@@ -249,14 +252,14 @@ class OwnersRecord:
         return known is not None and bool(said.life) and (known.owner, known.life) == (said.owner, said.life)
 
     def has_dropped_bytes(self, said: HopSaid) -> bool:
-        """Return whether the owner has dropped all bytes of its record since it was heard last."""
+        """Return whether the owner has dropped all bytes of its record since its latest answer."""
         return bool(said.name) and self.is_known(said) and self.said is not None and self.said.name != said.name
 
     def learn(self, said: HopSaid, incarnation: str) -> None:
-        """Record what the owner says; `incarnation` is this worker's own name for the bytes that it has."""
+        """Record the owner's statement; `incarnation` is this worker's own name for the bytes that it has."""
         if said.life:
             self.said, self._incarnation, self._name = said, incarnation, said.name
 
     def tag_name(self, incarnation: str) -> str:
-        """Return the name in entity tags for bytes of this incarnation: the same at all workers."""
+        """Return the name of this incarnation in entity tags, which is the same at all workers."""
         return self._name if self._name and incarnation == self._incarnation else incarnation

@@ -1,12 +1,12 @@
 """Answers the shared requests of the other workers, at this worker's own Unix socket (`gateway.engine.hop`).
 
-The clients' limits, authorisation and records are applied by the worker that has accepted the client.  Here the read is
-made of what that worker says (`gateway.protocol.hop`), and answered by this worker's engine.  The answer looks like the
-origin's own, and has the field `HOP_RECORD` besides.  If the other worker passes the answer on to a client, it looks
+The worker that has accepted the client applies limits and authorisation, and records the request.  It describes the
+read in a header field (`gateway.protocol.hop`), and this worker's engine answers the read.  The answer looks like the
+origin's own, with the additional field `HOP_RECORD`.  An answer that the other worker passes on to its client looks
 like any answer to a client.
 
-Nothing is relayed.  If the origin's reply is for one reader alone, the other worker is told why, and relays the
-requests of its clients itself.
+This worker relays nothing for others.  If the origin's reply is for one reader alone, the answer gives the reason, and
+the other worker relays its clients' requests itself.
 """
 
 from __future__ import annotations
@@ -71,12 +71,12 @@ from gateway.telemetry.tracing import NO_TRACER
 from gateway.upstream.flight import METADATA
 
 _PASSED: Final = ("Accept-Encoding", "Via", "CDN-Loop")
-"""The headers of a shared fetch, besides the credentials."""
+"""The headers of a shared fetch in addition to the credentials."""
 _MANY: Final = 1 << 20
 _BACKLOG: Final = 1_024
 HEAD_TIMES: Final = 4
-"""The bounds of heads are so many times those of clients' heads: `HOP` has the query again, and quoting makes each of
-its bytes three."""
+"""The bounds on heads from other workers, as a multiple of the bounds on clients' heads.  `HOP` repeats the query, and
+quoting turns each of its bytes into three."""
 
 # Enum members are slow to reach in Python 3.11.
 _CATCHUP, _HEAD = Mode.CATCHUP, Mode.HEAD
@@ -154,7 +154,7 @@ class HopInterpreter:
 
 
 class _HopRecorder(ResponseRecorder):
-    """Adds nothing to answers but what other workers need."""
+    """Adds only the fields that other workers need to answers."""
 
     def __init__(self, node: str, engine: Engine, admission: Admission, observers: Observers, dress: HopDress) -> None:
         super().__init__(node, NoMetrics(), engine.clock.now, admission, observers)
@@ -164,7 +164,7 @@ class _HopRecorder(ResponseRecorder):
         return self.refuse_read(context, None, error)
 
     def refuse_read(self, context: RequestContext, key: StreamKey | None, error: GatewayError) -> Answered:
-        """Answer that this worker has failed to answer a read of the stream with this key; None if the key is not
+        """Report that this worker has failed to answer a read.  `key` is the key of the stream; None if it is not
         known."""
         context.outcome = Outcome.FAILED
         is_of_origin = key is not None and error.fault is Fault.UPSTREAM
@@ -221,10 +221,10 @@ class HopLiveAnswers(LiveAnswers):
 
     @staticmethod
     def _refuse_lost(begun: Subscription | WaitingPoll) -> None:
-        """Raise the error for which the stream is not followed now.
+        """Raise the error that keeps the stream from being followed now, if there is one.
 
-        An answer would be cut at once (`_hand`), maybe before its head has been sent, and the other worker would take
-        this one for dead.
+        Without this, `_hand` would cut the answer at once, perhaps before its head.  The other worker would then
+        conclude that this worker has died.
         """
         if (failure := begun.topic.failure) is not None:
             begun.close()
@@ -232,13 +232,13 @@ class HopLiveAnswers(LiveAnswers):
 
     @staticmethod
     def _hand(request: LiveRequest, topic: Topic, before: set[LiveReader]) -> None:
-        """Have the connection cut when the stream is no longer followed."""
+        """Cut the connection as soon as the stream is no longer followed."""
         for reader in topic.readers_now - before:
             topic.hand(reader, request.channel.abort)
 
 
 class _HopLiveRequests(LiveRequests):
-    """Begins the answers to live requests of other workers, each on its own."""
+    """Begins the answers to live requests of other workers, each separately."""
 
     def _remember(self, alias: bytes | None, request: LiveRequest) -> None:
         """Do nothing: workers repeat no live request."""
@@ -256,7 +256,7 @@ class HopHandler(RequestHandler):
         authoriser: Authoriser,
         owner: str,
     ) -> None:
-        # Not `super().__init__`: nothing is relayed, remembered or recorded here.
+        # Do not call `super().__init__`, because this handler relays, remembers and records nothing.
         self._node = node
         self._engine = engine
         self._others = engine.others
@@ -342,7 +342,7 @@ class HopHandler(RequestHandler):
         return await self._deliver(context, read, answer)
 
     async def _answer_facts(self, context: RequestContext, meaning: RequestMeaning, read: Read) -> Answered | None:
-        """Answer a HEAD from memory if possible: the other worker does not ask for the tail."""
+        """Answer a HEAD from memory if possible, because the other worker does not ask for the tail."""
         fetches, stream = self._engine.fetches, self._engine.store.find(read.key)
         for start in (METADATA, START):
             if stream is not None and self._dress.facts(read) is None:
@@ -394,7 +394,7 @@ class HopServer:
         authoriser: Authoriser,
         owner: str,
     ) -> None:
-        """`owner` names this process."""
+        """`owner` is the name of this process."""
         unlimited = limits.model_copy(
             update={"max_connections": _MANY, "client_connections": _MANY, "client_live_reads": _MANY}
         )
@@ -415,7 +415,7 @@ class HopServer:
         self._server = await serve_on(sock.dup(), lambda: Connection(self.clients, None, is_local=True), _BACKLOG)
 
     async def close(self) -> None:
-        """Accept no more, and cut every connection."""
+        """Stop accepting, and cut all connections."""
         if self._server is not None:
             self._server.close()
         await self.clients.abort()

@@ -19,13 +19,13 @@ from gateway.protocol.sharing import StreamKey
 from gateway.tape.stream import Stream
 
 OWN: Final = ("Age", "Cache-Control", "Cache-Status", "Via")
-"""Headers by which this worker speaks for itself."""
+"""Headers that the asking worker sets itself in its answers."""
 _FRESH: Final = frozenset({Outcome.MISS, Outcome.COLLAPSED})
-"""Outcomes of answers whose bytes have all just come from the origin."""
+"""Outcomes of answers whose bytes have just arrived from the origin."""
 
 
 class HopDress:
-    """Makes the fields `HOP_RECORD` of this worker's answers."""
+    """Makes the field `HOP_RECORD` of this worker's answers."""
 
     def __init__(self, engine: Engine, owner: str) -> None:
         self._engine = engine
@@ -33,7 +33,7 @@ class HopDress:
         self._now = engine.clock.now
 
     def said(self, stream: Stream | None, as_of: float | None = None) -> HopSaid:
-        """Return what the owner tells the asking worker about its record of the stream."""
+        """Return the statement about this worker's record of the stream, for the asking worker."""
         at = self._now() if as_of is None else as_of
         if stream is None:
             return HopSaid(self._owner, at)
@@ -42,15 +42,16 @@ class HopDress:
         return HopSaid(self._owner, at, life, name, stream.identity, lifetime=lifetime)
 
     def failed(self, key: StreamKey) -> HopSaid:
-        """Return the record for an answer without bytes, because the origin has failed to answer."""
+        """Return the statement for an answer without bytes, because the origin has failed to answer."""
         stream = self._engine.store.find(key)
         remembered = self._remembered(stream)
         return self.said(stream if remembered is not None else None)._replace(remembered=remembered)
 
     def facts(self, read: Read) -> HopSaid | None:
-        """Return the record for an answer to a HEAD that states no present tail; None if the origin must be asked.
+        """Return the statement for a HEAD that is answered from memory, without the present tail; None if the origin
+        must be asked.
 
-        A reader of this worker would not have asked the origin for the facts either.
+        This worker answers its own readers from memory under the same conditions.
         """
         stream = self._engine.store.find(read.key)
         if stream is None or stream.tape.tail is None or read.route.unshared.reason(read.key, HEAD) is not None:
@@ -79,12 +80,12 @@ class HopDress:
         )
 
     def alone(self, alone: Alone) -> HopSaid:
-        """Return what the owner tells the asking worker if the origin's reply is for one reader alone."""
+        """Return the statement for the asking worker if the origin's reply is for one reader alone."""
         return HopSaid(self._owner, self._now(), alone=alone)
 
     @staticmethod
     def dress_passed(answer: Answer) -> None:
-        """Add to an answer for a client what the worker needs that passes it on."""
+        """Add the fields that the other worker needs to pass this answer on to its client."""
         answer.headers[HOP_OUTCOME] = answer.outcome
         if answer.saved_bytes:
             answer.headers[HOP_SAVED] = str(answer.saved_bytes)
@@ -96,7 +97,7 @@ class HopDress:
         for name in OWN:
             headers.popall(name, None)
         if stated is not None and stated != "no-store":
-            # The origin's own.  An error without any gets `no-store` from each worker.
+            # Keep the origin's own Cache-Control.  An error without it gets `no-store` from each worker.
             headers["Cache-Control"] = stated
         stream = answer.run.stream if answer.run is not None else self._engine.store.find(read.key)
         if stream is not None and answer.status == 200:
@@ -113,7 +114,7 @@ class HopDress:
     @staticmethod
     def _describe(stream: Stream, headers: CIMultiDict[str]) -> None:
         if STREAM_UP_TO_DATE in headers:
-            # What the origin says of its other replies does not apply to the tail.
+            # The origin's Cache-Control for its other replies does not apply to the tail.
             headers["Cache-Control"] = "no-cache"
         elif stream.caching.cache_control is not None:
             headers["Cache-Control"] = stream.caching.cache_control

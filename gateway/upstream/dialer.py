@@ -134,8 +134,8 @@ class Dialer:
                 lambda: connection, address, endpoint.port, ssl=context, server_hostname=server_name
             )
         except BaseException:
-            # Call `connection_lost` here. uvloop does not call it if the task is cancelled in the iteration of the loop
-            # in which the connection is made.
+            # Call `connection_lost` here.  If the connection is made and the task cancelled in one iteration of the
+            # loop, uvloop does not call it.
             connection.connection_lost(None)
             raise
         return connection
@@ -198,11 +198,11 @@ class Http2Dials:
 
 
 class _HopReplyParser(ReplyParser):
-    """Parses the replies of another worker.  `HOP_RECORD` and `HOP_SAVED` have another value in each of them, so they
-    are no part of what these replies have in common.
+    """Parses the replies of another worker.  `HOP_RECORD` and `HOP_SAVED` have a new value in each reply, so they do
+    not belong to the lines that these replies share.
 
-    A head has no bounds here: it repeats what the bounds of origins' heads have let in, maybe of several replies, maybe
-    twice (`gateway.protocol.hop.Remembered`).
+    A head has no bounds here.  It repeats headers of the origin, which were within the bounds for origins.  But it may
+    have the headers of several replies, and may have them twice (`gateway.protocol.hop.Remembered`).
     """
 
     __slots__ = ()

@@ -1,4 +1,4 @@
-"""What the workers of one gateway share: their places, their memory, and the rule by which each stream has one owner.
+"""The parts that the workers of one gateway share: places, memory, and the rule that gives each stream one owner.
 
-Imported by every layer above the configuration, so it knows neither streams nor requests.
+Every layer above the configuration may import this package, so it knows neither streams nor requests.
 """

@@ -1,4 +1,4 @@
-"""Which worker takes a new connection."""
+"""Decides which worker takes a new connection."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from typing import Final
 
 _LEAST_EXCESS: Final = 2
-"""With this many connections more than the least loaded worker has, few connections are spread unevenly."""
+"""A smaller excess over the least loaded worker is ordinary, however few connections there are."""
 _SHARE: Final = 4
-"""An excess of one part in this many of the mean is ordinary: the kernel spreads connections at random."""
+"""A further excess of 1 / `_SHARE` of the mean is ordinary, because the kernel spreads connections at random."""
 
 
 def lighter_slot(connections: Sequence[int], mine: int, serving: Sequence[int]) -> int | None:
-    """Return the slot that a new connection of the slot `mine` is passed to; None if it stays.
+    """Return the slot to which a new connection of the slot `mine` is passed; None if the connection stays.
 
-    `connections` has the number of each slot's open connections, and `serving` the slots that take some.  A connection
-    is passed if its worker has clearly more connections than the worker with the fewest.
+    `connections` has the number of open connections of each slot, and `serving` has the slots that accept connections.
+    A connection is passed if its worker has clearly more connections than the worker with the fewest.
     """
     if len(serving) < 2:
         return None
@@ -35,11 +35,11 @@ connections that last less than a second need no balance."""
 
 
 class Allowance:
-    """How many connections a worker may pass: some at once, few in the long run."""
+    """The number of connections that a worker may pass: some at once, few in the long run."""
 
     def __init__(self) -> None:
         self._used_until = 0.0
-        """When all of the allowance is back."""
+        """When the whole allowance is available again."""
 
     def __repr__(self) -> str:
         return f"<Allowance used until {self._used_until:g} s>"

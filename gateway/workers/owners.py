@@ -1,4 +1,4 @@
-"""Which worker owns a stream: the one that asks the origin for it, for all workers.
+"""The owner of each stream: the worker that asks the origin for the stream on behalf of all workers.
 
 The owner is found by rendezvous hashing of the path's cell (`gateway.workers.write_log`) over the workers that serve.
 If a worker dies, only its own streams get other owners, and they get them back when it serves again.
@@ -17,7 +17,7 @@ _MASK: Final = (1 << 64) - 1
 
 
 def path_hash(secret: bytes, origin: str, path: str) -> int:
-    """Return the 64-bit hash of a path at an origin.  All workers compute the same."""
+    """Return the 64-bit hash of a path at an origin, which is the same at all workers."""
     text = f"{origin}\n{path}".encode("utf-8", "surrogateescape")
     return int.from_bytes(hashlib.blake2b(text, digest_size=8, key=secret).digest(), "little")
 
@@ -28,7 +28,7 @@ def owner(cell: int, slots: Sequence[int]) -> int:
 
 
 def _score(cell: int, slot: int) -> int:
-    """Return a well-mixed number of both (the finisher of SplitMix64)."""
+    """Mix both numbers into one (the finisher of SplitMix64)."""
     mixed = (cell * 0xD6E8_FEB8_6659_FD93 + (slot + 1) * 0x9E37_79B9_7F4A_7C15) & _MASK
     mixed = ((mixed ^ (mixed >> 30)) * 0xBF58_476D_1CE4_E5B9) & _MASK
     mixed = ((mixed ^ (mixed >> 27)) * 0x94D0_49BB_1331_11EB) & _MASK
@@ -58,14 +58,14 @@ class Owners:
         return self._shared.epoch
 
     def cell_of(self, origin: str, path: str) -> int:
-        """Return the number of the cells that belong to a path at an origin."""
+        """Return the number of the cell of a path at an origin."""
         return path_hash(self._shared.secret, origin, path) % HASHES
 
     def other_owner(self, cell: int) -> int | None:
         """Return the slot that owns the paths of this cell; None if this worker does, or if no worker serves."""
         if (epoch := self._shared.epoch) != self._epoch:
             shared = self._shared
-            # Workers drain all together, and each stays the owner of its streams until it ends.
+            # All workers drain together, and each owns its streams until it ends.
             states = ((slot, shared.state(slot)) for slot in range(shared.workers))
             self._epoch, self._serving = epoch, tuple(slot for slot, state in states if state in _OWNING)
             self._known.clear()

@@ -1,7 +1,8 @@
 """The part of the gateway's limits that belongs to one of several workers.
 
-What can be divided is divided: memory, and connections and live requests to origins.  Each stream has one owner among
-the workers, so the load on origins is spread evenly, and no worker needs to know how much the others use.
+Limits on memory, on connections to origins and on live requests to origins are divided among the workers.  Each stream
+has one owner among the workers, so the load on origins is spread evenly, and no worker needs to know how much the
+others use.
 
 Limits of clients are not divided, because the clients of one network may all be at one worker.  The workers count these
 together (`gateway.workers.shared_counts`).
@@ -28,13 +29,14 @@ process's memory are divided where they are applied (`gateway.ops.memory_watch`)
 
 
 def portion(config: GatewayConfig, workers: int) -> GatewayConfig:
-    """Return the configuration of one of so many workers.  It states the same fields as set by the operator."""
+    """Return the configuration of one worker among `workers`.  It marks the same fields as set by the operator."""
     if workers == 1:
         return config
     limits = config.limits
     parts = {name: share(getattr(limits, name), workers) for name in DIVIDED}
     divided = limits.model_copy(update=parts)
-    # The copy counts the new values as set.  Whether the operator has set a limit matters for the cache plan.
+    # Restore the set of fields that the operator has set, because the copy counts the new values as set, too.  The
+    # cache plan depends on this set.
     divided.__pydantic_fields_set__ = set(limits.model_fields_set)
     return config.model_copy(update={"limits": divided})
 

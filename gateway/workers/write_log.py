@@ -1,20 +1,18 @@
 """The write log: how each worker learns of the writes that the others relay.
 
-A client's next connection may reach another worker, and must see what an earlier answer has acknowledged.  So a worker
-makes a record before it sends a write to the origin, and another before a byte of the answer leaves.  The other workers
-read them when they next use the path, and then do what they would have done for a write of their own.
+A client's next connection may reach another worker, and must see the writes that earlier answers have acknowledged.  So
+a worker makes a record before it sends a write to the origin, and another record before it sends a byte of the answer.
+The other workers read these records when they next use the path, and apply them as they apply their own writes.
 
 Each worker has a *place* in the shared memory (`gateway.workers.shared_memory`).  For each path hash there is a *row*
 with one *cell* for each place.  A cell holds two values: the serial number of the place's latest record for a path with
 this hash, and how many of the place's writes to paths with this hash are under way.  A worker compares the row with the
 row that it saw last.  If they are equal, no other worker has written.  The comparison copies the row once, however many
-workers there are.  Paths with equal hashes share a row, so some of the records that a worker reads there may be of
-other paths.
+workers there are.  Paths with equal hashes share a row, so some records of the row may concern other paths.
 
-The records of one place in one row form a chain, because each has the serial number of the one before.  A reader
-follows the chain back to the record that it read last.  A place keeps its latest `RECORDS` records.  A reader that
-needs an older record cannot have it: the record is *lost*, and the reader must assume that anything has happened to the
-path.
+The records of one place in one row form a chain: each record has the serial number of its predecessor.  A reader
+follows the chain back to the record that it read last.  A place keeps its latest `RECORDS` records.  Older records are
+*lost*.  A reader that needs a lost record must assume that any kind of write has happened to the path.
 
 If a worker dies, its supervisor makes an empty record for each row in which the worker had writes under way (`settle`).
 The others treat an empty record like a lost one, because the origin may have executed the writes.
@@ -43,23 +41,24 @@ class Record(NamedTuple):
     """One record of a write log."""
 
     at: float
-    """When it was made (monotonic seconds, which all processes of a machine share)."""
+    """When the record was made (monotonic seconds, which all processes of a machine share)."""
     place: int
     number: int
-    """Its serial number in the place's log, which orders the records of one place even if their times are equal."""
+    """The record's serial number in the place's log, which orders the records of one place even if their times are
+    equal."""
     text: bytes
-    """What the writer says; empty if it was too long, or if the writer has died."""
+    """The content of the record; empty if it was too long, or if the writer has died."""
 
 
 class News(NamedTuple):
-    """What a look at a row has found."""
+    """The result of a look at a row."""
 
     row: bytes
     """The row as it is now."""
     records: list[Record]
     """The records that the reader had not seen, in the order of their times."""
     lost: tuple[int, ...]
-    """The places of which a record was lost."""
+    """The places with a lost record."""
 
 
 class WriteLog:
@@ -73,13 +72,13 @@ class WriteLog:
         self.raw = shared.raw
         """The shared memory.  `raw[log.row(index)]` is the row as it is now."""
         self.blank: Final = bytes(self._width)
-        """A row in which nothing has been recorded."""
+        """A row without records."""
 
     def __repr__(self) -> str:
         return f"<WriteLog of place {self._place}, {self._recorded(self._place)} records>"
 
     def row(self, index: int) -> slice:
-        """Return where the cells of a path hash are."""
+        """Return the position of a path hash's row in `raw`."""
         at = self._shared.cells_at + index * self._width
         return slice(at, at + self._width)
 
@@ -91,7 +90,7 @@ class WriteLog:
         return self._record(self._place, index, text, 1)
 
     def end(self, index: int, text: bytes) -> bytes:
-        """Record that a write has been answered, or that it never will be.  Returns this place's cell as it is now."""
+        """Record that a write has been answered, or will never be answered.  Returns this place's cell as it is now."""
         return self._record(self._place, index, text, -1)
 
     def with_own(self, row: bytes, cell: bytes) -> bytes:
@@ -100,7 +99,7 @@ class WriteLog:
         return row[:at] + cell + row[at + 8 :]
 
     def note(self, index: int, text: bytes) -> None:
-        """Record something else that has happened to a path of this row."""
+        """Record another kind of event for a path of this row."""
         self._record(self._place, index, text, 0)
 
     def settle(self, slot: int) -> int:
@@ -150,7 +149,7 @@ class WriteLog:
         return sum(cell & _UNDER_WAY for place, cell in enumerate(memoryview(row).cast("Q")) if place != self._place)
 
     def read(self, index: int, seen: bytes) -> News:
-        """Return what the other places have recorded for a row since it was `seen`."""
+        """Return the records of the other places for a row since it was `seen`."""
         row = self.raw[self.row(index)]
         records: list[Record] = []
         lost = []
@@ -161,8 +160,7 @@ class WriteLog:
         return News(row, records, tuple(lost))
 
     def _read_back(self, place: int, number: int, seen: int, records: list[Record]) -> bool:
-        """Add the records of one place from `number` back to `seen`, which is excluded; return whether all were
-        there."""
+        """Add the records of one place after `seen`, up to `number`.  Return whether none of them was lost."""
         base = self._shared.records_at + place * RECORDS * RECORD_BYTES
         while number > seen:
             at = base + number % RECORDS * RECORD_BYTES
