@@ -3,7 +3,7 @@
 A verdict is the decision to allow a request.  It is valid until its expiry, and only during the edition in which it was
 made.  The edition is a number that grows with each revocation and with each change of rules.  All requests are then
 authorised again, but remembered tokens need not be verified again.  A revocation or a change of rules also ends the
-live reads that it concerns.  `gateway.auth.forward_auth` says how long the verdict of a service is kept.
+live reads that it concerns.  `gateway.auth.forward_auth` decides how long the verdict of a service is kept.
 """
 
 from __future__ import annotations
@@ -45,22 +45,24 @@ class LiveRenewal(Protocol):
         """The present verdict; None while no verdict is being renewed."""
 
     def begin_read(self, channel: RenewedChannel, allowed: Allowed, net: str) -> None:
-        """Give a channel's read the present verdict, which may be newer than `allowed`, and renew that verdict.  `net`
-        is the read's client network.
+        """Give a channel's read the present verdict, which may be newer than `allowed`, and renew this verdict from now
+        on.  `net` is the read's client network.
         """
 
     def stay(self, channel: RenewedChannel, allowed: Allowed, net: str) -> None:
-        """Begin a read as `begin_read` does.  The verdict was found by a later request, so the channel may stay."""
+        """Begin a read like `begin_read`, with a verdict that later requests find.  The channel may then stay with the
+        renewal."""
 
     def end_read(self, channel: RenewedChannel) -> None:
-        """Called when the read of a channel ends that does not stay, and when a channel that stays closes."""
+        """End the use of the verdict by a channel.  Called at the end of the channel's read, or, if the channel stays,
+        when it closes."""
 
     def clock_stepped(self) -> None:
         """Called after a step of the wall clock."""
 
 
 class RenewedChannel(Protocol):
-    """What answers a live read whose verdict is renewed."""
+    """The channel of a live read whose verdict is renewed."""
 
     verdict: Allowed | None
     """The verdict of the live read in progress."""
@@ -217,8 +219,8 @@ class Verdicts:
         self._end_reads(lambda grounds, key_id: grounds.key_source == source and (None in ids or key_id in ids))
 
     def _end_reads(self, has_lapsed: Callable[[Grounds, str], bool]) -> None:
-        """End live reads of which `has_lapsed` is true, given the grounds of the verdict (the rules that have led to
-        it) and the id of its key."""
+        """End the live reads for which `has_lapsed` returns true.  Its arguments are the grounds of the verdict (the
+        rules that have led to the verdict) and the id of the key."""
         for one in self.live_reads():
             grounds = one.allowed.grounds
             if grounds is not None and has_lapsed(grounds, one.allowed.principal.key_id):

@@ -209,8 +209,7 @@ class Subscriber:
         self.first = None
 
     def start_after(self, step: LiveStep) -> None:
-        """Join the topic as a reader that is at the end of `step`.  The caller writes the bytes of `step`, which must
-        be all that are available."""
+        """Join the topic at the end of `step`, which must have all available bytes.  The caller writes these bytes."""
         topic = self.topic
         topic.readers_now.add(self)
         self._said_up_to_date = step.said_up_to_date

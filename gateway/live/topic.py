@@ -39,7 +39,8 @@ from gateway.upstream.flight import Head, NotShareable
 MOST_S: Final = 0.001
 """After these seconds of a delivery round, a turn of the loop serves no further reader."""
 MOST_READERS: Final = 256
-"""The most readers that a turn serves.  What uvloop writes for them at the end of the turn is not in `MOST_S`."""
+"""The most readers that a turn serves.  `MOST_S` does not include the time in which uvloop writes for them at the end
+of the turn."""
 
 
 class DeliveryTimes:
@@ -128,7 +129,7 @@ class Topic:
         self.times = times
         self._wall = wall
         self.is_refused = False
-        """Whether the origin has refused a request with `access`, maybe because of the credentials."""
+        """Whether the origin has refused a request with `access`, perhaps because of the credentials."""
         self.not_shareable: NotShareable | None = None
         """Why the origin's live replies may not be shared; None while they may."""
         self.readers = 0
@@ -137,9 +138,9 @@ class Topic:
         self.position: str | None = None
         """The offset that the follower has reached; None before it has connected."""
         self.is_confirmed = False
-        """Whether `position` is the tail, as the origin has said on the follower's open request."""
+        """Whether the reply to the follower's open request has named `position` as the tail."""
         self.connects_until = -math.inf
-        """Until when a read that needs the tail may wait for `is_confirmed` (monotonic seconds)."""
+        """The time until which a read that needs the tail may wait for `is_confirmed` (monotonic seconds)."""
         self.ended: End | None = None
         self.failure: GatewayError | None = None
         """Why the follower's last request failed; None once it is connected again."""
@@ -196,7 +197,7 @@ class Topic:
         self._fire()
 
     def heard(self, now: float) -> None:
-        """Record that the follower has received something: the tail at its position is still valid."""
+        """Record that the follower has received data, so the tail at its position is still valid."""
         if self.is_confirmed and self.position is not None and self.times.heard_s:
             self.stream.saw_tail(Sighting(self.position, now, now + self.times.heard_s))
 
@@ -217,7 +218,7 @@ class Topic:
             self._fire()
 
     def cut_handed(self) -> None:
-        """Cut the connections of other workers.  They trust the stream for as long as it is followed for them."""
+        """Cut the connections of other workers, which trust the stream only while this worker follows it."""
         handed, self.handed = self.handed, {}
         for reader, cut in handed.items():
             if reader in self.readers_now:
@@ -306,7 +307,8 @@ class Topic:
         """End a turn of a round, and the round if all its readers have had their turn."""
         steps, self.steps = self.steps, {}
         if self._unpumped:
-            # The steps have the bytes that many readers' connections hold: a second copy would be kept as long.
+            # Keep the steps, which have the bytes that many readers' connections hold.  A second copy would be held for
+            # as long.
             self._kept_steps = self._step_state(), steps
         else:
             self._delivery_times.delivered(self._round_clients)

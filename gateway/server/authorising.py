@@ -349,7 +349,7 @@ def _actions(request: Request, meaning: RequestMeaning, *, is_fork: bool) -> tup
 
 def _forked(lines: list[str], route: Route) -> str:
     """Return the canonical path of the stream to fork, as clients name it.  Raises Forbidden if the origin might read
-    it as the path of another stream.
+    the path as that of another stream.
     """
     try:
         target = parse_target(lines[0].strip()) if len(lines) == 1 and lines[0].lstrip().startswith("/") else None

@@ -1,12 +1,12 @@
 """Passes new connections to the worker with the fewest, before a byte is read from them.
 
-The kernel spreads connections over the workers at random.  Of few and long connections, such as those of a CDN or of
-HTTP/2, one worker could get twice its share for hours.  A worker with clearly more connections than another one
+The kernel spreads connections over the workers at random.  If connections are few and long, as those of a CDN or over
+HTTP/2, one worker could have twice its share for hours.  A worker with clearly more connections than another one
 (`gateway.workers.balance`) therefore sends the descriptor of a new connection to that worker (SCM_RIGHTS in unix(7)).
-Few connections are passed in a second, so that many short ones do not pay for it.
+Only a few connections a second are passed, because many short connections would gain nothing by it.
 
-The supervisor keeps the sockets open over which descriptors are sent.  A connection that waits there when its worker
-dies is taken by the next worker of the slot.
+Descriptors are sent over sockets that the supervisor keeps open.  If a worker dies, the next worker of its slot takes
+the connections that wait there.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Factory = Callable[[], asyncio.BaseProtocol]
 
 
 class Balancer:
-    """The connections that this worker passes on, and those that it is passed."""
+    """Passes connections to other workers, and takes connections that others pass."""
 
     def __init__(self, place: WorkerPlace) -> None:
         self._place = place
@@ -70,7 +70,7 @@ class Balancer:
         if slot is None:
             return False
         rights = array.array("i", [transport.get_extra_info("socket").fileno()])
-        # A full queue refuses more: its worker is busy.
+        # If the other worker is busy, its queue may be full.  The connection then stays here.
         with suppress(OSError):
             self._sender.sendmsg(
                 [b"%d" % listener],
@@ -83,7 +83,8 @@ class Balancer:
         return False
 
     def stop(self, *, is_last: bool) -> None:
-        """Keep all new connections.  With `is_last`, take what has been passed, and no more."""
+        """Pass no further connection.  With `is_last`, take the connections that others have passed, and then take no
+        more."""
         self._passes = False
         if is_last and not self._is_stopped:
             self._is_stopped = True

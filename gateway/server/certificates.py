@@ -5,7 +5,7 @@ that expires last.  An `ssl.SSLContext` presents one certificate for each kind o
 it can verify.  The contexts of a listener differ only in their certificates.  For a client that sends no server name,
 or an unknown name, the candidates are the first certificate in the configuration, and each certificate that has all
 names of the first one.  A context in use never changes.  A reload makes new contexts for later handshakes, and open
-connections keep theirs.
+connections keep the earlier contexts.
 
 A TLS session can be resumed only under its original server name (RFC 6066 section 3).  Session keys belong to the
 context that the handshake begins with.  Each name therefore has a first context of its own, without certificates, and
@@ -241,7 +241,8 @@ def load(
         and old.alpn == loaded.alpn
         and _is_same_but_certificates(old.config, config)
     ):
-        # Clients go on with their sessions.  With client certificates they must not: their authority may be gone.
+        # Let clients resume their sessions.  This is not allowed with client certificates, because the authority of a
+        # session's certificate may have been removed.
         loaded = loaded.with_sessions_of(old)
     return _with_choices(loaded, f"{where}.tls")
 

@@ -45,7 +45,7 @@ _log = logging.getLogger("gateway.server")
 
 _ABORT_S: Final = 1.0
 _LATE_TURNS: Final = 32
-"""How many turns a loop that is late has after a deadline."""
+"""The number of turns that a late loop gets after a deadline."""
 LATE_BODY_S: Final = 0.002
 """Request bodies that miss a time limit (late bodies) fail one after another, this many seconds apart.  Each failure
 takes about a millisecond, in which the gateway writes the answer, ends the origin's connection, and starts the next

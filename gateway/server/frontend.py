@@ -162,7 +162,7 @@ class Frontend:
         self.clients.turns.backlog = engine.fetches.backlog
         self.clients.on_bad_request = self._note_bad_request
         self.clients.speaks_s2 = self._speaks_s2()
-        # With several workers, each remembered answer has to be looked at (`RememberedAnswers.is_current`).
+        # With several workers, each remembered answer has to be checked (`RememberedAnswers.is_current`).
         self.clients.refusals = engine.negative_cache.groups if engine.others is None else (None,)
         if engine.others is not None:
             engine.others.routes = self._route_named
@@ -282,7 +282,8 @@ class Frontend:
         are closed at `idle_at`, and all others are cut at `gone_at`.  All times are in seconds of the event loop's
         clock.
 
-        A worker also waits until no other worker has connections, because they ask it for the tails of its streams.
+        A worker also waits until no other worker has connections, because the others ask this worker for the tails of
+        its streams.
         """
         now = asyncio.get_running_loop().time
         are_empty = [await clients.emptied(accepts_until - now()) for clients in self.every_clients]

@@ -125,7 +125,8 @@ class GuardedReads:
         if abs(step_s) < _STEP_S:
             return
         self._clocks_apart_s += step_s
-        # Remembered verdicts, and the times of renewals without reads, are those of the clock before the step.
+        # The expiries of remembered verdicts, and the timers of renewals without reads, belong to the clock before the
+        # step.
         self.verdicts.begin_edition()
         self._kept_renewals.rest_idle()
         wall, renewals = self.verdicts.wall(), dict[LiveRenewal, None]()

@@ -129,7 +129,7 @@ class RequestHandler:
         return self._finish_in_task(context, found) if found is not None else None
 
     async def _finish_in_task(self, context: RequestContext, rest: Work) -> None:
-        """Do the work that is left, in a task of its own."""
+        """Do the remaining work in a new task."""
         if context.observed is not None:
             context.observed.enter()
         try:

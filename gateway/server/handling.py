@@ -278,7 +278,7 @@ class Answerer(Protocol):
 
 
 class DeferredRequest(ABC):
-    """A request that waits, and whose answer has not begun: until then it is the channel's `LiveAnswer`."""
+    """A request that waits before its answer begins.  While it waits, this object is the channel's `LiveAnswer`."""
 
     __slots__ = ("_answerer", "context", "meaning")
 

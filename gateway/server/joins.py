@@ -128,8 +128,8 @@ class Joins:
         return section
 
     def found_by_meaning(self, join: Join, section: Section) -> None:
-        """Let the next request with the exact bytes of the first one be found by them.  `section` is the header
-        section of these bytes.
+        """Let further requests with the exact bytes of the first request be found by these bytes.  `section` is the
+        header section of these bytes.
 
         The section of the first request is not kept, unless another request had the same section before.
         """

@@ -48,7 +48,7 @@ class Handed:
     """A worker's place, its sockets, and the certificates.
 
     The supervisor keeps every socket open.  The queue of a listening socket therefore outlives the worker that accepts
-    from it, and the next worker of the slot goes on.
+    from it, and the next worker of the slot takes the queue over.
     """
 
     place: WorkerPlace
@@ -60,12 +60,13 @@ class Handed:
     """Certificates by the index of their listener.  All workers have the same contexts, because a TLS session can be
     resumed only where the context has the session's keys."""
     until_accepting: Callable[[Callable[[], Awaitable[Change]], Callable[[], None]], Awaitable[None]] | None = None
-    """Tells the supervisor that this worker is prepared, and waits until it may accept; None if it may at once.  The
-    first argument takes a configuration that the supervisor hands over, and the second counts one that it refuses."""
+    """Tells the supervisor that this worker is prepared, and waits until the worker may accept.  None if the worker may
+    accept at once.  The first argument is called with a configuration that the supervisor hands over.  The second
+    counts a configuration that this worker refuses."""
 
 
 class ListenerRecorder(Protocol):
-    """Counts handshakes, and certificates kept in an older version, by listener."""
+    """Counts, for each listener, the handshakes, and the certificates that stay in use in an older version."""
 
     def speaks_tls(self, listener: str, reasons: Sequence[str]) -> None:
         """Called for a listener with TLS, with the reasons for which its handshakes can fail."""
@@ -146,9 +147,9 @@ class Listeners:
         self.handed: Mapping[int, Sequence[socket.socket]] = {}
         """The sockets that the supervisor of several workers has opened, by the index of their listener."""
         self.balancer: Balancer | None = None
-        """Passes connections to other workers; None without any."""
+        """Passes connections to other workers; None if there are no other workers."""
         self.inherited: frozenset[int] = frozenset()
-        """The indexes of the listeners whose queues another process goes on with when this one stops accepting."""
+        """The indexes of the listeners whose queues another process takes over when this process stops accepting."""
         self.is_shared = False
         """Whether another process may accept from the same sockets."""
         self._tasks = Tasks()
@@ -311,7 +312,7 @@ class Listeners:
         """Stop accepting at all listeners, or only at ports that other processes may share.
 
         When the kernel closes a socket, it resets the queued connections.  Queued connections are therefore accepted
-        first.  Sockets of systemd stay open, and so do those that another worker goes on with: their queue waits for
+        first.  Sockets of systemd, and sockets that another worker takes over, stay open, so that their queues wait for
         the next process.
         """
         loop = asyncio.get_running_loop()

@@ -60,9 +60,10 @@ class Rendering:
 
 
 PolledBy = tuple[float, str | Caller | None, Section, bytes | None]
-"""One client of a group: the time of its request in seconds of the streams' clock, its principal (the authenticated
-user) or otherwise its address, its header section, and its request line if that differs from the group's (because it
-contains the client's credential).  A plain tuple is cheap, and every long-poll makes one.
+"""One client of a group.  The members are the time of its request (seconds of the streams' clock), its principal (the
+authenticated user) or otherwise its address, its header section, and its request line.  The line is given only if it
+contains the client's credential, and therefore differs from the group's line.  A plain tuple is cheap, and every
+long-poll makes one.
 """
 
 

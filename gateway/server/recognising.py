@@ -34,8 +34,8 @@ class RecognisingConnection(ReadingConnection):
     """Whether the latest request with a remembered answer or a join had exactly the bytes under which
     `RememberedAnswers.exact` or `Joins.exact` holds this answer or join."""
     _beginning: Beginning | None
-    """The beginning of the latest request line with credentials that was answered by a remembered answer, or as a
-    long-poll that has joined others.  None if there was none, or no room for it."""
+    """The beginning of the client's latest request line with credentials, if the request got a remembered answer or
+    joined a group of long-polls.  None if there is no such line, or no room to keep its beginning."""
     client: str | None
     """The client's address without its port; None without an address, as at a Unix socket."""
     proxies: Proxies | None

@@ -6,7 +6,7 @@ reconnects at the tail, and shares the stream's one live request.  Otherwise the
 each of these readers.
 
 The answer of a stream's owner, another worker, is passed on too (`gateway.engine.passed_read`).  The owner has made the
-answer as for a client of its own.  Only the headers that depend on the client or on this worker are added here: the
+answer in the form that clients get.  Only the headers that depend on the client or on this worker are added here: the
 headers of every response, CORS headers and `RateLimit`.
 """
 

@@ -315,7 +315,7 @@ class RememberedAnswers:
         if self._look is not None:
             self._look(remembered.stream)
             if remembered not in self._all:
-                # The look has dropped the stream, or its bytes.
+                # The writes of other workers have ended the stream, or dropped its bytes.
                 return False
         if self._has_refusals(remembered.stream.key) and request != remembered.request:
             # This client may be the refused reader, so the origin has to decide.
@@ -396,7 +396,7 @@ class RememberedAnswers:
             remembered.verdict_key = remembered.verdict_key or line
             key = self._sections.common_line(line, remembered.verdict_key)
             if key is None or remembered.verdict_key not in section.allowed:
-                # An equal request would not get the answer, because no verdict on it is kept.
+                # An equal request could not use the answer, because no verdict on the request is kept.
                 return
             line = key
         meaning = self._sections.for_hits(section, rules)

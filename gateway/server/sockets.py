@@ -12,8 +12,8 @@ after every few connections.  The number of further descriptors rises at once to
 a client that waits behind a burst of others loses a turn of the loop for each of them.  It falls only after the queue
 has stayed shorter for a while.  It is 0 while clients connect one at a time.
 
-Python's own event loop accepts a whole queue in a turn, so it has no further descriptors.  If it closed one, it would
-also reset the connections that it has just accepted there.
+Python's own event loop accepts a whole queue in a turn, so it gets no further descriptors.  To close such a descriptor
+would also reset the connections that this loop has just accepted there.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _NO_IPV6: Final = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPRO
 _UNNAMED: Final = "unknown"
 _TRIES: Final = 200
 _PAUSE_S: Final = 0.005
-"""The tries to lock a folder take one second in total.  A gateway holds the lock for less than a millisecond."""
+"""All attempts to lock a folder together take one second.  A gateway holds the lock for less than a millisecond."""
 # Since Python 3.13 the loop removes a Unix socket's file when the socket closes.  Prevent this: the file of a systemd
 # socket must stay, and `UnixSocket` removes its own file earlier.
 _KEEPING_FILE: Final[Mapping[str, Any]] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
@@ -288,10 +288,10 @@ MOST_FURTHER: Final = 15
 """The most further descriptors of all sockets together.  They count among the open files that are kept free for other
 uses than connections (`gateway.limits.memory.SPARE`)."""
 _RISING: Final = 2
-"""The shortest queue of this many latest looks is the least number of further descriptors, so that a burst of a few
-connections has no effect."""
+"""The number of further descriptors rises to the shortest queue among this many latest looks.  A burst of a few
+connections therefore has no effect."""
 _FALLING: Final = 16
-"""The longest queue of this many latest looks is the most further descriptors that are kept."""
+"""The number of further descriptors falls to the longest queue among this many latest looks."""
 _UNACKED: Final = 24
 """The position of the queue's length in a listening socket's TCP_INFO: four bytes (tcp(7))."""
 

@@ -1,10 +1,10 @@
 """The keys of remembered verdicts of authorisation: the stream, and the credentials in the request's query.
 
-A verdict is kept with the header section in which the client presents its credential.  If a query contains a
-credential, such as the signature of a signed URL, each client has request lines of its own, and each long-poll has a
-new line, because its offset and cursor have moved on.  `CredentialLines.divide` divides a line into the credentials and
-the rest.  The rest selects the answer, so that clients with different signed URLs share remembered answers, and wait
-together for live ones.  The credentials, with the stream, select the verdict.
+A verdict is kept with the header section in which the client presents its credential.  A query may contain a
+credential, such as the signature of a signed URL.  Then each client has different request lines.  Each long-poll also
+has a new line, because its offset and cursor have moved on.  `CredentialLines.divide` divides a line into the
+credentials and the rest.  The rest selects the answer, so that clients with different signed URLs share remembered
+answers, and wait together for live ones.  The credentials, with the stream, select the verdict.
 
 A line is divided before it is parsed, so it may be malformed.  Both parts keep the spelling and the order of their
 parameters.  Together they therefore determine every parameter, its value, and whether the line is well-formed.  An
@@ -38,9 +38,9 @@ _VERDICT_COST: Final = 600
 class NamedStream(NamedTuple):
     """A stream as GETs name it, without the parameters of one read.
 
-    A verdict of authorisation on one read of a stream holds for all reads with the same header section and the same
-    credentials, because `offset`, `live` and `cursor` have no influence on the verdict.  The path belongs to the key:
-    an origin may serve one stream under several paths, and rules can tell these apart.
+    A verdict on one read of a stream holds for all its reads with the same header section and the same credentials.
+    The parameters `offset`, `live` and `cursor` have no influence on the verdict.  The path belongs to the key: an
+    origin may serve one stream under several paths, and rules can tell these apart.
     """
 
     route: Route
@@ -84,8 +84,7 @@ class Divided(NamedTuple):
     """A request line, divided into the credentials in its query and the rest."""
 
     rest: bytes
-    """The line without the credentials.  A line break stands for the question mark, so the rest of no line equals a
-    whole line.
+    """The line without the credentials.  A line break replaces the question mark, so a rest never equals a whole line.
     """
     credentials: bytes
     """The parameters whose names are those of credentials in the usual spelling."""

@@ -33,7 +33,7 @@ _AGAIN_S: Final = 1.0
 
 
 MOST_KEPT_BYTES: Final = 1 << 23
-"""The most bytes of all kept renewals, as much as the header sections that the verdicts are remembered with."""
+"""The most bytes of all kept renewals.  The header sections, with which verdicts are remembered, may take as many."""
 _COST: Final = 1_500
 """Bytes of a renewal, and of its table of reads, in addition to its inquiry."""
 
@@ -108,7 +108,7 @@ class VerdictRenewal:
         self._rng = rng
         self._end_read = end_read
         self._channels: dict[RenewedChannel, str] = {}
-        """The channels of the reads, and those that stay, with the networks of their clients."""
+        """The client networks of the channels with a read in progress, and of the channels that stay."""
         self.verdict: Allowed | None = None
         """The present verdict; None while the renewal rests."""
         self._is_kept = False
@@ -123,8 +123,8 @@ class VerdictRenewal:
         return f"<VerdictRenewal {len(self._reading())} reads, {state}>"
 
     def begin_read(self, channel: RenewedChannel, allowed: Allowed, net: str) -> None:
-        """Give a channel's read the present verdict, which may be newer than `allowed`, and renew that.  `net` is the
-        read's client network.
+        """Give a channel's read the present verdict, which may be newer than `allowed`, and renew this verdict from now
+        on.  `net` is the read's client network.
         """
         self._channels[channel] = net
         if self.verdict is None:
@@ -134,7 +134,8 @@ class VerdictRenewal:
         channel.verdict = self.verdict
 
     def stay(self, channel: RenewedChannel, allowed: Allowed, net: str) -> None:
-        """Begin a read as `begin_read` does.  The verdict was found by a later request, so the channel may stay."""
+        """Begin a read like `begin_read`, with a verdict that later requests find.  The channel may then stay with the
+        renewal."""
         self.begin_read(channel, allowed, net)
         self._is_kept = self._kept.keep(self, _COST + self._inquiry.size)
         if channel.outlasts_reads and (before := channel.renewing) is not self:
@@ -177,7 +178,7 @@ class VerdictRenewal:
             self._ask()
 
     def clock_stepped(self) -> None:
-        """Set the next question, or the end of the reads, again after a step of the wall clock."""
+        """After a step of the wall clock, schedule the next question or the end of the reads again."""
         if self._waiting is None:
             self._await_renewal()
         else:

@@ -17,7 +17,7 @@ requests that still wait for an answer count as successes.
 
 Both clients' requests and the gateway's own probes (`gateway.upstream.health`) probe the origin.  While own probes are
 sent (`watched`), most clients' requests are refused, because with a silent origin these requests would wait until they
-time out.  Own probes are sent whether or not clients' requests are in progress, so a client's request without an answer
+time out.  Own probes are sent even while clients' requests are in progress, so a client's request without an answer
 does not delay the recovery.  A failed own probe does not lengthen the open time.  A client's request whose connection
 is lost does not lengthen it either, because the reason may be a flaky network.
 
@@ -112,7 +112,7 @@ class Policy:
     least_requests: int = 20
     """`ratio` applies only if the window has at least this number of requests."""
     open_s: float = 1.0
-    """The first open time.  Each further open time is twice as long as the one before, up to `longest_open_s`."""
+    """The first open time.  Each further open time is twice as long as its predecessor, up to `longest_open_s`."""
     longest_open_s: float = 2.0
     probes: int = 1
     """The number of concurrent clients' requests that pass while the breaker is half-open."""
@@ -221,8 +221,8 @@ class Breaker:
         self._clients_from = -inf
         """When the next client's request may probe.  -inf if no own probes are sent."""
         self._turn_ends = -inf
-        """Until this time, clients' requests wait for their turn although an own probe has only lost its connection,
-        because a client's probe has just lost its connection too."""
+        """Until this time, only one client's request passes every `CLIENTS_TURN_S`, even if the latest own probe has
+        only lost its connection.  Set when a client's probe has lost its connection too."""
         self._is_vouched = False
         """Whether the latest own probe has succeeded."""
         self._alone_from = -inf
@@ -249,7 +249,7 @@ class Breaker:
         return Window(self._policy.window_s)
 
     def refresh(self) -> None:
-        """Take over what other workers have changed.  One process has none."""
+        """Take over the changes that other workers have made.  Does nothing in a gateway of one process."""
 
     @property
     def answers(self) -> int:

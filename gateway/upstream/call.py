@@ -61,7 +61,7 @@ class Shared(NamedTuple):
 
     key: StreamKey
     is_handed: bool
-    """Whether the request has come from another worker, and must not be handed to yet another one."""
+    """Whether the request comes from another worker, and must not be handed on to a third worker."""
     facts_suffice: bool = False
     """Whether the reply need not state the present tail, so that the owner may answer from memory."""
 

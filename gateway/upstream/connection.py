@@ -119,8 +119,8 @@ class OriginConnection(asyncio.Protocol):
         self._drained: asyncio.Future[None] | None = None
         self._is_writing = True
         self.is_reading = True
-        """False while the connection does not read, because the reader has to take the data that has arrived.  True
-        also while the connection waits for its turn to read."""
+        """False while the connection does not read, because the reader has to take the data that has arrived.  Also
+        True while the connection waits for its turn to read."""
         self._is_lost = False
         self._is_retired = False
         """Whether the connection takes no further exchange."""

@@ -242,7 +242,7 @@ class Origins:
     """All origins, and the pool of each route."""
 
     def __init__(self, clock: Clock, rng: random.Random, say: Say, shared: SharedOrigins | None = None) -> None:
-        """`shared` is what all workers know of origins; None if this process is the only one."""
+        """`shared` has the states of origins that all workers share; None if this process is the only one."""
         self._shared = shared
         self.clock = clock
         self._rng = rng
@@ -250,7 +250,7 @@ class Origins:
         self.on_open: Callable[[Origin], None] = lambda origin: None
         """Called when the breaker of an origin opens."""
         self.on_change: Callable[[Origin], None] = lambda origin: None
-        """Called with an origin whose state other workers should know."""
+        """Called with an origin when its state has changed in a way that concerns other workers."""
         self._origins: dict[str, Origin] = {}
         self._pools: dict[str, OriginPool] = {}
         self._by_url: dict[str, OriginPool] = {}

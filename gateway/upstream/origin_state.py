@@ -76,7 +76,7 @@ class Origin:
         events: OriginEvents,
         row: OriginRow | None = None,
     ) -> None:
-        """`row` is what all workers know of the origin; None if this process is the only one."""
+        """`row` is the state of the origin that all workers share; None if this process is the only one."""
         self.authority = authority
         self.now = now
         """Returns monotonic seconds."""
@@ -234,7 +234,7 @@ class Origin:
     def eject(self, by: object, reason: str, now: float, *, is_told: bool = False) -> bool:
         """Eject the origin because the health check `by` has failed.  Return False if the origin was ejected already.
 
-        `is_told`: another worker has ejected the origin, and has logged it."""
+        `is_told`: another worker has ejected the origin and logged this."""
         is_first = not self._ejected
         self._ejected.setdefault(by, now)
         if is_first:

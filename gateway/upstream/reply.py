@@ -163,7 +163,8 @@ class Reply:
         self.head = head
         self.status = head.status
         self.said: HopSaid | None = None
-        """What the worker says that has answered in place of the origin; None if the origin itself has answered."""
+        """The statement of the worker that has answered in place of the origin; None if the origin itself has answered.
+        """
 
     @property
     def headers(self) -> CIMultiDictProxy[str]:
@@ -397,8 +398,8 @@ async def answer_to(
     except asyncio.CancelledError:
         pending.give_up()
         if answer.done() and not answer.cancelled() and answer.exception() is None:
-            # The reply arrived in the same iteration of the loop as the cancellation.  Close it, because nobody will
-            # read it.
+            # The reply arrived in the same iteration of the loop as the cancellation.  Close the reply, because it has
+            # no reader.
             answer.result().close()
         raise
     finally:
