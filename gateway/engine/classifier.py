@@ -4,7 +4,7 @@ There are three kinds of replies.  Most are part of a stream: they have bytes to
 are errors for all readers that wait for the reply.  The others may not be shared, because they are personal
 (`gateway.protocol.sharing`), have a content coding, do not state their length, or are not replies of the protocol.
 
-`classify` is pure: it turns the head of a reply, and the state of the stream when the request was sent, into the
+`classify` is pure.  From the head of a reply, and the state of the stream when the request was sent, it derives the
 reply's *meaning*: an instance of one of the classes below.  `reply_recorder` applies the meaning to the stream in
 memory.
 """
@@ -30,14 +30,14 @@ from gateway.upstream.flight import METADATA, Beyond, NotShareable, OriginError,
 from gateway.upstream.reply import Reply
 
 NO_HEAD = frozenset({405, 501})
-"""Statuses by which an origin shows that it does not implement HEAD."""
+"""Statuses that show that an origin does not implement HEAD."""
 _MAX_ERROR_BYTES = 1 << 16
 _EMPTY_BYTES = 16
 """A longer body counts as non-empty, even if it is all whitespace."""
 PERSONAL = frozenset({400, 401, 403, 407, 431})
 """Statuses that may depend on the reader's credentials."""
 _ALL_PERSONAL: Final = PERSONAL | {404, 410}
-"""`PERSONAL`, and the statuses by which an origin hides a stream."""
+"""`PERSONAL`, and the statuses that hide a stream."""
 BEYOND_TAIL: Final = NotShareable("offset beyond the tail", is_lasting=False)
 """The reply to an offset beyond the tail.  The client has made up the offset, or has taken it from another stream."""
 
@@ -56,7 +56,7 @@ class TapeFacts(NamedTuple):
     asked_at: float
     """When the request was sent, in Unix seconds."""
     said: HopSaid | None = None
-    """What the stream's owner, another worker, says about its record; None if the origin itself has answered."""
+    """The statement of the stream's owner, another worker, about its record; None if the origin itself has answered."""
 
     @classmethod
     def of(cls, stream: Stream, start: str, wall: float) -> TapeFacts:

@@ -169,7 +169,7 @@ class Coder:
         return answer if wanted is None else await self.coded(read, answer, wanted)
 
     async def coded(self, read: Read, answer: Answer, wanted: Wanted) -> Answer:
-        """Compress an answer for which `wanted` has returned this range."""
+        """Compress an answer.  `wanted` is the result of the method `wanted` for this answer."""
         data = await self._make(wanted, read.route.levels[wanted.job.coding])
         if self._find(wanted.job) is None:
             # The compressed bytes were not cached, or the body is plain only this time: do not remember the answer.
@@ -340,8 +340,8 @@ class Coder:
         return answer
 
     def keep_coded(self, stream: Stream) -> None:
-        """Mark the stream's compressed bytes as recently used.  Must be called by code that sends these bytes from a
-        reference of its own."""
+        """Mark the stream's compressed bytes as recently used.  Must be called by code that keeps its own reference to
+        these bytes and sends them."""
         if stream in self._kept:
             self._kept.move_to_end(stream)
 

@@ -42,14 +42,14 @@ from gateway.upstream.flight import CONFIRMATION, Head, OriginError, as_seen_by
 
 
 class Confirming:
-    """Has the origin confirm bytes in memory.  Keeps no state of its own."""
+    """Asks the origin to confirm bytes in memory.  Keeps no state of its own."""
 
     def __init__(self, fetches: FetchTable, clock: Clock) -> None:
         self._fetches = fetches
         self._clock = clock
 
     async def confirm(self, read: Read, stream: Stream) -> Head | None:
-        """Have the origin confirm the bytes after the read's offset; return the origin's answer.
+        """Ask the origin to confirm the bytes after the read's offset; return the origin's answer.
 
         Returns None if another read's request has confirmed these bytes.  Bytes that the origin has trimmed are
         dropped.  Raises TailMovedBack if the dropped bytes include bytes of this read.

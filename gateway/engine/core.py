@@ -126,7 +126,7 @@ class Engine:
         self.others: OthersWrites | None = None
         """The writes of other workers; None if this process is the only one."""
         self.hop: HopUpstream | None = None
-        """Asks the owners of streams; None if this process is the only one."""
+        """Sends requests to the owners of streams; None if this process is the only one."""
         if crew is not None:
             owners = Owners(crew.shared, crew.slot)
             log = WriteLog(crew.shared, crew.slot, clock.now)
@@ -171,7 +171,7 @@ class Engine:
 
     @property
     def look(self) -> Callable[[Stream], object] | None:
-        """Applies what other workers have written to a stream's path; None if this process is the only one."""
+        """Applies the writes of other workers to a stream's path; None if this process is the only one."""
         others = self.others
         if others is None:
             return None
@@ -268,7 +268,7 @@ class Engine:
             self.store.release(stream)
 
     async def fetched_head(self, read: Read) -> Answer:
-        """Answer a HEAD for another worker: ask the origin, once for all workers, and record what it says.
+        """Answer a HEAD for another worker: ask the origin once for all workers, and record its reply.
 
         Raises Uncacheable or a GatewayError.
         """

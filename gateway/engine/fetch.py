@@ -88,7 +88,7 @@ class FetchWork:
     looks: Batch[FirstReader] = field(init=False)
     """First reads (`gateway.engine.first_read`) that may continue, because more of the reply has arrived."""
     is_closed: bool = False
-    """Whether no more requests may be sent."""
+    """Whether further requests are forbidden, because the engine is closing."""
 
     def __post_init__(self) -> None:
         backlog = self.backlog
@@ -134,7 +134,7 @@ class Fetch:
         self._reply: Reply | None = None
         """A reply that has arrived as a whole and has not been processed yet."""
         self._task: asyncio.Task[None] | None = None
-        """The task of the fetch, while it waits for anything other than a head."""
+        """The task of the fetch, while it waits for a pause, for a body or for readers."""
         self.facts: TapeFacts
         self.asked_at = 0.0
         """When the latest request was sent (monotonic seconds)."""
@@ -283,7 +283,7 @@ class Fetch:
     # -- the outcome of a request
 
     def told(self, said: HopSaid) -> None:
-        """Record what the owner of the stream, another worker, says about its record.  `head_arrived` follows."""
+        """Record the statement of the stream's owner, another worker, about its record.  `head_arrived` follows."""
         self.facts = self.facts._replace(said=said)
         self.asked_at = min(self.asked_at, said.as_of)
         if not self._is_over:
@@ -385,13 +385,14 @@ class Fetch:
             self._repeat_or_fail(error)
 
     def _count_failure(self, error: GatewayError) -> None:
-        # The owner has counted its own failure.
+        # The owner has counted this failure.
         if self.facts.said is None and not isinstance(error, CircuitOpen | UpstreamCongested):
             self._work.metrics.upstream_failure(self.mode, type(error).__name__, self.route.name)
 
     @property
     def _is_last(self) -> bool:
-        """Whether no further request may be sent.  An owner that has failed for this worker has repeated its own."""
+        """Whether no further request may be sent.  An owner that reports a failure has repeated its own requests
+        already."""
         if self.facts.said is not None:
             return True
         return self._attempts_left == 0 or not self.route.retries.has_retry or self._work.is_closed

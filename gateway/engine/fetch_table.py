@@ -206,7 +206,7 @@ class FetchTable:
                 flight.is_detached = True
 
     async def join_earlier(self, stream: Stream, start: str, route: Route, client: str) -> Flight | None:
-        """Wait for a flight, sent before this call, for the bytes after `start`.  Returns the flight, or None.
+        """Wait for a flight for the bytes after `start` that was sent before this call.  Returns the flight, or None.
 
         The caller may use the flight's bytes.  But a tail that the reply states may be out of date, because the origin
         may have sent the reply before this call.  `client` is the reader's network.

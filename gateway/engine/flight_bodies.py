@@ -54,11 +54,10 @@ MOST_COMPARED: Final = 1 << 16
 """How many bytes are compared.  A reply of at most twice this size is read to its end, so that its connection can be
 used again."""
 MOST_COUNTED: Final = 1 << 20
-"""How many bytes are compared if the Content-Length does not show that the reply is as long as the bytes in memory from
-its start on."""
+"""How many bytes are compared if the Content-Length does not show that the reply is as long as the bytes in memory."""
 MOST_CLOSED_UP: Final = 1 << 14
-"""In this many first bytes, only the white space between messages may differ.  That is slow to check, so in later bytes
-all white space may differ."""
+"""In this many first bytes, only the white space between messages may differ.  In later bytes all white space may
+differ, because the strict check is slow."""
 _SPACE: Final = b" \t\r\n"
 _MOST_SPACE: Final = 1 << 12
 """The reply may have this many bytes of white space between messages, and one more for each byte in memory.  Further
@@ -339,7 +338,7 @@ class FlightBodies:
     def _count(self, fetch: SentFetch, size: int) -> None:
         """Count body bytes of a reply."""
         fetch.flight.fetched += size
-        # Bytes from another worker are no bytes from the origin.
+        # Do not count bytes from another worker, because the metric counts bytes from origins.
         if fetch.facts.said is None:
             self._metrics.upstream_bytes(size, _CATCHUP, fetch.route.name)
 

@@ -1,4 +1,4 @@
-"""The common part of long-polls and SSE reads: where a reader starts, and how missing bytes are fetched.
+"""The common part of long-polls and SSE reads: find the position where a reader starts, and fetch missing bytes.
 
 A stream with live readers has a topic.  The topic's follower is the one live request to the origin, and appends new
 bytes to the tape, the stream's bytes in memory.  A live reader reads the tape from its client's offset.  When it
@@ -359,7 +359,7 @@ class _Opening:
             reads.check_ended(stream)
             if stream.content_type is not None:
                 return
-        # No other read has learned these facts.  If this read is from the start, one request brings both the facts and
+        # No other read has fetched these facts.  If this read is from the start, one request brings both the facts and
         # the bytes.
         if first == METADATA and start != NOW:
             head = await reads.fetches.fresh_facts(stream, self._read.route, self._read.source)
@@ -373,7 +373,7 @@ class _Opening:
         if stream.content_type is None:
             reads.expect_stream(head)
         if has_failed(head):
-            # The stream's owner, another worker, has told the facts in its memory.  It may have the bytes, too.
+            # The stream's owner, another worker, has stated facts from its memory.  It may have the bytes, too.
             if start in (NOW, stream.tape.tail):
                 return
             first, head = start, await self._fresh(start)
@@ -435,7 +435,7 @@ class _Opening:
 
 
 def _is_of_start_alone(head: Head | None, start: str) -> bool:
-    """Return whether `head`, the answer to a read from the stream's start, is a 410 that leaves it open whether `start`
+    """Return whether `head`, the answer to a read from the stream's start, is a 410 that does not show whether `start`
     exists.
 
     The origin may have trimmed only the bytes before `start`.

@@ -9,8 +9,8 @@ entries are made.  A stream is therefore visible to all readers as soon as its P
 
 Clients that keep asking for new names would never hit this cache.  Each 404 therefore takes a token from a bucket of
 its origin, which refills at `absent_per_s` tokens a second.  While the bucket is empty, streams that are not in memory
-are not requested.  The lower half of the bucket is reserved for client networks that have caused few 404s.  Networks
-that scan for names cannot use up these tokens.
+are not requested.  The lower half of the bucket is reserved for client networks that have caused few 404s, so that
+networks that scan for names cannot use up these tokens.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 One path may have several streams in memory, for instance one for each set of credentials.  `PathChange` and
 `Acknowledged` are `gateway.tape.paths.PathEvent`s: the store applies each event to each stream of the path, at once or
 when the stream is next used.  An event records the time at which the write was answered.  A stream that may have
-expired by then is dropped, because the write may have gone to a new stream of that name.
+expired before that time is dropped, because the write may have gone to a new stream of that name.
 
 `Purge` drops or invalidates a stream at the operator's request, without ending connections of Durable Streams clients.
 A stream without live readers is dropped, and reads of the stream that are under way start again.  A stream with live
@@ -131,7 +131,7 @@ class Purge:
         return True
 
     def drop_others(self, partitions: Collection[Partition]) -> None:
-        """Drop the streams that no route can reach any more.
+        """Drop the streams that no route reaches.
 
         `partitions` are the public partitions (`Route.public`) of the routes in effect.  A stream with live readers
         stays until they have gone.

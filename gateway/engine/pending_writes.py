@@ -11,8 +11,8 @@ or 410 is repeated (`gateway.engine.negative_cache`), and no further offset is r
 (`gateway.engine.reply_recorder`).  When the write ends, `gateway.engine.writes` changes the versions of the path's
 streams, and `gateway.tape.decide` decides later reads by these versions.
 
-While a DELETE and a creating write are both pending, the origin may have re-created the stream without any reply
-showing it.  This cannot happen while only one kind is pending: after a DELETE there is no stream, and a PUT finds the
+While a DELETE and a creating write are both pending, the origin may re-create the stream, and no reply need show this.
+While only one kind is pending, the stream cannot be re-created: after a DELETE there is no stream, and a PUT finds the
 existing stream.  A client that sends many slow writes of one kind therefore cannot make the gateway drop bytes.
 """
 
@@ -71,7 +71,7 @@ class PendingWrites:
             counts[change] = counts.get(change, 0) + 1
 
     def remove_write(self, write: SentRequest) -> None:
-        """Record that a write has been answered, or never will be."""
+        """Record that a write has been answered, or will never be answered."""
         self.epoch += 1
         group = write.request.group
         writes = self._under_way[group]
@@ -123,7 +123,7 @@ class PendingWrites:
             write.is_overtaken = True
 
     def change(self, group: Group, *, beside: SentRequest | None = None) -> Change:
-        """Return the combined effects of the path's pending writes, except `beside`."""
+        """Return the combined effects of the path's pending writes other than `beside`."""
         change = self._unanswered.get(group, NO_CHANGE)
         if not self._changes:
             return change

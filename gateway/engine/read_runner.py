@@ -1,4 +1,4 @@
-"""Runs a read on the stream in memory, and restarts the read if the origin proves to have another stream by now."""
+"""Runs a read on the stream in memory, and restarts the read if the origin proves to have another stream."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ T = TypeVar("T", bound=Closeable)
 def is_known_kept(read: Read, stream: Stream) -> bool:
     """Return whether the stream's shared answers are already known not to suit the read's Origin header.
 
-    If the origin sends `Vary: Origin`, that holds while the stream stays in memory.  If the shared reply merely lacks
-    permission for this web origin, that holds only for a while: the origin may grant permission later.
+    If the origin sends `Vary: Origin`, this knowledge is valid while the stream stays in memory.  If the shared reply
+    merely lacks permission for this web origin, the knowledge is valid only for a while, because the origin may grant
+    permission later.
     """
     if not read.is_kept_from(stream):
         return False

@@ -38,7 +38,7 @@ class RelayedCall(SentRequest):
 
     def __init__(self, relay: Relay, request: RelayedRequest, body: Body = None) -> None:
         key = request.tape_key
-        # Called directly: `super()` would cost another call.
+        # Do not call through `super()`, which would cost another call.
         SentRequest.__init__(self, request, relay.find(key) if key is not None else None, relay.now(), body)
         self._relay = relay
         self.is_write = request.mode in WRITES

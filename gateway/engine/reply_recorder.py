@@ -99,7 +99,8 @@ class ReplyRecorder:
     def _apply_part(self, fetch: SentFetch, learned: Learned) -> Applied:
         stream, facts, asked_at, tail = fetch.stream, fetch.facts, fetch.asked_at, None
         if (said := facts.said) is not None and stream.own_record().has_dropped_bytes(said):
-            # The owner's bytes may have been another stream's, and so may this worker's, which it got from there.
+            # The owner's bytes may have belonged to another stream, and so may this worker's bytes, which came from the
+            # owner.
             self._store.forget_bytes(stream)
         if is_overtaken(stream, fetch.flight):
             content_type = _content_type(stream, learned)
@@ -131,7 +132,7 @@ class ReplyRecorder:
             tape.check(facts.tail, offset, has_bytes=False)
         has_reopened = not is_closed and facts.closed_at is not None and (not is_fetch or facts.closed_at == offset)
         if facts.said is not None and facts.said.is_stale:
-            # While the origin fails, an answer says nothing of the tail.
+            # While the origin fails, the owner's answer does not state the present tail.
             has_reopened = False
         if has_reopened or (content_type is not None and not stream.learn_type(content_type)):
             raise TailMovedBack
@@ -168,8 +169,8 @@ class ReplyRecorder:
     def apply_remembered(self, fetch: SentFetch, said: HopSaid, remembered: Remembered) -> None:
         """Apply the facts that the stream's owner has in memory while the origin fails.
 
-        They count as the origin's as of its last contact with the owner.  The tail is not vouched for.  Raises
-        TailMovedBack if they are those of another stream.
+        The facts are as old as the origin's last contact with the owner.  They do not show the present tail.  Raises
+        TailMovedBack if the facts belong to another stream.
         """
         stream = fetch.stream
         if is_overtaken(stream, fetch.flight) or stream.ended is not None:
@@ -190,7 +191,7 @@ class ReplyRecorder:
             stream.record_headers(CIMultiDict(remembered.headers))
             if remembered.surrogate_keys:
                 self._store.tag(stream, frozenset(remembered.surrogate_keys))
-            # The time when this record was made says nothing.
+            # Use the owner's time, because the time when this worker made its record does not matter.
             stream.contacted_at = remembered.contacted_at
         stream.contacted(remembered.contacted_at)
         if not remembered.is_doubted:

@@ -112,7 +112,7 @@ class ReplyTaker:
         if isinstance(meaning, Learned):
             is_first_word = meaning.up_to_date and fetch.facts.version.same_acks_as(stream.version)
             if is_first_word and not stream.holds_acknowledged(meaning.offset, meaning.is_closed):
-                # This may drop the bytes in memory, and the flight is then overtaken.
+                # Applying the reply may drop the bytes in memory.  The flight is then overtaken.
                 self.writes.tail_is_short(stream)
         head, effect, tail = self.recorder.apply(fetch, meaning)
         if effect is not None:
@@ -185,7 +185,7 @@ class ReplyTaker:
                 flight.fetched += len(error.body)
                 return error
             case Learned(is_beyond=True) if not await is_empty(reply):
-                # There are bytes, but they lead to no later offset: the answer is for this client alone.
+                # The reply has bytes, but no later offset, so it cannot be stored.  Relay the request.
                 return BEYOND_TAIL
             case Personal(why) | (NotShareable(is_personal=True) as why):
                 route.notice(Ground(why.reason), reply.headers)
@@ -231,7 +231,7 @@ class ReplyTaker:
                 client=fetch.flight.askers,
                 shared=Shared(fetch.stream.key, source.is_handed),
             )
-            # Only the head is needed.  A body is dropped together with its connection.
+            # Only the head is needed.  To drop a body, drop its connection.
             async with await self.upstream.send(call, partial(fetch.count_sent, mode)) as reply:
                 self.metrics.upstream_head(mode, reply.status, self.clock.now() - asked_at, route)
                 if method == "GET" or reply.status not in NO_HEAD:

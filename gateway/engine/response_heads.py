@@ -78,7 +78,7 @@ def _tagged_start(start: str, stream: Stream, size: int | str) -> str:
 
 
 class Said(NamedTuple):
-    """The statements of an answer about the stream, other than its bytes."""
+    """The statements of an answer about the stream, in addition to its bytes."""
 
     outcome: Outcome
     up_to_date: bool
@@ -97,7 +97,7 @@ class Said(NamedTuple):
 def stream_headers(read: Read, run: BodyRun, size: int | str, said: Said) -> CIMultiDict[str]:
     """Return the headers of a 200 with this range of the stream.
 
-    `size` is the size of the body, or a string that no other representation has.
+    `size` is the size of the body, or a string that is unique to this representation.
     """
     stream, end, cursor = run.stream, run.end, said.cursor
     headers = stream.headers.copy()

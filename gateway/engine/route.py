@@ -37,8 +37,7 @@ from gateway.upstream.retries import RetryBudget, RouteRetries
 _log = logging.getLogger("gateway.sharing")
 
 _LEAST_UNSHARED_S: Final = 10.0
-"""The minimum time, in seconds, for which live answers count as unshareable after one live answer has proved
-unshareable."""
+"""After a live answer has proved unshareable, live answers count as unshareable for at least this number of seconds."""
 
 
 MEANINGLESS: Final = (
@@ -251,7 +250,7 @@ class Route:
         return self._now() < seen_at + self.config.hit_for_miss_s
 
     def notice(self, ground: Ground, headers: Headers) -> None:
-        """Log why replies of this route are not shared, and what to do about it, once for each ground."""
+        """Log once for each ground why replies of this route are not shared, and how to change that."""
         if ground not in self._noticed:
             self._noticed.add(ground)
             _log.warning("route %s: the origin %s", self.config.name, cure(ground, headers, self.sharing))
@@ -279,7 +278,8 @@ class Route:
         return not prefix or path == prefix or path.startswith(prefix + "/")
 
     def label(self, host: str) -> str | None:
-        """Return the part of `host` that `*` stands for in the route's `*.example.org`; None for other routes."""
+        """For a route with a host such as `*.example.org`, return the part of `host` that matches the `*`.  Return None
+        for other routes."""
         return host[: 1 - len(self._host)] if self._host.startswith("*.") else None
 
     def covers(self, path: str) -> bool:
@@ -312,8 +312,8 @@ class Route:
         return asked
 
     def public_location(self, location: str, public: str) -> str:
-        """Translate the origin's Location to the URL that clients use.  `public` is the scheme and authority by which
-        the client reached the gateway.
+        """Translate the origin's Location to the URL that clients use.  `public` is the scheme and authority in the URL
+        that the client used.
 
         A Location that is not below the route's URL is returned unchanged (compare nginx's `proxy_redirect default`).
         """

@@ -132,9 +132,9 @@ def newly_guarded(before: Sequence[Route], after: Sequence[Route]) -> list[Route
 
 
 def _kept(before: Sequence[Route], after: Sequence[Route]) -> frozenset[str]:
-    """Return the names of routes that serve the same requests as before.
+    """Return the names of the routes that serve the same requests as before the change.
 
-    A read that was admitted by a route not among them may now be subject to the rules of another route.
+    A read that any other route has admitted may now be subject to the rules of a different route.
     """
     earlier = _served(before)
     return frozenset(name for name, served in _served(after).items() if served == earlier.get(name))

@@ -141,7 +141,7 @@ class Sse:
         return Subscription(self, read, stream, topic, at)
 
     async def _on(self, read: Read, stream: Stream) -> Subscription:
-        """Do everything that can fail before the first byte of an SSE response.
+        """Take all steps that can fail before the first byte of an SSE response.
 
         The caller must call `Subscription.close`.  Raises StreamEnded, Uncacheable, TailMovedBack or another
         GatewayError.
@@ -207,7 +207,7 @@ class Sse:
     def reopen(self, read: Read, opening: SseOpening, wire: Wire, now: float) -> Subscriber | None:
         """Subscribe a reader that can be sent the head and first piece of `opening`, which the caller writes.
 
-        Returns None, without side effects, if the reader needs an opening of its own.  The caller must have checked
+        Returns None, without side effects, if the reader needs a different opening.  The caller must have checked
         `negative_cache.has_any`.  `now` is monotonic seconds, by the streams' clock.
         """
         unshared = read.route.unshared

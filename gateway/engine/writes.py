@@ -75,7 +75,8 @@ class Writes:
         if (others := self.others) is not None:
             others.look(write.request.group)
             if (key := write.request.tape_key) is not None:
-                # The write is sent only now, after the writes of others that the look has applied.
+                # Set the time after the look, because the write is sent after the writes of others that the look has
+                # applied.
                 write.stream = stream = self._store.find(key)
                 write.version = stream.version if stream is not None else None
             others.begun(write)
@@ -146,7 +147,7 @@ class Writes:
         self._pending.remove_write(write)
 
     def apply_anything(self, group: Group) -> None:
-        """Assume that anything has happened to the path."""
+        """Assume that every kind of write has happened to the path."""
         self._negative_cache.forget_path(group)
         self._pending.overtake(group)
 
@@ -165,9 +166,10 @@ class Writes:
                 self._store.doubt_records(stream)
 
     def apply_appended(self, group: Group, queries: Collection[str] | None, start: int) -> None:
-        """Doubt the streams of an S2 path that hold records from `start` on, which another worker's append was given.
+        """Doubt the streams of an S2 path that hold records from `start` on, the number of the first record of another
+        worker's append.
 
-        These may be the appended records: when that worker sent the append, this one may have held fewer.
+        The held records may be the appended ones, because this worker may have fetched them since the append was sent.
         """
         awake = tuple(self._store.awake(group))
         for stream in awake:
@@ -183,9 +185,8 @@ class Writes:
             return
         is_alone = sent.request.mode in _GETS or route.is_shared
         if is_alone or route.sharing.varies(reply.headers) or sent.is_outdated:
-            # Three cases are possible: the stream is hidden from this client only, only the GET's offset is gone, or a
-            # write that was acknowledged after the request has found the stream.  The next request shows which case
-            # applies.
+            # The stream may be hidden from this client only, or only the GET's offset may be gone.  Or a write that was
+            # acknowledged after the request has found the stream.  The next request shows which case applies.
             sent.stream.mark_stale()
             self._live.revalidate(sent.stream)
         else:

@@ -86,7 +86,7 @@ class Follower:
         """The latest failure that another metric counts already: a failed fetch, or an error status."""
         self._cursor: str | None = None
         self._is_new = topic.position is None and not topic.stream.tape.block_count
-        """Whether the gateway had nothing of the stream before this follower's first connection."""
+        """Whether the gateway had no bytes or facts of the stream before this follower's first connection."""
         content_type = topic.stream.content_type
         self._speaks_sse = is_json(content_type) or not is_sse_text(content_type)
         self._is_bulk = False
@@ -95,7 +95,7 @@ class Follower:
         self._is_by_hop = False
         """Whether the stream's owner, another worker, answers the latest live request."""
         self._is_of_known_record = False
-        """Whether that owner has answered from the record from which this worker has its bytes."""
+        """Whether the owner has answered from the same record as when this worker got its bytes."""
         self._may_poll = True
         """Whether large events may be long-polled.  False once the origin's long-polls have proved broken."""
 
@@ -136,7 +136,8 @@ class Follower:
                 if not isinstance(failure, CircuitOpen):
                     self._metrics.retry(self._route)
                 if failures == 1 and self._is_by_hop:
-                    # Only a pause for the origin is of use, and the owner makes it.  Readers wait for the next answer.
+                    # Do not pause here, because the owner pauses before it asks the origin again.  Readers wait for the
+                    # next answer.
                     continue
                 longest = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(failures, 10))
                 pause_s = self._rng.uniform(longest / 2, longest)
@@ -262,9 +263,9 @@ class Follower:
     async def _verify_incarnation(self) -> None:
         """Check by a HEAD that the SSE connection just opened is for the stream in memory.
 
-        The events do not show this, because a re-created stream may have the same offsets.  The HEAD is skipped if the
-        gateway held no bytes of the stream when the follower began, and knows the stream's identity and lifetime.  If
-        the gateway has only seen the stream's creation, it does not know the identity yet.
+        The events do not show to which stream they belong, because a re-created stream may have the same offsets.  The
+        HEAD is skipped if the gateway held no bytes of the stream when the follower began, and knows the stream's
+        identity and lifetime.  If the gateway has only seen the stream's creation, it does not know the identity yet.
 
         Another worker names its record of the stream with its live reply, and sends the HEAD itself.
         """
@@ -347,7 +348,8 @@ class Follower:
             record = self._stream.own_record()
             self._is_of_known_record = record.is_known(said)
             if record.has_dropped_bytes(said):
-                # The owner's bytes may have been another stream's, and so may this worker's, which it got from there.
+                # The owner's bytes may have belonged to another stream, and so may this worker's bytes, which came from
+                # the owner.
                 self._store.forget_bytes(self._stream)
             if not self._stream.learn_owner(said):
                 reply.close()

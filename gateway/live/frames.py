@@ -109,7 +109,7 @@ class LiveStep:
     """The size of the frames without the chunk framing."""
     end: str
     said_up_to_date: bool
-    """Whether the reader's last control event has said that the reader is up to date."""
+    """Whether the reader's last control event has stated that the reader is up to date."""
     cursor: int
     is_last: bool = False
     """Whether the response ends with this step."""

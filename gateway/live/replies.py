@@ -36,7 +36,7 @@ _BULK_BYTES = 1 << 13
 is much more than the two heads of a long-poll.
 """
 _NO_SSE = frozenset({400, 405, 406, 415, 501})
-"""Statuses with which an origin without SSE may answer."""
+"""Statuses that an origin without SSE may send."""
 _EVENT_COST = 64
 """Bytes counted for each event in addition to its data, because an origin may send many tiny or empty events."""
 
@@ -74,12 +74,12 @@ def refusal(status: int, at: str | None, stream: Stream, asked: Version) -> Foll
 
 
 def is_sse(status: int, headers: Headers) -> bool:
-    """Return whether an origin with SSE may have answered so to a request for SSE."""
+    """Return whether this may be the reply of an origin with SSE to a request for SSE."""
     return status not in _NO_SSE and (status != 200 or media_type(headers.get("Content-Type")) == SSE_TYPE)
 
 
 def poll_control(status: int, headers: Headers) -> Control:
-    """Return what the head of a successful reply to a long-poll states, in the form of a control event."""
+    """Return the statements in the head of a successful reply to a long-poll, in the form of a control event."""
     is_closed = is_true(headers.get(STREAM_CLOSED))
     up_to_date = is_closed or status == 204 or is_true(headers.get(STREAM_UP_TO_DATE))
     return Control(end_of(headers), headers.get("Stream-Cursor"), up_to_date, is_closed)

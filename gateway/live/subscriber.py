@@ -165,7 +165,7 @@ class Subscriber:
         self.is_handed = False
         """Whether another worker reads.  The caller sets it before `start`."""
         self._said_up_to_date = False
-        """Whether the last control event has said that the client is up to date."""
+        """Whether the last control event has stated that the client is up to date."""
         self.least_cursor = least_cursor
         """The least cursor for this client's control events."""
         self.wire = wire

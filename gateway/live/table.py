@@ -98,7 +98,7 @@ class LiveTable:
         return (entry.topic for entry in tuple(self._entries.values()))
 
     def _entry(self, topic: LiveTopic) -> _Entry | None:
-        """Return the topic's entry; None if the topic was removed, even if its stream has a new topic now."""
+        """Return the topic's entry; None if the topic was removed.  Its stream may have a new topic by now."""
         entry = self._entries.get(topic.stream)
         return entry if entry is not None and entry.topic is topic else None
 

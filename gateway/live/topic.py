@@ -385,9 +385,9 @@ class Topic:
     def step(self, at: str, said_up_to_date: bool, least_cursor: int, first: FirstTail | None = None) -> LiveStep:
         """Return the next bytes for a reader at `at`.
 
-        `said_up_to_date`: the reader's last control event has said that the reader is up to date.  `least_cursor`: the
-        least cursor for its frames.  `first`: the tail that the origin has named for a reader that starts now.  During
-        a delivery round, a step that other readers can use is also kept in `steps`.
+        `said_up_to_date`: the reader's last control event has stated that the reader is up to date.  `least_cursor`:
+        the least cursor for its frames.  `first`: the tail that the origin has named for a reader that starts now.
+        During a delivery round, a step that other readers can use is also kept in `steps`.
         """
         shared = self.cursors.shared()
         cursor = max(shared, least_cursor)

@@ -25,9 +25,9 @@ class Cut(NamedTuple):
 
     pieces: list[bytes]
     copied: int
-    """How many of these bytes use memory that the block does not use.  These are copied bytes, and the block's last
-    piece if it is small: the block replaces such a piece when it grows, and then only this `Cut` refers to the old
-    piece."""
+    """How many of these bytes use memory that the block does not use.  Copied bytes use such memory, and so does the
+    block's last piece if it is small.  The block replaces such a piece when it grows, and then only this `Cut` refers
+    to the old piece."""
 
 
 class Block:

@@ -4,8 +4,8 @@
 out the step, record the result in the read's progress.  `gateway.tape.decide_records` is the same for S2 streams.
 
 Writes are seen here by their effects on the stream: an acknowledged write names the stream's new tail, and a write that
-may have been executed makes a revalidation necessary.  `gateway.engine.pending_writes` says what a write changes while
-it is under way.
+may have been executed makes a revalidation necessary.  `gateway.engine.pending_writes` describes the effect of a write
+while it is under way.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Question(StrEnum):
     LIFETIME = "lifetime"
     """When does the stream expire?"""
     FACTS = "facts"
-    """Does the stream exist, and what is its content type?"""
+    """Does the stream exist, and with which content type?"""
     EXISTENCE = "existence"
     """Is the known stream still at the path?"""
     CONFIRMATION = "confirmation"

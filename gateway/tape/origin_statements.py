@@ -219,7 +219,7 @@ class Expiry:
     asked_at: float = -math.inf
     """When the gateway last asked for the lost lifetime; -inf if the lifetime is known."""
     pause_s: float = 0.0
-    """The seconds after `asked_at` for which the gateway does not ask again."""
+    """The seconds after `asked_at` in which the gateway does not ask again."""
 
     def __repr__(self) -> str:
         return f"<Expiry {'lost, before: ' if self.is_lost else ''}{self.latest}>"

@@ -31,7 +31,7 @@ MOST_EVENTS: Final = 64
 MOST_DOZING: Final = 4_096
 """The most sleeping streams of one path that keep their remembered answers until the next event."""
 MOST_QUERIES: Final = 64
-"""The most queries of an S2 path for which `Crowd.records_to` has a value of its own."""
+"""The most queries of an S2 path that have separate values in `Crowd.records_to`."""
 _LOOKS: Final = 8
 """The most streams that one call examines to find streams that are not in use."""
 
@@ -39,7 +39,7 @@ _LOOKS: Final = 8
 class PathEvent(Protocol):
     """A change that concerns all streams of a path.
 
-    The event is applied once to each stream, but maybe later, so it must not depend on mutable state.
+    The event is applied once to each stream.  This may happen later, so the event must not depend on mutable state.
     """
 
     def __call__(self, stream: Stream, /) -> object:

@@ -34,7 +34,7 @@ class PinnedTapes:
         self._costs: dict[StreamKey, int] = {}
         self._heap: list[int] = []
         """A heap of negated ranks, so that the least valuable stream comes first.  The heap has all pinned streams, and
-        maybe streams that are no longer pinned."""
+        may have streams that are no longer pinned."""
         self._in_heap: set[int] = set()
         """The ranks in the heap, each once."""
         self.cost = 0
@@ -96,7 +96,7 @@ class PinnedTapes:
         return True
 
     def add_cost(self, key: StreamKey, delta: int) -> list[StreamKey] | tuple[StreamKey, ...]:
-        """Add `delta` to the cost of `key`; return the keys that are no longer pinned, maybe `key` among them."""
+        """Add `delta` to the cost of `key`; return the keys that are no longer pinned, which may include `key`."""
         if key not in self._costs:
             return _NONE
         self._costs[key] += delta
@@ -166,7 +166,7 @@ class EvictionOrder:
 
     def prefer(self, keys: Iterable[StreamKey], share: float, budget_bytes: int) -> None:
         """Replace the preferred streams, the most valuable first, and pin as many as fit into `share` of the budget."""
-        # Unpin all first, so that streams pinned so far take no room from streams that now rank higher.
+        # Unpin all streams first, so that the earlier pinned streams take no room from streams that now rank higher.
         self.unpin(self.pinned.prefer((), 0))
         self._share = share
         self.pinned.prefer(keys, int(budget_bytes * share))

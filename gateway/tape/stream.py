@@ -301,7 +301,7 @@ class Stream:
         return identity == self.identity
 
     def learn_owner(self, said: HopSaid) -> bool:
-        """Record what the stream's owner says about its record; return False if it is a record of another stream."""
+        """Record the owner's statement about its record; return False if that record is of another stream."""
         record = self.elsewhere
         if record is None:
             record = self.elsewhere = OwnersRecord()
@@ -311,7 +311,7 @@ class Stream:
         return True
 
     def own_record(self) -> OwnersRecord:
-        """Return the record by which other workers know this object."""
+        """Return the record that names this object to other workers."""
         if self.elsewhere is None:
             self.elsewhere = OwnersRecord()
         return self.elsewhere

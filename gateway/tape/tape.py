@@ -42,9 +42,9 @@ class TapeReading(NamedTuple):
     end: str = ""
     stored_at: float = 0.0
     copied: int = 0
-    """How many bytes of `pieces` use memory that the tape does not use.  These are copied bytes, and the last piece of
-    a block if it is small: the tape replaces such a piece when the block grows, and then only this reading refers to
-    the old piece."""
+    """How many bytes of `pieces` use memory that the tape does not use.  Copied bytes use such memory, and so does the
+    last piece of a block if it is small.  The tape replaces such a piece when the block grows, and then only this
+    reading refers to the old piece."""
 
 
 class Extent(NamedTuple):

@@ -66,7 +66,7 @@ class OriginError:
 
     @classmethod
     def of_ended(cls, status: int) -> OriginError:
-        """Make the gateway's own answer for a stream that does not exist (404) or is gone for good (410)."""
+        """Make the gateway's own error for a stream that does not exist (404) or is gone for good (410)."""
         text = b"Stream is gone\n" if status == 410 else b"Stream not found\n"
         return cls(status, CIMultiDict({"Content-Type": "text/plain; charset=utf-8"}), text)
 
@@ -205,7 +205,7 @@ class Flight(SharedFetch):
         self.key = key or start
         """The key by which readers find the flight."""
         self.facts_suffice = False
-        """Whether no reader of the flight needs the tail that the origin has now."""
+        """Whether the flight's readers need only facts of the stream, and not its present tail."""
         self.keep_bytes = keep_bytes
         self.lag_bytes = max(keep_bytes, 2 * WINDOW_BYTES)
         """A reader that is behind by more than this number of bytes is dropped."""
@@ -224,7 +224,7 @@ class Flight(SharedFetch):
         self.spools = False
         """Whether to read the body without waiting for readers, because other requests wait for its connection."""
         self.must_go = False
-        """Whether to give the flight up, because other requests wait for its connection."""
+        """Whether to abandon the fetch, because other requests wait for its connection."""
         self.inflow = _UNBOUNDED
         """Bounds the rate at which the flight's reply and its readers add bytes to memory."""
         self.shared: SharedBytes | None = None
@@ -326,8 +326,8 @@ class Flight(SharedFetch):
         self.changed.fire()
 
     def land_whole(self, body: list[bytes], size: int) -> None:
-        """Set the whole body, which has arrived at once, and end the flight.  The body has `size` bytes, in pieces of
-        which none is empty.
+        """Set the whole body, which has arrived at once, and end the flight.  The body has `size` bytes, in non-empty
+        pieces.
         """
         self.kept, self.size, self.length = body, size, size
         if size > self.keep_bytes:

@@ -14,9 +14,9 @@ Checks and probes use the connections for live requests.  Otherwise a queue of o
 the origin would seem to be down.
 
 With several workers, all of them share the breaker (`gateway.upstream.shared_breaker`), and each of them watches it.
-One probe is sent at a time, by the worker that is first to ask for it.  A worker that changes a breaker tells the
+One probe is sent at a time, by the worker that is first to ask for it.  A worker that changes a breaker informs the
 others (`OriginNews`), so that a worker without requests looks at the breaker too.  One worker sends all active checks,
-and tells the others which origins are ejected.
+and informs the others which origins are ejected.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Health:
                 bad, good = (0, good + 1) if wrong is None else (bad + 1, 0)
                 self._take_result(check, wrong, bad, good)
             elif bad or good:
-                # Another worker sends the checks now, and tells their results.
+                # Another worker sends the checks now, and reports their results.
                 bad = good = 0
                 self._origins.readmit(check.authority, check)
             await pause(self._clock, config.interval_s * self._rng.uniform(*_JITTER))
@@ -160,7 +160,7 @@ class Health:
     # -- probes
 
     def learn(self, news: OriginNews) -> None:
-        """Apply what another worker tells about an origin."""
+        """Apply another worker's news of an origin."""
         origin = self._origins.find(news.origin)
         if origin is not None:
             learn(origin, news, self._clock.now())
@@ -218,12 +218,12 @@ def _bounds(timeout_s: float) -> Bounds:
     return Bounds(timeout_s, timeout_s, timeout_s, timeout_s)
 
 
-# -- what workers tell each other
+# -- news between workers
 
 
 @dataclass(frozen=True, slots=True)
 class OriginNews:
-    """The state of an origin at the worker that tells it.  The breaker's state is in shared memory."""
+    """The state of an origin, as one worker reports it to the others.  The breaker's state is in shared memory."""
 
     origin: str
     """Scheme, host and port."""
@@ -232,7 +232,7 @@ class OriginNews:
 
 
 def news_of(origin: Origin) -> OriginNews:
-    """Return what the other workers need to know."""
+    """Return the news of an origin for the other workers."""
     return OriginNews(origin.authority, origin.is_ejected, origin.reason or "")
 
 

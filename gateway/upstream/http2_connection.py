@@ -1,9 +1,9 @@
 """An HTTP/2 connection to an origin, which carries many exchanges at a time, each on one stream.
 
 Requests are sent only after the origin's SETTINGS have arrived, which show that the origin speaks HTTP/2 and how many
-requests it accepts at once.  A failure before that counts as a failure to connect, so the requests may go to another
-origin.  Over TLS the origin must agree to `h2` by ALPN.  Without TLS, the configuration states that the origin speaks
-HTTP/2 (RFC 9113 section 3.3).
+requests it accepts at once.  A failure before the SETTINGS counts as a failure to connect, so the requests may go to
+another origin.  Over TLS the origin must agree to `h2` by ALPN.  Without TLS, the configuration states that the origin
+speaks HTTP/2 (RFC 9113 section 3.3).
 
 The connection is used until the origin sends GOAWAY, violates the protocol, or stops answering.  A timeout of one
 exchange does not end the connection, because the other exchanges may still succeed.  Instead the connection sends a

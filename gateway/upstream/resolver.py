@@ -163,7 +163,7 @@ class Resolver:
         return task
 
     async def _query(self, host: str, port: int) -> _Entry | OSError:
-        """Look a name up.  Return a failure as a value, for all waiters to raise."""
+        """Look a name up.  Return a failure as a value, so that each waiter can raise it."""
         try:
             async with self._places:
                 found = await self._look_up(host, port)

@@ -62,7 +62,7 @@ class FoundRecords:
     tail: StreamPosition | None = None
     """The tail, if the reply reaches the tail and states it."""
     is_remembered: bool = False
-    """As of `AtTail`."""
+    """As in `AtTail`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,8 @@ class AtTail:
 
     tail: StreamPosition
     is_remembered: bool = False
-    """Whether the stream's owner, another worker, has stated the tail from memory: there may be records after it."""
+    """Whether the stream's owner, another worker, has stated the tail from memory.  There may be records after this
+    tail."""
 
 
 @dataclass(frozen=True, slots=True)

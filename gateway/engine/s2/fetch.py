@@ -50,7 +50,7 @@ class S2Source:
     bounds: Bounds
     live_bounds: Bounds
     shared: Shared | None = None
-    """The stream, so that its owner, maybe another worker, is asked; None if the origin itself is asked."""
+    """The stream whose owner, perhaps another worker, is asked; None if the origin itself is asked."""
 
     @property
     def route(self) -> str:
@@ -58,9 +58,8 @@ class S2Source:
         return self.configured.config.name
 
     def may_be_told(self, refused: S2Refused) -> bool:
-        """Return whether every reader of this source may see the error.
-
-        If not, the error may concern the credentials of one reader, and only that reader may see it.
+        """Return whether every reader of this source may see the error.  Otherwise the error may concern one reader's
+        credentials, and only this reader may see it.
         """
         asked_with = refused.asked_with
         return refused.status not in PERSONAL or asked_with is None or asked_with == self.headers
@@ -119,7 +118,7 @@ class S2Origin:
         try:
             reply = await self._upstream.send(call._replace(shared=source.shared), sent)
             if reply.said is not None and reply.said.alone is not None:
-                # The stream's owner, another worker, has asked by other credentials.
+                # The stream's owner, another worker, may have asked with other credentials.
                 reply.close()
                 reply = await self._upstream.send(call, sent)
         except GatewayError as error:

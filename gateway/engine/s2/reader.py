@@ -232,7 +232,7 @@ class S2SessionReader:
             self._batch_is_out()
 
     def _batch_is_out(self) -> None:
-        """Handle the end of a batch: all of it has been written."""
+        """Handle the end of a batch that has been written completely."""
         if self.read.left.is_exhausted:
             self._finish(CloseReason.CLOSED)
         elif self._ends_by is not None:
@@ -241,8 +241,8 @@ class S2SessionReader:
             self._wait()
 
     def _begin_large(self, batch: S2Batch) -> None:
-        """Write a large batch in parts: the first part now, each later part when the client has taken the part
-        before."""
+        """Write a large batch in parts: the first part now, and each later part when the client has taken its
+        predecessor."""
         if self.is_sse:
             self._write(batch.head_of_event(self._count, self._size))
             if self._is_over:
@@ -369,8 +369,8 @@ class S2SessionReader:
             # Records have arrived, and the client has not read them yet.
             self._wait()
         elif topic is not None and topic.tail is None:
-            # Records may have been appended.  The session learns that only when the origin answers again, or when the
-            # stream is given up.
+            # Records may have been appended.  The session learns of them only when the origin answers again, or when
+            # the stream is given up.
             self._tick = self._context.wheel.add(self, LOOK_S)
         else:
             self._finish(CloseReason.TIMED_OUT)

@@ -286,8 +286,8 @@ class S2Reads:
                     raise TailMovedBack
                 case _:
                     break
-        # Next the head of the session's answer is sent.  After that a session that reaches the tail cannot be refused
-        # any more.
+        # The head of the answer is sent next.  A session that reaches the tail after that can no longer be refused, so
+        # it may end without records.
         progress.may_be_empty = True
         return S2Session(stream, asked.form, progress, query.longest_wait_s)
 
@@ -353,7 +353,7 @@ class S2Reads:
             self.streams.detach(reader.topic, read.linger_s)
         self.streams.release(reader.stream)
 
-    # -- the whole
+    # -- all reads
 
     def forget_stream(self, stream: Stream) -> None:
         """Handle dropped records: if the stream has ended, its live readers end."""

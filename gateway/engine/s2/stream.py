@@ -118,8 +118,8 @@ class S2Stream:
         """Return the records in memory from `at` on within the limits, and whether a limit was reached.
 
         `tail` is the tail that may be stated to the reader.  Readers that ask for the same records in one turn of the
-        event loop share the batch and its encodings.  This is common: all sessions of an HTTP/2 connection continue
-        together when the connection has room again.
+        event loop share the batch and its encodings.  Such requests are common, because all sessions of an HTTP/2
+        connection continue together when the connection has room again.
         """
         key = at, limits, tail
         found = self._batches.get(key)
@@ -176,8 +176,8 @@ class S2Stream:
     async def _ask(self, ask: Callable[[S2Source], Awaitable[T]], end: int) -> T:
         """Return the answer to a question; `end` is the value of `end_seq_num` now.
 
-        A tail from the memory of the stream's owner, another worker, may be older than what this worker knows.  Then
-        only the origin itself can tell whether the stream was re-created.
+        A tail from the memory of the stream's owner, another worker, may be older than this worker's facts.  Then only
+        the origin can show whether the stream was re-created.
         """
         found = await ask(self.source)
         if isinstance(found, AtTail) and found.is_remembered and self.tape.contradicts(found.tail, end):
@@ -364,7 +364,7 @@ class S2Stream:
         return None
 
     async def confirmed(self, client: str) -> S2Refused | None:
-        """Have the origin confirm the records in memory if a write has cast doubt on them.
+        """Ask the origin to confirm the records in memory if a write has cast doubt on them.
 
         `client` is the client's network.  Returns the origin's error if the origin refuses.  Raises a GatewayError;
         TailMovedBack if the records belong to another stream.

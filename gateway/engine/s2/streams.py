@@ -99,9 +99,9 @@ class S2Follower:
         self._heard_at = clock.now()
         """When the origin last sent something (monotonic seconds)."""
         self._is_by_hop = False
-        """Whether the session is one of the stream's owner, another worker."""
+        """Whether the stream's owner, another worker, provides the session."""
         self._goes_on = False
-        """Whether an earlier attempt has asked for a session."""
+        """Whether this session continues after an earlier attempt."""
         self._overlap: int | None = None
         """The sequence number of the record that is read again; None once that record has arrived."""
 
@@ -193,7 +193,8 @@ class S2Follower:
 
     def _take(self, frame: Message) -> None:
         batch, now = protobuf.decode_read_batch(frame.body), self._clock.now()
-        # Only the owner knows when the origin has stated the tail: its heartbeats show only that the worker is alive.
+        # Only the owner knows when the origin has stated the tail.  The owner's heartbeats show only that this worker
+        # is alive.
         stated_at = -inf if self._is_by_hop else now
         if batch.records and self._overlap is not None:
             batch = self._without_overlap(batch, self._overlap)
@@ -237,7 +238,7 @@ EVERY_S: Final = 0.02
 class S2Confirmations:
     """A queue of streams that wait to be confirmed.
 
-    `confirm` asks the origin to confirm a stream; its second argument is the network of the client for which it asks.
+    `confirm` asks the origin to confirm a stream, on behalf of the client network in its second argument.
     """
 
     def __init__(self, clock: Clock, confirm: Callable[[S2Stream, str], object]) -> None:
@@ -401,8 +402,8 @@ class S2Streams:
         self._table.detach(topic, linger_s)
 
     def restart(self, record: Stream) -> None:
-        """End the session of a stream's follower, and have a new follower open another, because the stream has another
-        owner."""
+        """End the session of a stream's follower, and let a new follower open another session, because the stream has a
+        new owner."""
         topic = self.topic_of(record)
         if topic is not None and (follower := self._followers.pop(topic, None)) is not None:
             self._table.unfollow(topic)
@@ -434,7 +435,7 @@ class S2Streams:
             self._confirmations.queue_stream(stream, client)
 
     def _confirm(self, stream: S2Stream, client: str) -> None:
-        """Have the origin confirm a stream, so that its live readers end if the stream is gone."""
+        """Ask the origin to confirm a stream, so that its live readers end if the stream is gone."""
 
         async def confirm() -> None:
             # If the origin does not answer, a later beat tries again.

@@ -12,7 +12,7 @@ A topic ends when it has no readers, or when `lost` is called, which ends all re
 final.
 
 The id of a server-sent event counts the records and bytes delivered by its response.  So readers share an event only if
-they have received equally many records and bytes, for instance because they joined between the same two batches.
+they have received the same numbers of records and bytes, for instance because they joined between the same two batches.
 """
 
 from __future__ import annotations
@@ -286,7 +286,7 @@ class S2Topic:
         records, self._come = self._come, []
         size, self._come_size = self._come_size, 0
         batch = S2Batch(self._come_from, self.position, tuple(records), size, self.tail)
-        # Not by `_each`, which would cost each delivery a further call.
+        # Do not use `_each`, which would cost each delivery a further call.
         for reader in tuple(self.readers_now):
             try:
                 reader.deliver(batch)

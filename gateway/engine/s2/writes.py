@@ -4,8 +4,8 @@ Creating or deleting a stream, or a basin, makes the records in memory invalid, 
 only for streams of the writer's own partition: with other credentials the same name may belong to another stream.
 
 Appends drop nothing, because readers that need the tail ask the origin.  But an acknowledgement can show that the
-stream was re-created elsewhere (`S2Acknowledgements`): the new stream's records are numbered from 0, whereas an append
-to the same stream is numbered after all records in memory.  The gateway detects this before the client gets the
+stream was re-created elsewhere (`S2Acknowledgements`).  The records of a new stream are numbered from 0, whereas an
+append to the known stream is numbered after all records in memory.  The gateway detects this before the client gets the
 acknowledgement, because the client's next read must include its append.
 
 Some answers do not show whether a stream was deleted or created.  A 404 may be due to the writer's credentials, and the
@@ -54,7 +54,7 @@ _MOST_BYTES: Final = 4_096
 
 
 TellAppended = Callable[[Group, Collection[str] | None, int], object]
-"""Tells other workers which number the first record of an append to a path was given."""
+"""Tells other workers the number that the first record of an append to a path was given."""
 
 
 class S2HeldBefore(NamedTuple):
@@ -326,7 +326,7 @@ class S2Writes:
         self._store.drop_stream(stream, End.DELETED)
 
     def _drop(self, request: RelayedRequest, streams: Iterable[Stream]) -> None:
-        """Of `streams`, drop the streams in the writer's own partition, and doubt all others."""
+        """Drop the given streams that are in the writer's own partition, and doubt the others."""
         for stream in streams:
             if stream.key.partition == request.partition:
                 self._deleted(stream)
