@@ -127,10 +127,10 @@ class S2Sighting:
         self._position: StreamPosition | None = None
         self._mark: int | None = None
         self.full_to = 0
-        """The end of the latest reply to a read if the reply had as many records as S2 allows, so that more are likely;
-        otherwise 0."""
+        """The end of the latest reply to a read, if this reply had as many records as S2 allows; otherwise 0.  After
+        such a reply, more records are likely."""
         self._read_to: StreamPosition | None = None
-        """The furthest position that is known from a record that was read, and not only from a stated tail."""
+        """The furthest position that a record has proved.  A stated tail alone does not count."""
         self.closed_at: int | None = None
         """The sequence number of the close marker (`content.py`), if it was seen."""
 

@@ -89,7 +89,8 @@ class Room(Enum):
     NO_SHARE = "no_share"
     """The network has its share of the connections already."""
     BY_DISPLACING = "by_displacing"
-    """All connections are in use.  An idle connection of the network with the most connections may have to go."""
+    """All connections are in use.  The new connection may have to displace an idle connection of the network with the
+    most connections."""
     NONE = "none"
 
 
@@ -166,7 +167,7 @@ class Accounts:
         self._now = now
         self._all: OrderedDict[str, Account] = OrderedDict()
         self._sizes: dict[int, int] = {}
-        """For each number of connections, the number of networks that have so many connections."""
+        """For each number of connections, the number of networks with this number of connections."""
         self.open_connections = 0
         """The number of open connections, including connections without a network."""
         self.most_connections = 0

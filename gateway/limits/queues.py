@@ -106,7 +106,7 @@ _MOST_DEBT: Final = 64
 _MOST_NEW: Final = 16
 """The most new clients that are served in a row while old clients wait."""
 _MOST_OLD: Final = 1 << 12
-"""If there are this many old clients, a new client that has no more items is forgotten, and does not become old."""
+"""With this many old clients, a new client without further items is forgotten instead of becoming old."""
 
 
 class _Flow(Generic[Work]):

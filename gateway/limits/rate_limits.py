@@ -47,7 +47,7 @@ class Rate:
 
     def __init__(self, per_s: float, burst: float, name: str = "") -> None:
         self.name = name
-        """The name by which several workers share the buckets; empty if each worker has buckets of its own."""
+        """The name under which the workers share the buckets; empty if they do not share them."""
         self.per_s = per_s
         self.burst = burst
         self._one_s = 1 / per_s
@@ -111,7 +111,7 @@ class Rate:
 UNKNOWN_WAIT_S: Final = 5.0
 """The wait that a refusal states, in seconds, if the request has to wait until some live read ends."""
 _LONGEST_WAIT_S: Final = 86_400.0
-"""The longest wait, in seconds, from which a Retry-After is computed."""
+"""A Retry-After is computed from a wait of at most this many seconds."""
 
 
 def retry_after_s(wait_s: float, rng: random.Random) -> int:

@@ -9,14 +9,15 @@ absent.
 `Cursors` assigns cursors to the live readers of a stream.  Readers that wait together get the same cursor, so that
 their next requests have the same URL.  When the stream has news, the shared cursor rises above all cursors that clients
 have sent.  Then it stays until the next news, or until a client that has it already gets an answer without news.  So
-readers get the same cursor even if the first of them send their next requests before the last are answered.  If it did
-not stay, crowds of readers with different cursors would never get equal ones.
+readers get the same cursor even if the first of them send their next requests before the last are answered.  If the
+shared cursor did not stay, readers with different cursors would never get equal cursors.
 
-A client may send any cursor, so any client can raise the shared cursor, and crowds that get news more often than each
-20 seconds run ahead of the time.  Neither does harm: the next offset changes the URL of all readers in any case.  Only
-the end of the valid cursors must stay out of reach.  A cursor above 2^52 therefore does not raise the shared cursor,
-unless that is as great.  The answer to such a cursor is the next multiple of 2^20, so that readers that another gateway
-has led there stay together.
+Any client can raise the shared cursor, because a client may send any cursor.  With news more often than every 20
+seconds, the shared cursor also gets ahead of the clock.  Neither does harm, because the next offset changes the URL of
+all readers in any case.  But the shared cursor must not reach the end of the valid cursors.  A client's cursor above
+2^52 therefore does not raise the shared cursor, unless the shared cursor is as great already.  The answer to such a
+cursor is the next multiple of 2^20.  Readers whose cursors another gateway has raised this far then still get equal
+cursors.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ MAX_JITTER_INTERVALS: Final = 3600 // INTERVAL_S
 _MAX_CURSOR: Final = 2**53
 _MAX_CHARS: Final = len(str(_MAX_CURSOR))
 _MOST_NOTED: Final = 2**52
-"""A client's cursor above this one does not raise the shared cursor, unless the shared cursor is as great."""
+"""A client's cursor above this value does not raise the shared cursor, unless the shared cursor is as great already."""
 _STRIDE: Final = 2**20
-"""The answers to cursors that do not count are multiples of this number."""
+"""The answer to a cursor that does not raise the shared cursor is a multiple of this number."""
 
 
 def interval(wall_s: float) -> int:
@@ -101,8 +102,8 @@ class Cursors:
     def next_for(self, client: str | None) -> str:
         """Return the next cursor for a client that has sent the cursor `client`.
 
-        This is the shared cursor, which rises if it is not greater than `client`, or the multiple of `_STRIDE` after a
-        cursor that does not count.
+        This is the shared cursor, which is first raised above `client` if necessary.  If `client` must not raise it,
+        this is the next multiple of `_STRIDE`.
         """
         own = parse_cursor(client)
         if own is not None and own >= self.shared():

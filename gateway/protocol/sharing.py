@@ -5,10 +5,10 @@ The reply to a catch-up read is stored, so it may be shared only if a shared cac
 reply that goes to several readers without being stored (live, `offset=now`, HEAD) may say `no-store`.  The other
 conditions are the same.
 
-A shared request carries its readers' credentials, and no other headers of theirs.  So a reply that varies on a header
+A shared request carries its readers' credentials, and none of their other headers.  So a reply that varies on a header
 other than a credential is for its requester alone.  The header Origin is a special case.  A shared reply is valid for
 readers without an Origin header, and for all readers if it allows any web origin (`*`).  A reply without
-Access-Control-Allow-Origin is not valid for readers with an Origin header, even if it has no Vary: common middleware
+Access-Control-Allow-Origin is not valid for readers with an Origin header, even if it has no Vary.  Common middleware
 adds both fields only to replies to requests with Origin.  If no shared reply is valid for a read with an Origin header,
 the read is relayed.  The reply to the relayed read shows whether the origin allows the reader's web origin.
 

@@ -45,7 +45,7 @@ _EVICTED: Final = End.EVICTED
 _NO_KEY = StreamKey(Group("", ""), "", Partition(""))
 """A key that no stream has, for evictions that may evict any stream."""
 _NO_HEADERS: Final[CIMultiDict[str]] = CIMultiDict()
-"""The headers of new streams, of which no reply is known.  Never changed."""
+"""The headers of new streams, before the first reply.  Never changed."""
 
 
 class TapeStore:
@@ -133,9 +133,9 @@ class TapeStore:
     def tag(self, stream: Stream, surrogate_keys: frozenset[str]) -> None:
         """Add the surrogate keys that a reply with bytes of the stream has named.  Does nothing on an ended stream.
 
-        The keys of all replies are collected until the bytes are forgotten.  If there would be more than `MAX_TAGS`
-        keys, or more than `MAX_TAG_BYTES` in their names, the bytes are forgotten at once, so that a purge by key
-        always finds all bytes with the key.
+        The keys of all replies are collected until the bytes are forgotten.  With more than `MAX_TAGS` keys, or more
+        than `MAX_TAG_BYTES` in their names, the bytes are forgotten at once.  A purge by key therefore always finds all
+        bytes with the key.
         """
         if not surrogate_keys or stream.ended is not None:
             return
