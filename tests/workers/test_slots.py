@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import pickle
 import selectors
@@ -18,6 +19,7 @@ import pytest
 from gateway.cli.sd_notify import ServiceManager
 from gateway.cli.supervisor import sockets
 from gateway.cli.supervisor.forking import Workers
+from gateway.cli.supervisor.private_sockets import PEER, PrivateSockets
 from gateway.cli.supervisor.process import WorkerSupervisor, _Phase
 from gateway.cli.supervisor.reloads import Reloads
 from gateway.cli.supervisor.slots import MOST_DELAY_S, START_S, STEADY_S, Backoff, Slot, end_of, may_accept
@@ -210,6 +212,22 @@ def test_a_worker_that_cannot_be_forked_is_like_one_that_ends(monkeypatch: pytes
         assert not selector.get_map()
     # What the slot's last worker had under way at origins is over.
     assert repr(row) == "<OriginRow version 0, 0 workers, 0 waiting>"
+
+
+def test_no_process_waits_for_a_slot_without_a_next_worker() -> None:
+    """The next version asks the workers of a version that drains."""
+    private = PrivateSockets(2)
+    supervisor = WorkerSupervisor.__new__(WorkerSupervisor)
+    supervisor._slots, supervisor._private, supervisor._now = [Slot(0), Slot(1)], private, lambda: 0.0
+    supervisor._phase = _Phase.DRAINING
+    supervisor._workers = cast(Workers, SimpleNamespace())
+    supervisor._reloads = cast(Reloads, SimpleNamespace(loses=lambda _slot: None))
+    supervisor._slots[1].pid = 7
+    supervisor._ended(supervisor._slots[0], "was ended")
+    for path, ends in zip(private.paths(PEER), (True, False), strict=True):
+        with socket.socket(socket.AF_UNIX) as client:
+            assert client.connect_ex(path) == (errno.ECONNREFUSED if ends else 0)
+    private.close()
 
 
 # -- sockets -----------------------------------------------------------------------------------------------------------

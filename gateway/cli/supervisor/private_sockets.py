@@ -52,6 +52,11 @@ class PrivateSockets:
                 if other != slot:
                     sock.close()
 
+    def close_slot(self, slot: int) -> None:
+        """Close the sockets of a slot that gets no further worker, so that no other process waits for its answers."""
+        for sockets in self._sockets.values():
+            sockets[slot].close()
+
     def close(self) -> None:
         """Close all sockets, and remove the folder."""
         for sockets in self._sockets.values():

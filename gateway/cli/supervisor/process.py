@@ -309,6 +309,7 @@ class WorkerSupervisor:
         self._reloads.loses(slot)
         if self._phase is _Phase.DRAINING:
             slot.next_at = None
+            self._private.close_slot(slot.number)
             self._tell_when_empty()
             return
         failure = slot.failure

@@ -1,17 +1,19 @@
-"""What a worker takes from others when it starts: revocations, a drain, and the log level.
+"""The settings that a worker takes over when it starts: revocations, a drain, and the log level.
 
-A worker that starts again takes them from the other workers.  In an upgrade, the workers take them from those of the
-version before, except for a drain, which that version may just begin.  They ask again until that version has ended,
-because its admin port answers until then: a revocation that it confirms has to hold at the next version too.  So does a
-worker that starts again during that time.
+Operators set these at run time, at all workers.  A worker that has died has lost them, so its successor asks the other
+workers before it accepts connections.  It listens on its private socket before it asks.  A change that begins meanwhile
+therefore reaches the successor too.
 
-Operators set these at run time, at all workers.  A worker that has died has lost them.  Its successor listens on its
-private socket before it asks the others.  A change that begins meanwhile therefore reaches the successor too, and none
-falls in between.
+While an upgrade ends, the admin port of the version before this one still answers.  A revocation that it confirms has
+to hold at the next version too.  Each worker that starts during that time therefore asks the version before, and goes
+on asking until that version has ended.  The first answers are awaited before the worker accepts connections, whatever
+the other workers of its own version answer: they may have started at the same moment, and may know no revocation yet.
+A drain is not taken over from the version before, which drains because it is replaced.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -43,41 +45,46 @@ async def adopt_at_start(
     subject: Subject, siblings: Peers | None, earlier: Peers | None, *, but: int, start: Callable[[Peers], None]
 ) -> None:
     """Take over the settings from the other workers of this version, if they have served before, and from the version
-    before, if there is one.  `start` has to begin `follow_settings` with the given workers of that version."""
-    has_adopted = siblings is not None and await adopt_settings(subject, siblings, but=but)
+    before, if there is one.  Takes at most `_ADOPT_S`.
+
+    `but` is the slot of this worker.  `start` has to begin `follow_settings` with the given workers of the version
+    before."""
+    drain_changes, level_changes = subject.drain_changes, subject.level_changes
+    found, found_before = await asyncio.gather(_settings_of(siblings, but), _settings_of(earlier))
+    # What operators have changed at this worker too meanwhile may be newer than the others' answers.
+    drains, levels = subject.drain_changes == drain_changes, subject.level_changes == level_changes
+    apply_settings(subject, found, drains=drains, levels=levels)
+    if levels and any(one.is_level_set for one in found):
+        # An operator has set the level of this version.  The level of the version before no longer matters.
+        subject.level_changes += 1
     if earlier is not None:
-        if not has_adopted:
-            await adopt_settings(subject, earlier, is_earlier_version=True)
+        _apply_earlier(subject, found_before)
         start(earlier)
 
 
-async def adopt_settings(
-    subject: Subject, peers: Peers, *, but: int | None = None, is_earlier_version: bool = False
-) -> bool:
-    """Ask workers for their settings, except the worker of the slot `but`, and apply them to this worker.  Returns
-    whether any has answered."""
-    found, drain_changes, level_changes = [], subject.drain_changes, subject.level_changes
-    for answer in await peers.ask_all("GET", SETTINGS, within_s=_ADOPT_S, but=but):
+async def follow_settings(subject: Subject, earlier: Peers, pause: Callable[[], Awaitable[None]]) -> None:
+    """Take over the settings of the version before, until none of its workers answers.  `pause` is called between two
+    questions."""
+    while found := await _settings_of(earlier):
+        _apply_earlier(subject, found)
+        await pause()
+
+
+async def _settings_of(peers: Peers | None, but: int | None = None) -> list[WorkerSettings]:
+    """Ask workers for their settings, except the worker of the slot `but`."""
+    found = []
+    for answer in await peers.ask_all("GET", SETTINGS, within_s=_ADOPT_S, but=but) if peers is not None else ():
         if answer.is_good:
             try:
                 found.append(adapter_of(WorkerSettings).validate_json(answer.body))
             except ValidationError:
                 _log.exception("worker %d has answered in another form", answer.slot)
-    # What operators have changed at this worker too meanwhile may be newer than the others' answers.
-    drains = not is_earlier_version and subject.drain_changes == drain_changes
-    levels = subject.level_changes == (0 if is_earlier_version else level_changes)
-    apply_settings(subject, found, drains=drains, levels=levels)
-    if not is_earlier_version and levels and any(one.is_level_set for one in found):
-        # The level of the version before is none for this version any more.
-        subject.level_changes += 1
-    return bool(found)
+    return found
 
 
-async def follow_settings(subject: Subject, earlier: Peers, pause: Callable[[], Awaitable[None]]) -> None:
-    """Take over what operators set at the version before, until none of its workers answers.  `pause` is called between
-    two questions."""
-    while await adopt_settings(subject, earlier, is_earlier_version=True):
-        await pause()
+def _apply_earlier(subject: Subject, found: Iterable[WorkerSettings]) -> None:
+    """Apply the settings of the version before: the level only if no operator has set that of this version."""
+    apply_settings(subject, found, drains=False, levels=subject.level_changes == 0)
 
 
 def apply_settings(subject: Subject, found: Iterable[WorkerSettings], *, drains: bool, levels: bool) -> None:

@@ -2,7 +2,8 @@
 
 The supervisor holds each worker's socket open.  A request to a worker that starts again therefore waits in the socket's
 queue, and the new worker answers it.  A dead worker is not asked: it has nothing that could be shown or purged, and its
-successor takes over what operators have set (`adoption`).
+successor takes over what operators have set (`adoption`).  Nor is a worker asked again if no process listens at its
+socket: it has ended, and so has its supervisor.
 
 A question is over when every living worker has answered.  A worker that was replaced meanwhile is asked once more, so
 no change is lost between two generations.
@@ -11,6 +12,7 @@ no change is lost between two generations.
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -25,6 +27,9 @@ CHANGE_S: Final = 10.0
 _AGAIN_S: Final = 0.02
 """The pause before a worker that has dropped the connection is asked again."""
 _LOST: Final = 502
+_GONE: Final = 503
+_ENDED: Final = frozenset({errno.ECONNREFUSED, errno.ENOENT})
+"""The errors of a connection to a socket at which no process listens any more."""
 _LATE: Final = 504
 _BASE: Final = URL("http://worker")
 _JSON: Final = {"Content-Type": "application/json"}
@@ -105,8 +110,9 @@ class Peers:
                     return PeerAnswer(slot, reply.status, await reply.read())
         except TimeoutError:
             return PeerAnswer(slot, _LATE, b"")
-        except (ClientError, OSError):
-            return PeerAnswer(slot, _LOST, b"")
+        except (ClientError, OSError) as error:
+            has_ended = isinstance(error, OSError) and error.errno in _ENDED
+            return PeerAnswer(slot, _GONE if has_ended else _LOST, b"")
 
     async def close(self) -> None:
         """Close the connections to the workers."""

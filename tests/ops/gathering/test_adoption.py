@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from gateway.auth.remembered_verdicts import Revocation, Verdicts
 from gateway.ops.admin.controls import LOGGER, Level, LogLevel, controls_endpoints
 from gateway.ops.admin.endpoint import ApiRequest, Nothing
 from gateway.ops.admin.subject import Subject
-from gateway.ops.gathering.adoption import adopt_at_start, adopt_settings, follow_settings, version_before
+from gateway.ops.gathering.adoption import adopt_at_start, follow_settings, version_before
 from gateway.ops.gathering.peers import PeerAnswer, Peers
 from gateway.ops.gathering.private import WorkerRevocation, WorkerSettings
 
@@ -52,7 +53,8 @@ async def adopt(subject: Any, meanwhile: Level | None) -> None:
             await put.handle(ApiRequest(Nothing(), LogLevel(meanwhile), {}))
         return [PeerAnswer(1, 200, orjson.dumps(WorkerSettings([], True, "error")))]
 
-    await adopt_settings(cast(Subject, subject), cast(Peers, SimpleNamespace(ask_all=ask_all)))
+    siblings = cast(Peers, SimpleNamespace(ask_all=ask_all))
+    await adopt_at_start(cast(Subject, subject), siblings, None, but=0, start=lambda _: None)
 
 
 async def test_a_worker_takes_over_the_level_and_a_drain(level: logging.Logger) -> None:
@@ -102,32 +104,52 @@ def answering(settings: WorkerSettings | None, asked: list[str], name: str) -> P
 
 
 @pytest.mark.parametrize("is_level_set", [True, False])
-async def test_a_worker_that_starts_again_during_an_upgrade_follows_the_version_before(
-    level: logging.Logger, is_level_set: bool
+@pytest.mark.parametrize("siblings", ["none", "ended", "started", "served"])
+async def test_a_worker_that_starts_during_an_upgrade_has_the_revocations_of_the_version_before_when_it_serves(
+    level: logging.Logger, siblings: str, is_level_set: bool
 ) -> None:
-    subject, asked = Started(), list[str]()
-    siblings = answering(WorkerSettings([], False, "debug", is_level_set), asked, "siblings")
+    """Workers of this version that have started at the same moment answer, but have no revocations either."""
+    subject, asked, held = Started(), list[str](), list[Revocation]()
+    found = {
+        "none": None,
+        "ended": answering(None, asked, "siblings"),
+        "started": answering(WorkerSettings([], False, "info", False), asked, "siblings"),
+        "served": answering(WorkerSettings([], False, "debug", is_level_set), asked, "siblings"),
+    }
     revoked = [WorkerRevocation("principal", "eve", None, 60.0)]
     earlier = answering(WorkerSettings(revoked, True, "error"), asked, "earlier")
-    followed: list[Peers] = []
-    await adopt_at_start(cast(Subject, subject), siblings, earlier, but=1, start=followed.append)
-    assert (followed, asked) == ([earlier], ["siblings"]), "its start does not wait for the version before"
-    await adopt_settings(cast(Subject, subject), earlier, is_earlier_version=True)
-    assert [one for one, _ in subject.verdicts.revocations()] == [Revocation("principal", "eve")]
-    assert level.level == (logging.DEBUG if is_level_set else logging.ERROR), "a level of this version stays"
-    assert (subject.level_changes > 0) is is_level_set, "and does at the next worker that asks this one"
+
+    def follow(followed: Peers) -> None:
+        assert followed is earlier
+        held.extend(one for one, _ in subject.verdicts.revocations())
+
+    await adopt_at_start(cast(Subject, subject), found[siblings], earlier, but=1, start=follow)
+    assert held == [Revocation("principal", "eve")]
+    has_level = siblings == "served" and is_level_set
+    assert level.level == (logging.DEBUG if has_level else logging.ERROR), "a level of this version stays"
+    assert (subject.level_changes > 0) is has_level, "and does at the next worker that asks this one"
+    assert subject.drains == 0
 
 
-@pytest.mark.parametrize("has_siblings", [True, False])
-async def test_workers_that_find_no_settings_here_ask_the_version_before_before_they_serve(
-    level: logging.Logger, has_siblings: bool
-) -> None:
-    asked: list[str] = []
-    siblings = answering(None, asked, "siblings") if has_siblings else None
-    earlier = answering(WorkerSettings([], False, "error"), asked, "earlier")
-    await adopt_at_start(cast(Subject, Started()), siblings, earlier, but=1, start=lambda _: asked.append("follow"))
-    assert asked[-2:] == ["earlier", "follow"]
-    assert level.level == logging.ERROR
+async def test_the_version_before_and_the_other_workers_are_asked_at_once(level: logging.Logger) -> None:
+    """A worker that starts again waits for one of them to be late, not for one after the other."""
+    asked, are_both = list[str](), asyncio.Event()
+
+    def waiting(name: str) -> Peers:
+        async def ask_all(*_: object, **__: object) -> list[PeerAnswer]:
+            asked.append(name)
+            if len(asked) == 2:
+                are_both.set()
+            await are_both.wait()
+            return []
+
+        return cast(Peers, SimpleNamespace(ask_all=ask_all))
+
+    start = adopt_at_start(
+        cast(Subject, Started()), waiting("siblings"), waiting("earlier"), but=1, start=lambda _: asked.append("follow")
+    )
+    await asyncio.wait_for(start, 30.0)
+    assert asked[-1] == "follow"
 
 
 def test_a_version_that_has_ended_is_not_asked(tmp_path: Path) -> None:

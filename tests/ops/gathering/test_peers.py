@@ -13,6 +13,8 @@ from aiohttp import web
 
 from gateway.ops.gathering.peers import PeerAnswer, Peers
 
+BOUND_S = 30.0
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -45,6 +47,13 @@ class Crew:
         self.runners.append(runner)
         self.generations[slot] = (self.generations[slot] or 0) + 1
 
+    def end(self, slot: int, *, is_file_left: bool) -> None:
+        """Close the socket of a worker that seems to live."""
+        self.generations[slot] = 1
+        self.sockets[slot].close()
+        if not is_file_left:
+            Path(self.paths[slot]).unlink()
+
     async def close(self) -> None:
         await self.peers.close()
         for runner in self.runners:
@@ -72,6 +81,16 @@ async def test_all_living_workers_are_asked_with_the_same_words(crew: Crew) -> N
 
 async def test_without_a_living_worker_there_is_no_answer(crew: Crew) -> None:
     assert await crew.peers.ask_all("GET", "/") == []
+
+
+@pytest.mark.parametrize("is_file_left", [True, False])
+async def test_a_worker_is_not_asked_again_where_no_process_listens(crew: Crew, is_file_left: bool) -> None:
+    """The supervisor, which keeps the sockets open, has ended too."""
+    await crew.start(0)
+    crew.end(1, is_file_left=is_file_left)
+    async with asyncio.timeout(BOUND_S):
+        answers = await crew.peers.ask_all("GET", "/", within_s=10 * BOUND_S)
+    assert [(answer.slot, answer.is_good) for answer in answers] == [(0, True), (1, False)]
 
 
 async def test_a_worker_that_does_not_answer_in_time_is_named(crew: Crew) -> None:
