@@ -8,15 +8,15 @@ reads.  Each worker writes only the counts of its own place, and reads all of th
     times    of a network, when its ban ends and how long the ban was; of a rate limit, when its bucket will be full
     counts   for each place: connections, live reads
 
-A key belongs to one *bucket* of `_ROWS` rows.  A row is taken and changed under the lock of its bucket.  Without a
-lock, a worker changes only counts of a row that it has counted in: such a row stays, whatever other workers do.  Far
-from a limit, it counts without the lock.  A row
-without counts, whose times have passed, is free for another key.  A bucket whose rows are all in use has no room:
-limits then hold for each worker alone, for keys that are not in the table.  This needs far more networks than there are
-buckets.
+A key belongs to one *bucket* of `_ROWS` rows.  A row is taken and changed under the lock of its bucket.  Far from a
+limit, a worker counts without the lock, in a row that it has counted in before: such a row stays, whatever other
+workers do.  A row without counts, whose times have passed, is free for another key.  A bucket whose rows are all in use
+has no room: limits then hold for each worker alone, for keys that are not in the table.  This needs far more networks
+than there are buckets.
 
 A worker that is stopped within its few microseconds with a lock does not stop the others, which then go on without the
-lock (`SharedMemory.lock`).  Counts may then be off by one.
+lock (`SharedMemory.lock`).  Counts may then be off by one.  Without the lock, workers use no free row: the bucket then
+has no room for a key that has no row in use.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class SharedCounts:
             return True
         is_locked = self._lock(key)
         try:
-            row = self._find_or_claim(key, now)
+            row = self._find_or_claim(key, now, is_locked=is_locked)
             if row == _NO_ROW:
                 return None
             if self._sum(row, what) >= most:
@@ -140,7 +140,7 @@ class SharedCounts:
                 return True
         is_locked = self._lock(key)
         try:
-            row = self._find_or_claim(key, now)
+            row = self._find_or_claim(key, now, is_locked=is_locked)
             if row == _NO_ROW:
                 return False
             at = self._cell(row, what)
@@ -172,7 +172,7 @@ class SharedCounts:
         """Set both times of a key.  Returns False if the table has no room."""
         is_locked = self._lock(key)
         try:
-            row = self._find_or_claim(key, now)
+            row = self._find_or_claim(key, now, is_locked=is_locked)
             if row == _NO_ROW:
                 return False
             at = row * self._row_bytes // 8
@@ -187,7 +187,7 @@ class SharedCounts:
         same difference, so that no worker's tokens are forgotten.  Returns False if the table has no room."""
         is_locked = self._lock(key)
         try:
-            row = self._find_or_claim(key, now)
+            row = self._find_or_claim(key, now, is_locked=is_locked)
             if row == _NO_ROW:
                 return False
             at = row * self._row_bytes // 8 + 1
@@ -214,9 +214,14 @@ class SharedCounts:
                 return row
         return _NO_ROW
 
-    def _find_or_claim(self, key: int, now: float) -> int:
-        """Return the key's row, or a free row that now is the key's.  Call this with the lock of the bucket."""
+    def _find_or_claim(self, key: int, now: float, *, is_locked: bool) -> int:
+        """Return the key's row, or a free row that now is the key's.
+
+        Without the lock of the bucket, no free row is returned: the worker with the lock may be about to take it for
+        another key, and the row would count both."""
         found = self._find(key)
+        if not is_locked:
+            return _NO_ROW if found == _NO_ROW or self._is_free(found, now) else found
         if found != _NO_ROW:
             return found
         first = key % self.buckets * _ROWS

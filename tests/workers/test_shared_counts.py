@@ -15,7 +15,7 @@ from gateway.limits.rate_limits import Bans, RateLimits
 from gateway.limits.shared_accounts import SharedAccounts
 from gateway.workers.shared_counts import Counted, SharedCounts
 from gateway.workers.shared_memory import SharedMemory
-from tests.workers.locks import hold_lock
+from tests.workers.locks import held, hold_lock
 
 NET, OTHER = "192.0.2.7", "192.0.2.8"
 CONNECTIONS, LIVE = Counted.CONNECTIONS, Counted.LIVE_READS
@@ -173,6 +173,27 @@ def test_a_count_waits_for_another_process_in_the_same_bucket(bench: Bench, monk
     monkeypatch.setattr(os, "sched_yield", release)
     assert counts.take(key, CONNECTIONS, 1, 0.0)
     assert waits == [1]
+
+
+def test_without_the_lock_no_free_row_is_taken(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stopped worker has the lock, and may be about to take any free row for another key."""
+    one, other = bench.counts
+    key, used, banned = 1, 1 + one.buckets, 1 + 2 * one.buckets
+    assert one.take(key, CONNECTIONS, 9, 0.0)
+    assert one.add(key, CONNECTIONS, -1, 0.0)
+    assert one.take(used, CONNECTIONS, 9, 0.0)
+    assert one.set_times(banned, 100.0, 0.0, 0.0)
+    with held(monkeypatch):
+        for free in (key, key + 3 * one.buckets):
+            assert other.take(free, CONNECTIONS, 9, 0.0) is None
+            assert not other.add(free, LIVE, 1, 0.0)
+            assert not other.set_times(free, 9.0, 9.0, 0.0)
+            assert not other.advance(free, 0.0, 9.0, 0.0)
+        assert other.take(used, CONNECTIONS, 9, 0.0)
+        assert other.advance(banned, 100.0, 101.0, 0.0)
+        assert not other.advance(banned, 101.0, 103.0, 102.0), "its time has passed"
+    assert [one.total(one_key, CONNECTIONS) for one_key in (key, used)] == [0, 2]
+    assert (one.times(key), one.times(banned)) == ((0.0, 0.0), (101.0, 0.0))
 
 
 # -- connections
