@@ -237,7 +237,9 @@ class Listeners:
                 servers = await listen_at(
                     address, factory, backlog=config.backlog, reuse_port=config.reuse_port or None
                 )
-                listening.queues = [AcceptQueue(server, factory, config.backlog) for server in servers]
+                listening.queues = [
+                    queue for one in servers for queue in AcceptQueue.each_of(one, factory, config.backlog)
+                ]
             case UnixAddress(path):
                 try:
                     listening.file = await UnixSocket.open(path, config.mode, config.backlog)

@@ -305,10 +305,14 @@ def waiting(listening: socket.socket) -> int:
 
 
 class AcceptQueue:
-    """The queue of connections at one server.  It owns the further descriptors of the server's socket."""
+    """The queue of connections at one socket of a server.  It owns the further descriptors of this socket."""
 
-    def __init__(self, first: asyncio.Server, factory: Callable[[], asyncio.BaseProtocol], backlog: int) -> None:
-        self._first = first
+    def __init__(
+        self, server: asyncio.Server, factory: Callable[[], asyncio.BaseProtocol], backlog: int, index: int = 0
+    ) -> None:
+        """`index` is that of the socket among the sockets of the server."""
+        self._server = server
+        self._index = index
         self._factory = factory
         self._backlog = backlog
         self._further: list[asyncio.Server] = []
@@ -322,6 +326,11 @@ class AcceptQueue:
         """Accept connections on a socket."""
         return cls(await serve_on(sock, factory, backlog), factory, backlog)
 
+    @classmethod
+    def each_of(cls, server: asyncio.Server, factory: Callable[[], asyncio.BaseProtocol], backlog: int) -> list[Self]:
+        """Return the queue of each socket of a server.  A host name with several addresses has several sockets."""
+        return [cls(server, factory, backlog, index) for index in range(len(server.sockets))]
+
     def __repr__(self) -> str:
         return f"<AcceptQueue {1 + len(self._further)} descriptors>"
 
@@ -332,15 +341,15 @@ class AcceptQueue:
 
     @property
     def servers(self) -> list[asyncio.Server]:
-        """The server, and the servers of the further descriptors."""
-        return [self._first, *self._further]
+        """The servers of the further descriptors, and before them, at the queue of its first socket, the server."""
+        return self._further.copy() if self._index else [self._server, *self._further]
 
     def look(self) -> None:
         """Look at the length of the queue, and close descriptors that are no longer needed."""
-        if not (sockets := self._first.sockets):
+        if not (sockets := self._server.sockets):
             return
         seen = self._seen
-        seen.append(waiting(sockets[0]))
+        seen.append(waiting(sockets[self._index]))
         if self._further and len(seen) == _FALLING:
             longest = max(seen)
             while len(self._further) > longest:
@@ -354,9 +363,9 @@ class AcceptQueue:
 
     async def open_further(self, most: int = MOST_FURTHER) -> None:
         """Open the descriptors that are wanted, up to `most`.  Raises OSError if no file can be opened."""
-        sockets, wanted = self._first.sockets, min(most, self.wanted)
-        while len(self._further) < wanted and self._first.is_serving():
-            server = await serve_on(adopt(sockets[0].fileno()), self._factory, self._backlog)
+        sockets, wanted = self._server.sockets, min(most, self.wanted)
+        while len(self._further) < wanted and self._server.is_serving():
+            server = await serve_on(adopt(sockets[self._index].fileno()), self._factory, self._backlog)
             self._further.append(server)
 
 

@@ -27,7 +27,7 @@ from gateway.config.errors import ConfigError
 from gateway.config.gateway import GatewayConfig
 from gateway.config.watched_files import POLL_S
 from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
-from gateway.server import certificates
+from gateway.server import certificates, listeners
 from tests.certificates import Authority, Pair
 from tests.debian import program
 from tests.server.conftest import BOUND_S, Response, close, read_response
@@ -1107,7 +1107,7 @@ async def test_a_crowd_is_accepted_in_fewer_turns_than_it_has_connections_until_
     bench: Bench,
 ) -> None:
     gateway = await bench.start({"address": "127.0.0.1:0"}, {"address": "127.0.0.1:0"})
-    listeners, clients = gateway.listeners, gateway.clients
+    opened, clients = gateway.listeners, gateway.clients
     first, second = ("127.0.0.1", port_of(gateway)), ("127.0.0.1", port_of(gateway, 1))
 
     async def arrive(count: int, *addresses: tuple[str, int]) -> int:
@@ -1121,16 +1121,16 @@ async def test_a_crowd_is_accepted_in_fewer_turns_than_it_has_connections_until_
         await eventually(lambda: not len(clients))
         return turns
 
-    assert "2 servers" in repr(listeners)
+    assert "2 servers" in repr(opened)
     assert await arrive(64, first) < 32
     assert await arrive(256, first) < 64
-    assert "17 servers" in repr(listeners)
+    assert "17 servers" in repr(opened)
     for _ in range(200):
         await arrive(1, first)
-    assert "2 servers" in repr(listeners)
+    assert "2 servers" in repr(opened)
     # Listeners share the further descriptors: clients must not use up the open files that are kept for the rest.
     await arrive(128, first, second)
-    assert "17 servers" in repr(listeners)
+    assert "17 servers" in repr(opened)
     await gateway.stop()
     for address in (first, second):
         with pytest.raises(ConnectionRefusedError):
@@ -1146,6 +1146,26 @@ async def test_connections_that_are_refused_are_accepted_as_fast_as_others(bench
     await eventually(lambda: gateway.clients.refused.total() == len(crowd))
     assert "16 servers" in repr(gateway.listeners)
     for one in (kept, *crowd):
+        one.close()
+
+
+async def test_a_crowd_at_the_second_address_of_a_host_name_is_seen(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[asyncio.Server] = []
+
+    async def listen_at_two(_: object, factory: Any, **options: Any) -> list[asyncio.Server]:
+        loop = asyncio.get_running_loop()
+        made.append(await loop.create_server(factory, ["127.0.0.1", "127.0.0.2"], 0, **options))
+        return made
+
+    monkeypatch.setattr(listeners, "listen_at", listen_at_two)
+    gateway = await bench.start({"address": "127.0.0.1:0"})
+    second = made[0].sockets[1].getsockname()
+    crowd = [socket.create_connection(second) for _ in range(64)]
+    await eventually(lambda: len(gateway.clients) == len(crowd))
+    assert "16 servers" in repr(gateway.listeners)
+    for one in crowd:
         one.close()
 
 

@@ -138,6 +138,30 @@ def test_only_a_loop_that_accepts_singly_has_further_descriptors(
         assert runner.run(look_at_a_queue()) == (wanted, wanted)
 
 
+def test_each_address_of_a_host_name_has_a_queue_of_its_own() -> None:
+    async def look_at_both() -> None:
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(asyncio.Protocol, ["127.0.0.1", "127.0.0.2"], 0, backlog=16)
+        queues = AcceptQueue.each_of(server, asyncio.Protocol, 16)
+        names = [sock.getsockname() for sock in server.sockets]
+        with ExitStack() as clients:
+            for _ in range(8):
+                clients.enter_context(socket.create_connection(names[1]))
+            for queue in queues * 2:
+                queue.look()
+            assert [queue.wanted for queue in queues] == [0, 8]
+            for queue in queues:
+                await queue.open_further()
+        servers = [one for queue in queues for one in queue.servers]
+        bound = [sock.getsockname() for one in servers for sock in one.sockets]
+        for one in servers:
+            one.close()
+        assert (len(servers), bound) == (1 + 8, [*names, *[names[1]] * 8])
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(look_at_both())
+
+
 def _reaches(path: str, wanted: UnixSocket) -> bool:
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(path)
