@@ -1,4 +1,4 @@
-"""A bridge whose S2 origin is about to leave: its next connection comes to another origin behind the same address."""
+"""The bridge's S2 origin is about to shut down.  The next connection reaches another origin behind the same address."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def reader(two: Two) -> Reader:
 
 @pytest.fixture
 def writer(two: Two) -> Writer:
-    """Appends at B, to the stream that has one message."""
+    """Return a function that appends at B, to the stream with one message."""
     return Writer(Client(two.client.http, two.b.url))
 
 
 def asked(two: Two, call: Call) -> list[int]:
-    """The requests of this kind at A and at B."""
+    """Return the requests of this kind at A and at B."""
     return [one.origin.counters.requests[call] for one in (two.a, two.b)]
 
 
@@ -92,7 +92,7 @@ async def test_writes_that_a_draining_origin_refuses_are_taken_by_another(
                 if statuses[-1] != 503:
                     break
         assert await reader.all() == list(range(10))
-    # A client is told at most once.
+    # The client gets a 503 at most once.
     assert statuses.count(503) <= 1
     assert statuses.count(204) == 8
     assert two.state == (0, "closed")

@@ -4,11 +4,11 @@ The figures are the origin's own counters.  Requests are reads (GET and HEAD), b
 includes event names and control events.  "Live at once" is the most live requests that were open at the origin at any
 time.
 
-The case `flapping` prints what its clients saw in place of a row: 150 readers and 15 writers of an origin that is away
-fifty times.
+Instead of a row, the case `flapping` prints the observations of its clients: 150 readers and 15 writers of an origin
+that is down fifty times.
 
 `--keep FILE` also stores them as JSON: `tests.offload.readme` writes the tables of the README and of
-`docs/performance.md` from `docs/offload.json`.  `--workers N` has every case run with a gateway of N workers.
+`docs/performance.md` from `docs/offload.json`.  `--workers N` runs every case with a gateway of N workers.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""An origin that is away for a second every few seconds, as in a deploy, under readers and writers.
+"""Readers and writers of an origin that is down for a second every few seconds, as in a deploy.
 
-Halfway between two outages a few of its connections are reset, as by a flaky network.
+Halfway between two outages, a few of the origin's connections are reset, as by a flaky network.
 
-Each client asks again soon after a refusal, however long the gateway asks it to wait.  The figures are the requests
-that the gateway refuses, and how soon after each return of the origin a write is answered.  In the end each reader must
-have exactly what the origin holds.
+A refused client soon repeats its request, and ignores the Retry-After of the gateway.  The figures are the number of
+requests that the gateway refuses, and the time from each return of the origin to the first answered write.  In the end
+each reader must have exactly the messages that the origin holds.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ _STEP_S: Final = 0.05
 _TURNS: Final = 12
 """Turns of the loop for each step of the clock."""
 _AGAIN_S: Final = (0.2, 0.4)
-"""A client that was refused asks again after so many seconds."""
+"""Seconds after which a refused client repeats its request."""
 _WRITE_S: Final = 0.5
 _RESETS: Final = 4
 _LATE_S: Final = 2.0
 _PATIENCE_S: Final = 30.0
-"""The bound on the time until all clients have come to the end, in seconds of the gateway's clock."""
+"""The most seconds of the gateway's clock until all clients have reached the end of their streams."""
 _REFUSED: Final = (502, 503, 504)
 _LOST: Final = (OSError, EOFError)
 
 
 @dataclass
 class Course:
-    """What the clients saw."""
+    """The observations of the clients."""
 
     asked: int = 0
     attempts: int = 0
@@ -46,7 +46,7 @@ class Course:
     refused: int = 0
     """Requests answered 503."""
     refused_late: int = 0
-    """Requests of these that came two seconds or more after the origin's return."""
+    """The number of these requests that came at least two seconds after the origin's return."""
     failed: int = 0
     """Requests answered 502 or 504, and answers cut short."""
     writes: int = 0
@@ -65,7 +65,8 @@ class Course:
 async def flapping(
     *, readers: int = 150, writers: int = 15, outages: int = 50, away_s: float = 1.0, up_s: float = 3.0
 ) -> Course:
-    """A third of the readers by long-poll, a third by SSE, a third by catch-up reads; each writer has a stream."""
+    """Run the case: a third of the readers use long-polls, a third SSE, and a third catch-up reads.  Each writer has
+    its own stream."""
     clock = manual_clock()
     async with stage(clock=clock) as on, asyncio.TaskGroup() as group:
         crowd = _Crowd(on, clock, Random(36))
@@ -96,14 +97,14 @@ async def flapping(
             assert task.result() == held, f"reader {number}"
         for number, acknowledged in enumerate(written):
             held = await _held(on, f"/s/{number}")
-            # A write whose answer was lost may be there twice.
+            # A write whose answer was lost may have been repeated, so its message may be in the stream twice.
             assert list(dict.fromkeys(held)) == list(range(acknowledged.result()))
         crowd.course.asked, crowd.course.attempts = on.tally.requests, on.attempts
     return crowd.course
 
 
 class _Crowd:
-    """The clients, and what they have seen."""
+    """The clients, and their observations."""
 
     def __init__(self, on: Stage, clock: Clock, rng: Random) -> None:
         self._on = on
@@ -111,9 +112,9 @@ class _Crowd:
         self._rng = rng
         self.course = Course()
         self.returned_at: float | None = 0.0
-        """When the origin came back; None while it is away."""
+        """When the origin came back; None while it is down."""
         self.is_answered = True
-        """Whether a write was answered since."""
+        """Whether a write has been answered since then."""
         self.is_over = False
 
     async def write(self, path: str) -> int:
@@ -185,7 +186,8 @@ class _Crowd:
     async def _ask(
         self, client: Client, method: str, target: str, body: bytes = b"", take: Callable[[bytes], None] | None = None
     ) -> tuple[Reply | None, Client]:
-        """One request; after a refusal or a cut, None and a pause.  Returns the client for the next request."""
+        """Send one request.  After a refusal or a truncated answer, pause, and return None as the answer.  Also returns
+        the client for the next request."""
         headers = {"Content-Type": JSON} if body else {}
         try:
             reply = await client.send(method, target, headers, body, take)
@@ -196,7 +198,7 @@ class _Crowd:
         return None if await self._is_refused(reply) else reply, client
 
     async def _is_refused(self, reply: Reply) -> bool:
-        """Count a refusal, and wait as a client does that asks again soon."""
+        """If the answer is a refusal, count it, and wait as long as an impatient client."""
         if reply.status not in _REFUSED:
             assert reply.status in (200, 204), reply
             return False
@@ -215,14 +217,14 @@ class _Crowd:
 
 
 async def _pass(on: Stage, seconds: float) -> None:
-    """Let so much time pass for the gateway, while the clients go on."""
+    """Advance the gateway's clock by this time, while the clients continue."""
     for _ in range(round(seconds / _STEP_S)):
         await on.pass_time(_STEP_S)
         await pass_turns(_TURNS)
 
 
 async def _until(on: Stage, is_done: Callable[[], bool]) -> None:
-    """Let time pass until all is done."""
+    """Advance the clock until all tasks have ended."""
     for _ in range(round(_PATIENCE_S / _STEP_S)):
         if is_done():
             return
@@ -231,7 +233,7 @@ async def _until(on: Stage, is_done: Callable[[], bool]) -> None:
 
 
 async def _held(on: Stage, path: str) -> list[int]:
-    """The messages that the origin holds."""
+    """Return the messages that the origin holds."""
     got: list[int] = []
     client, at, is_over = await Client.open(on.origin.url, Tally()), "-1", False
     while not is_over:

@@ -1,4 +1,4 @@
-"""Only the probes of its circuit breaker reach an origin that is down, whatever clients request meanwhile."""
+"""While an origin is down, only the probes of its circuit breaker reach it, whatever clients request meanwhile."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ async def test_an_origin_that_is_away_again_and_again_is_used_soon_after_each_re
     assert len(course.back_s) == 3
     assert max(course.back_s) <= 2
     assert course.refused_late == 0
-    # Each client asks three times a second.  It is refused for a part of an outage of a second, and soon answered.
+    # Each client sends three requests a second.  During an outage of a second, some of its requests are refused, and
+    # the first request after the outage is answered soon.
     assert course.refused <= 19 * 3 * 5
     assert course.attempts <= 3 * 30
     assert course.writes >= 40

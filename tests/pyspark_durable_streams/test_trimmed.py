@@ -1,4 +1,4 @@
-"""A Spark query of a stream that the origin has trimmed, through a gateway that holds a part of what is gone."""
+"""A Spark query of a trimmed stream, through a gateway that still holds some of the trimmed messages."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Through:
             self._token = reply.headers["Stream-Next-Offset"]
 
     def trim(self, stream: str) -> None:
-        """Drop at the origin all that has been appended so far."""
+        """Trim all earlier messages at the origin."""
         token = self._token
         self.origin.do(lambda origin: origin.store.trim(f"/{stream}", token, 0.0))
 
@@ -60,7 +60,7 @@ def through() -> Iterator[Through]:
 
 
 def follow(through: Through, at: dict[str, Any] | None = None, **options: str) -> tuple[list[int], dict[str, Any]]:
-    """The messages that a streaming query takes in one run, and where it is then."""
+    """Return the messages that a streaming query reads in one run, and the query's position after the run."""
     given = {"url": through.url, "stream": "s", "startingOffsets": "earliest", "maxPollDelay": "0s", **options}
     reader = StreamReader(MESSAGES, read_options(given, is_streaming=True))
     try:
@@ -71,8 +71,8 @@ def follow(through: Through, at: dict[str, Any] | None = None, **options: str) -
 
 
 def test_what_a_trim_has_left_is_read(spark: SparkSession, through: Through) -> None:
-    """From the start nothing that is there is left out.  A query that has not read what is gone ends with an error, or
-    goes on with what is there."""
+    """A query from the start reads all messages that are left.  A query that has missed trimmed messages fails, or
+    continues with the messages that are left."""
     through.origin.create("s")
     through.append("s", 1, 2, 3, 4)
     read, at = follow(through)

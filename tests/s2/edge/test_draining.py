@@ -1,4 +1,5 @@
-"""Origins A and B behind one address, as behind a load balancer: A is about to leave, and B takes new connections."""
+"""The origins A and B have one address, as behind a load balancer.  A is about to shut down, and B takes new
+connections."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from tests.s2.edge.clients import BASIN, BOUND_S, STREAM, Client, SessionReader,
 from tests.waiting import time_passing
 
 ENCRYPTED = {"s2-encryption-key": "a key"}
-"""Such reads are relayed."""
+"""The gateway relays reads with this header."""
 
 
 @pytest.fixture(params=["1.1", "2"])
@@ -41,7 +42,7 @@ async def replicas(version: str) -> AsyncIterator[Two]:
 
 @pytest.mark.parametrize("how", ["advice", "terminal"])
 async def test_a_session_at_an_origin_that_drains_goes_on_at_another(two: Two, how: str) -> None:
-    # A connection to A is there, and the session is opened on it.
+    # The gateway has a connection to A, and opens the session on it.
     assert (await two.client.read("seq_num=0&count=1")).texts == ["0"]
     two.drain(how, Call.READ_SESSION)
     readers: list[SessionReader | SseReader] = [
@@ -83,7 +84,7 @@ async def test_a_read_that_a_draining_origin_refuses_is_asked_at_another(two: Tw
 
 
 async def test_an_origin_that_drains_for_good_is_said_to_and_asked_no_faster(two: Two) -> None:
-    """There is no other: the balancer leads back to it."""
+    """There is no other origin, so the balancer leads back to the draining one."""
     two.drain("refusal", Call.READ)
     two.balancer.port = two.a.port
     answer = await two.client.read("seq_num=0")
@@ -94,7 +95,7 @@ async def test_an_origin_that_drains_for_good_is_said_to_and_asked_no_faster(two
 
 @pytest.mark.parametrize("kind", ["append", "read", "session", "terminal", "events"])
 async def test_relayed_requests_leave_a_draining_origin(two: Two, kind: str) -> None:
-    """The client is given the origin's answer, and its next request comes to another one."""
+    """The client gets the answer of the draining origin, and its next request reaches the other origin."""
     path = f"/v1/streams/{STREAM}/records"
 
     async def ask() -> None:
@@ -134,7 +135,8 @@ async def test_an_append_session_of_the_sdk_goes_on_at_another_origin(replicas: 
     async with asyncio.timeout(BOUND_S), S2("token", endpoints=Endpoints(account=url, basin=url)) as s2:
         async with s2.basin(BASIN).stream("appended").append_session() as session:
             for number in range(30):
-                # One at a time: the SDK loses a batch that it takes from its queue while its session breaks.
+                # Append one batch at a time, because the SDK loses a batch that it takes from its queue while its
+                # session breaks.
                 ticket = await session.submit(AppendInput([Record(b"%d" % number)]))
                 if number == 0:
                     await a.origin.counters.reached(Call.APPEND_SESSION, 1)
