@@ -20,7 +20,7 @@ from gateway.errors import UpstreamBroken
 from gateway.http.reply_lines import FieldLine, ReplyShape
 from gateway.protocol.forwarded_headers import Headers, response_headers_for_client
 from gateway.protocol.freshness_headers import Lifetime, lifetime_from_headers, lifetime_here
-from gateway.protocol.hop import HopSaid
+from gateway.protocol.hop_headers import HopSaid
 from gateway.protocol.names import NOW, START, is_before, is_position, stated_offset
 from gateway.protocol.stream_version import Version
 from gateway.tape.stream import Stream

@@ -20,7 +20,7 @@ from gateway.engine.confirming import Confirming
 from gateway.engine.fetch_table import FetchTable
 from gateway.engine.first_read import ColdReadLimit, FirstRead
 from gateway.engine.hit_for_miss import HEAD
-from gateway.engine.hop import HopUpstream
+from gateway.engine.hop_upstream import HopUpstream
 from gateway.engine.live_start import LiveReads
 from gateway.engine.long_poll import LongPoll
 from gateway.engine.long_poll_waiter import WaitingPoll

@@ -36,7 +36,7 @@ from gateway.errors import (
     bare,
 )
 from gateway.http.reply import Interim
-from gateway.protocol.hop import HopSaid
+from gateway.protocol.hop_headers import HopSaid
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import NOW
 from gateway.tape.store import TapeStore

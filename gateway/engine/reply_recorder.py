@@ -27,7 +27,7 @@ from gateway.engine.writes import Writes
 from gateway.errors import TailMovedBack
 from gateway.protocol.etag import stream_identity
 from gateway.protocol.freshness_headers import freshness_from_headers
-from gateway.protocol.hop import HopSaid, Remembered
+from gateway.protocol.hop_headers import HopSaid, Remembered
 from gateway.protocol.names import DEFAULT_TYPE, NOW, START, is_before
 from gateway.protocol.sharing import Ground
 from gateway.tape.origin_statements import Sighting

@@ -29,7 +29,7 @@ from gateway.engine.reply_recorder import Effect, ReplyRecorder, SentFetch, is_o
 from gateway.engine.writes import Writes
 from gateway.errors import TailMovedBack
 from gateway.live.topics import LiveTopics
-from gateway.protocol.hop import HopSaid, Remembered
+from gateway.protocol.hop_headers import HopSaid, Remembered
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import NOW, START
 from gateway.protocol.sharing import Ground

@@ -1,7 +1,7 @@
-"""Answers the shared requests of the other workers, at this worker's own Unix socket (`gateway.engine.hop`).
+"""Answers the shared requests of the other workers, at this worker's own Unix socket (`gateway.engine.hop_upstream`).
 
 The worker that has accepted the client applies limits and authorisation, and records the request.  It describes the
-read in a header field (`gateway.protocol.hop`), and this worker's engine answers the read.  The answer looks like the
+read in a header field (`gateway.protocol.hop_headers`), and this worker's engine answers it.  The answer looks like the
 origin's own, with the additional field `HOP_RECORD`.  An answer that the other worker passes on to its client looks
 like any answer to a client.
 
@@ -40,7 +40,7 @@ from gateway.protocol.cache_status import Outcome
 from gateway.protocol.coding import PLAIN
 from gateway.protocol.forwarded_headers import joined
 from gateway.protocol.freshness_headers import requested_max_age
-from gateway.protocol.hop import HOP, HOP_RECORD, Alone, HopAsk, HopSaid
+from gateway.protocol.hop_headers import HOP, HOP_RECORD, Alone, HopAsk, HopSaid
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import START
 from gateway.protocol.sharing import Group, StreamKey

@@ -1,4 +1,4 @@
-"""The fields that an owner adds to its answers to other workers (`gateway.protocol.hop`)."""
+"""The fields that an owner adds to its answers to other workers (`gateway.protocol.hop_headers`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gateway.engine.hit_for_miss import HEAD
 from gateway.engine.read import Read
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.freshness_headers import SURROGATE_KEY
-from gateway.protocol.hop import HOP_OUTCOME, HOP_RECORD, HOP_SAVED, Alone, HopSaid, Remembered
+from gateway.protocol.hop_headers import HOP_OUTCOME, HOP_RECORD, HOP_SAVED, Alone, HopSaid, Remembered
 from gateway.protocol.names import STREAM_UP_TO_DATE
 from gateway.protocol.sharing import StreamKey
 from gateway.tape.stream import Stream

@@ -17,7 +17,7 @@ from gateway.engine.s2.request import BASIN_HEADER, S2CheckTail, S2Read, S2ReadR
 from gateway.engine.s2.unary_read import S2Answer
 from gateway.errors import BadRequest
 from gateway.protocol.cache_status import Outcome
-from gateway.protocol.hop import HOP_RECORD, HopAsk, HopSaid
+from gateway.protocol.hop_headers import HOP_RECORD, HopAsk, HopSaid
 from gateway.protocol.sharing import Group, StreamKey
 from gateway.protocol.target import Target
 from gateway.s2.read_query import BadQuery, parse_read_query

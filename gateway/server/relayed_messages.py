@@ -24,7 +24,7 @@ from gateway.http.reply_lines import NOT_ALIKE, Head
 from gateway.limits.memory import NOTHING, Holding, SharedBytes
 from gateway.protocol.cache_status import Outcome, cache_status
 from gateway.protocol.forwarded_headers import Headers, end_to_end, response_headers_for_client
-from gateway.protocol.hop import HOP_OUTCOME, HOP_SAVED
+from gateway.protocol.hop_headers import HOP_OUTCOME, HOP_SAVED
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import EVENT_CONTROL
 from gateway.protocol.sse import SseParser, SseTooLarge, parse_control

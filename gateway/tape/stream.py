@@ -17,7 +17,7 @@ from multidict import CIMultiDict
 from gateway.limits.memory import SharedBytes
 from gateway.protocol.forwarded_headers import Headers
 from gateway.protocol.freshness_headers import Lifetime
-from gateway.protocol.hop import HopSaid, OwnersRecord
+from gateway.protocol.hop_headers import HopSaid, OwnersRecord
 from gateway.protocol.names import START, STREAM_EXPIRES_AT, STREAM_TTL, is_before, is_json, is_sse_text
 from gateway.protocol.sharing import StreamKey
 from gateway.protocol.stream_version import FIRST, Version

@@ -25,7 +25,7 @@ from gateway.errors import bare
 from gateway.http.http2.flood_limits import SessionCounts
 from gateway.http.reply import ReplyParser
 from gateway.http.reply_lines import ReadLines, read_with_own
-from gateway.protocol.hop import HOP_RECORD, HOP_SAVED
+from gateway.protocol.hop_headers import HOP_RECORD, HOP_SAVED
 from gateway.upstream.call import Endpoint
 from gateway.upstream.connection import ConnectionOwner, OriginConnection
 from gateway.upstream.connection_pool import ConnectionPool
@@ -202,7 +202,7 @@ class _HopReplyParser(ReplyParser):
     not belong to the lines that these replies share.
 
     A head has no bounds here.  It repeats headers of the origin, which were within the bounds for origins.  But it may
-    have the headers of several replies, and may have them twice (`gateway.protocol.hop.Remembered`).
+    have the headers of several replies, and may have them twice (`gateway.protocol.hop_headers.Remembered`).
     """
 
     __slots__ = ()

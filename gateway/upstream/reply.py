@@ -31,7 +31,7 @@ from multidict import CIMultiDictProxy
 from gateway.errors import GatewayError, UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
 from gateway.http.reply import Interim, ReplyBroken
 from gateway.http.reply_lines import Head
-from gateway.protocol.hop import HopSaid
+from gateway.protocol.hop_headers import HopSaid
 from gateway.telemetry.tracing import ExchangeSpan
 from gateway.upstream.call import Bounds, OriginCall
 from gateway.upstream.failures import ConnectionLost, UploadFailed

@@ -10,7 +10,7 @@ import pytest
 from gateway.engine.reply_recorder import ReplyRecorder, SentFetch
 from gateway.errors import ShortOfMemory, TailMovedBack, UpstreamTimeout, UpstreamUnreachable
 from gateway.protocol.freshness_headers import Lifetime
-from gateway.protocol.hop import HopSaid, Remembered
+from gateway.protocol.hop_headers import HopSaid, Remembered
 from gateway.protocol.mode import Mode
 from gateway.tape.stream import End, Stream
 from gateway.upstream.flight import METADATA, Beyond, Head, OriginError, StreamHead

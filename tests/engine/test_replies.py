@@ -16,7 +16,7 @@ from gateway.engine.route import Route
 from gateway.engine.writes import Writes
 from gateway.errors import TailMovedBack
 from gateway.protocol.freshness_headers import Lifetime
-from gateway.protocol.hop import HopSaid, Remembered
+from gateway.protocol.hop_headers import HopSaid, Remembered
 from gateway.protocol.names import START
 from gateway.protocol.sharing import Group
 from gateway.protocol.target import parse_target

@@ -13,7 +13,7 @@ from gateway.engine.answer import Answer
 from gateway.engine.sse import Subscription
 from gateway.errors import CircuitOpen, UpstreamUnreachable
 from gateway.protocol.freshness_headers import Lifetime
-from gateway.protocol.hop import HOP_RECORD, Alone, HopSaid
+from gateway.protocol.hop_headers import HOP_RECORD, Alone, HopSaid
 from gateway.protocol.names import SSE_DATA_ENCODING
 from gateway.protocol.sse import Control, encode_control, encode_data
 from tests.engine.bench import EngineBench, part_of_stream

@@ -6,11 +6,11 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-from gateway.engine.hop import HopUpstream
+from gateway.engine.hop_upstream import HopUpstream
 from gateway.engine.others_writes import OthersWrites
 from gateway.ops.gathering.peers import PeerAnswer, Peers
 from gateway.ops.gathering.private import PURGE
-from gateway.protocol.hop import HOP, HopAsk
+from gateway.protocol.hop_headers import HOP, HopAsk
 from gateway.protocol.sharing import Group
 from gateway.server.context import RequestContext
 from gateway.server.hop import HopHandler

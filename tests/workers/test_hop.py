@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from multidict import CIMultiDict
 
 from gateway.aio.clock import ManualClock
-from gateway.engine.hop import LEAST_FOLLOWED, WATCH_S, Following, HopUpstream
+from gateway.engine.hop_upstream import LEAST_FOLLOWED, WATCH_S, Following, HopUpstream
 from gateway.engine.others_writes import OthersWrites
 from gateway.engine.response_heads import origin_error_answer
 from gateway.errors import GatewayError, UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
@@ -26,7 +26,7 @@ from gateway.protocol.cache_status import Outcome
 from gateway.protocol.coding import PLAIN, AcceptedCodings, Coding
 from gateway.protocol.forwarded_headers import request_headers_for_origin, response_headers_for_client, storable_headers
 from gateway.protocol.freshness_headers import Lifetime
-from gateway.protocol.hop import HOP, HOP_OUTCOME, HOP_RECORD, HOP_SAVED, Alone, HopAsk, HopSaid, Remembered
+from gateway.protocol.hop_headers import HOP, HOP_OUTCOME, HOP_RECORD, HOP_SAVED, Alone, HopAsk, HopSaid, Remembered
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import MAX_OFFSET_CHARS
 from gateway.protocol.sharing import Group, Partition, StreamKey

@@ -12,12 +12,12 @@ import pytest
 import pytest_asyncio
 
 from gateway.aio.batches import Backlog
-from gateway.engine.hop import WATCH_S
+from gateway.engine.hop_upstream import WATCH_S
 from gateway.engine.passed_read import PassedRead, PassedReads
 from gateway.engine.read import Read, Uncacheable
 from gateway.engine.read_runner import ReadRunner
 from gateway.errors import GatewayError, UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
-from gateway.protocol.hop import HOP, HOP_OUTCOME, Alone, HopAsk
+from gateway.protocol.hop_headers import HOP, HOP_OUTCOME, Alone, HopAsk
 from gateway.protocol.sharing import Group
 from tests.engine.bench import EngineBench, part_of_stream
 from tests.waiting import pass_turns

@@ -22,7 +22,7 @@ from gateway.errors import CircuitOpen, GatewayError, UpstreamCongested, Upstrea
 from gateway.limits.accounts import Accounts, client_nets
 from gateway.limits.queues import Askers
 from gateway.live.table import LiveTable
-from gateway.protocol.hop import HopSaid
+from gateway.protocol.hop_headers import HopSaid
 from gateway.protocol.mode import Mode
 from gateway.protocol.sharing import Group, Partition, StreamKey
 from gateway.s2 import protobuf

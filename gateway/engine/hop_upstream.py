@@ -5,7 +5,7 @@ stream's bytes and holds its live request.  The other workers send their shared 
 socket.  Writes, and requests for one client alone, go straight to the origin.
 
 If the owner dies, its requests fail.  The asking worker waits a moment for the supervisor to notice, and then asks the
-next owner, which may be this worker itself.  `gateway.protocol.hop` finds out whether both workers have the same
+next owner, which may be this worker itself.  `gateway.protocol.hop_headers` shows whether both workers have the same
 stream.
 """
 
@@ -28,7 +28,7 @@ from gateway.errors import (
 from gateway.http.outgoing import RenderedHeaders
 from gateway.http.reply import Interim
 from gateway.protocol.coding import AcceptedCodings
-from gateway.protocol.hop import HOP, HopAsk, HopSaid
+from gateway.protocol.hop_headers import HOP, HopAsk, HopSaid
 from gateway.protocol.sharing import StreamKey
 from gateway.tape.stream import Stream
 from gateway.upstream.call import OriginCall, Shared, split_url
