@@ -38,6 +38,7 @@ from gateway.config.origins import OriginsConfig
 from gateway.config.routes import RouteConfig
 from gateway.errors import CircuitOpen, UpstreamUnreachable
 from gateway.upstream.breaker import BreakerState
+from gateway.upstream.late_sharing import LateSharing
 from gateway.upstream.origin_state import Origin, OriginRequest, Say
 from gateway.workers.shared_origins import SharedOrigins
 
@@ -244,6 +245,7 @@ class Origins:
     def __init__(self, clock: Clock, rng: random.Random, say: Say, shared: SharedOrigins | None = None) -> None:
         """`shared` has the states of origins that all workers share; None if this process is the only one."""
         self._shared = shared
+        self._sharing = LateSharing(shared, clock) if shared is not None else None
         self.clock = clock
         self._rng = rng
         self.say = say
@@ -305,6 +307,8 @@ class Origins:
         for origin in origins.values():
             # The breaker may be open already, if this worker has started later than the others.
             origin.breaker.refresh()
+        if self._sharing is not None:
+            self._sharing.begin(self)
         return tuple(name for name in changed if name in pools)
 
     def _new_origin(self, name: str, config: OriginsConfig) -> Origin:

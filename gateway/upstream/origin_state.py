@@ -216,6 +216,21 @@ class Origin:
         if self._row is not None:
             self._row.set_waiting(self.waiting)
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether this process shares the origin's breaker with no other."""
+        return self._row is None
+
+    def share(self, row: OriginRow) -> None:
+        """Share the breaker with the other workers from now on, although this process began without them.
+
+        Call this only while the breaker is closed, because the shared one replaces its state."""
+        self._row = row
+        row.set_waiting(self.waiting)
+        self.breaker = SharedBreaker.replacing(self.breaker, row, self.now(), self._changed_elsewhere)
+        # The other workers may have opened it.
+        self.breaker.refresh()
+
     def leave(self) -> None:
         """Share nothing with other workers, because no route uses the origin any more."""
         if isinstance(self.breaker, SharedBreaker):

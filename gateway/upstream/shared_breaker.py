@@ -87,6 +87,13 @@ class SharedBreaker(Breaker):
             if is_locked and not row.version:
                 self._version = row.write(self._saved())
 
+    @classmethod
+    def replacing(cls, breaker: Breaker, row: OriginRow, now: float, on_change: Callable[[], None]) -> SharedBreaker:
+        """Return a shared breaker in place of one that this worker has had for itself."""
+        made = cls(breaker._policy, breaker._rng, now, row, on_change)
+        made.transitions = breaker.transitions
+        return made
+
     def _new_window(self) -> Window:
         return _SharedWindow(self._policy.window_s, self._row, self._term)
 

@@ -1,4 +1,4 @@
-"""What the workers of one gateway know together of each origin, so that an origin fails once and not at each worker.
+"""The table of origins that the workers of one gateway share, so that an origin fails once and not at each worker.
 
 The table is in the shared memory (`gateway.workers.shared_memory`).  Each origin that a worker uses has a *row*:
 
@@ -22,7 +22,7 @@ The table is a hash table with open addressing: an origin has the first row with
 hashes.  A row whose key is 0 ends the search.  A row that no worker uses keeps its key and state, because its origin
 may be used again.  If no row with the key 0 is left, such a row is given to another origin.  A worker joins an origin
 under the lock of the table.  If it cannot get the lock, or if the table has no room, it has a breaker of its own for
-the origin.
+the origin, and tries to join it again later (`gateway.upstream.late_sharing`).
 """
 
 from __future__ import annotations

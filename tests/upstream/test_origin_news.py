@@ -12,7 +12,7 @@ from gateway.upstream.breaker import BreakerState
 from gateway.upstream.health import OriginNews, learn, news_of
 from gateway.upstream.origin_pool import Origins, state_of
 from gateway.upstream.origin_state import Origin
-from gateway.workers.shared_memory import SharedMemory
+from gateway.workers.shared_memory import ORIGINS, SharedMemory
 from gateway.workers.shared_origins import SharedOrigins
 from tests.waiting import pass_turns
 
@@ -133,6 +133,51 @@ def test_a_removed_origin_has_a_breaker_of_its_own() -> None:
     second.fail()
     assert second.origin.breaker.state is OPEN
     assert first.origins.find(ORIGIN) is first.origin
+
+
+def test_an_origin_is_shared_as_soon_as_the_table_has_room() -> None:
+    clock, shared = ManualClock(), SharedMemory.create(2)
+    rows = [SharedOrigins(shared, 0).join(f"http://{number}") for number in range(ORIGINS)]
+    first, second = (Worker(slot, clock, shared) for slot in range(2))
+    first.fail()
+    second.fail(3)
+    assert (first.origin.breaker.state, second.origin.breaker.state) == (OPEN, CLOSED)
+    clock.advance(60)
+    assert (first.origin.is_alone, second.origin.is_alone) == (True, True)
+    assert rows[0] is not None
+    rows[0].leave()
+    clock.advance(60)
+    assert (first.origin.is_alone, second.origin.is_alone) == (True, False), "an open breaker keeps its state"
+    probe = first.origin.admit(clock.now(), is_live=False)
+    assert probe is not None
+    probe.status_arrived(200, clock.now())
+    waiting = first.origin.admit(clock.now(), is_live=False)
+    clock.advance(60)
+    first.fail(2)
+    second.fail(3)
+    assert first.origin.admit(clock.now(), is_live=False) is None
+    assert state_of(first.origin, 0.0).transitions[OPEN] == 1, "what was counted before stays"
+    assert waiting is not None
+    assert "2 workers, 1 waiting" in repr(SharedOrigins(shared, 1).join(ORIGIN))
+    waiting.close()
+
+
+def test_many_origins_are_shared_one_after_the_other() -> None:
+    clock, shared = ManualClock(), SharedMemory.create(2)
+    rows = [SharedOrigins(shared, 1).join(f"http://{number}") for number in range(ORIGINS)]
+    worker = Worker(0, clock, shared)
+    worker.origins.configure([RouteConfig(name=name, origin=f"http://{name}") for name in "abcd"], OriginsConfig(), {})
+    for row in rows[:3]:
+        assert row is not None
+        row.leave()
+    clock.advance(5)
+    assert sum(origin.is_alone for origin in worker.origins) == 3
+    clock.advance(4)
+    assert sum(origin.is_alone for origin in worker.origins) == 1
+    assert rows[3] is not None
+    rows[3].leave()
+    clock.advance(5)
+    assert not any(origin.is_alone for origin in worker.origins)
 
 
 def test_an_ejection_is_taken_over_and_taken_back_without_a_line() -> None:
