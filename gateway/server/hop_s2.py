@@ -32,10 +32,10 @@ from gateway.upstream.s2_client import PROBE
 def s2_read(
     route: Route, asked: HopAsk, target: Target, headers: CIMultiDict[str], sent: CIMultiDict[str]
 ) -> tuple[S2Read, S2ReadRecords | S2CheckTail | None]:
-    """Convert another worker's request into a read, and the records or the check of the tail that the read asks for.
+    """Parse another worker's request: return the read, and whether it reads records or checks the tail.
 
-    If the worker asks only for the tail, the second result is None.  `sent` has the headers for the origin.  Raises
-    BadRequest.
+    The second result is None for a probe, which reads no records (`s2_client.PROBE`).  `sent` holds the headers for the
+    origin; the name of the basin is added to it.  Raises BadRequest.
     """
     path = parse_path(target.path)
     wanted = parse_read(path, target.query, headers) if path is not None else None

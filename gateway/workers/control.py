@@ -72,7 +72,8 @@ class ChannelEnd:
     def receive(self) -> list[Message] | None:
         """Return the messages that have arrived; None if the other end is gone.
 
-        The receiver owns a message's `descriptor`, which is None if this process has too many open files."""
+        If a message carries an open file, the caller has to close its `descriptor`.  That is None if this process could
+        not receive the file, because it has too many open files."""
         try:
             data, descriptors, _, _ = socket.recv_fds(self.sock, _READ_BYTES, _MOST_DESCRIPTORS)
         except BlockingIOError:

@@ -36,7 +36,7 @@ class Found:
     pickled: bytes = b""
     """The configuration."""
     error: str = ""
-    """Why there is none; empty if there is one."""
+    """Why the configuration could not be read; empty if it was."""
 
     def config(self) -> GatewayConfig:
         """Return the configuration."""

@@ -43,7 +43,7 @@ class Outcome:
 class ReloadRound:
     """A reload: first one process reads the configuration, then the workers take it.
 
-    `askers` has None for a SIGHUP.
+    `askers` are the requests for the reload; None stands for a SIGHUP.
     """
 
     def __init__(self, askers: Iterable[Asker | None]) -> None:
@@ -113,7 +113,8 @@ class ReloadRound:
         found = {slot: one for slot, one in self._outcomes.items() if one is not None}
         errors = self.refusals
         if not errors:
-            # Without workers, the supervisor alone has taken the configuration, for those that start later.
+            # If no worker runs, the outcome of reading is that of the reload: the next workers start with the
+            # configuration.
             every = list(found.values()) or [self._read]
             changed = dict.fromkeys(chain.from_iterable(one.changed for one in every))
             waiting = dict.fromkeys(chain.from_iterable(one.needs_restart for one in every))

@@ -109,7 +109,7 @@ class Reloads:
         self._announcer = announcer
         self._has_file = has_file
         self._waiting: list[Asker | None] = []
-        """Who has asked for the next round; None for a SIGHUP."""
+        """The requests for the next round; None stands for a SIGHUP."""
         self._round: ReloadRound | None = None
         self._reading: Reading | None = None
         self._taken_by: float | None = None
@@ -227,7 +227,7 @@ class Reloads:
         self._settle()
 
     def look(self) -> None:
-        """End what has taken too long.  Called at `ends_at` or later."""
+        """End the reading, or the wait for the workers, if it has taken too long.  Called at `ends_at` or later."""
         now = self._now()
         if self._reading is not None and self._reading.ends_at <= now:
             if (pid := self._reading.give_up()) is not None:
