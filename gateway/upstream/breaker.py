@@ -127,6 +127,23 @@ class Permit(NamedTuple):
     """Whether the probe is one of the gateway's own."""
 
 
+class Failure(NamedTuple):
+    """What is known of a request that the origin has failed."""
+
+    had_succeeded: bool = False
+    """Whether the request has been counted as a success."""
+    is_loss: bool = False
+    """Whether the connection was lost."""
+    is_answer: bool = False
+    """Whether the origin reported the failure by a status."""
+    in_progress: int | None = 0
+    """The number of other requests that wait for an answer; None if a request was answered while the failed request was
+    in progress."""
+
+
+_FAILURE: Final = Failure()
+
+
 class Window:
     """The successes and failures of the last `length_s` seconds, in buckets."""
 
@@ -340,22 +357,9 @@ class Breaker:
             window.begin_bucket(now)
         window.last[False] += 1
 
-    def record_failure(
-        self,
-        permit: Permit,
-        now: float,
-        *,
-        had_succeeded: bool = False,
-        is_loss: bool = False,
-        is_answer: bool = False,
-        in_progress: int | None = 0,
-    ) -> None:
-        """Record that the origin was unreachable, did not answer in time, or reported a failure.
-
-        `had_succeeded`: the request has been counted as a success.  `is_loss`: the connection was lost.  `is_answer`:
-        the origin reported the failure by a status.  `in_progress`: the number of other requests that wait for an
-        answer; None if a request was answered while the failed request was in progress.
-        """
+    def record_failure(self, permit: Permit, now: float, failure: Failure = _FAILURE) -> None:
+        """Record that the origin was unreachable, did not answer in time, or reported a failure."""
+        had_succeeded, is_loss, is_answer, in_progress = failure
         if permit.term != self._term:
             return
         if permit.is_own:

@@ -31,13 +31,14 @@ from math import inf
 from typing import Final
 
 from gateway.config.origins import OriginsConfig
-from gateway.upstream.breaker import LEAST_JITTER, Breaker, BreakerState, Event, Permit, Policy, Window
+from gateway.upstream.breaker import LEAST_JITTER, Breaker, BreakerState, Event, Failure, Permit, Policy, Window
 from gateway.workers.shared_origins import OriginRow
 
 PROBE_S: Final = 3.0
 """The timeout of an own probe in seconds."""
 _SAVED: Final = struct.Struct("=8Q7d")
 _STATES: Final = tuple(BreakerState)
+_FAILURE: Final = Failure()
 
 
 class _SharedWindow(Window):
@@ -245,28 +246,14 @@ class SharedBreaker(Breaker):
             with self._changing():
                 self._is_proved = True
 
-    def record_failure(
-        self,
-        permit: Permit,
-        now: float,
-        *,
-        had_succeeded: bool = False,
-        is_loss: bool = False,
-        is_answer: bool = False,
-        in_progress: int | None = 0,
-    ) -> None:
+    def record_failure(self, permit: Permit, now: float, failure: Failure = _FAILURE) -> None:
         with self._changing():
             if (answers := self._row.answers()) != self._answers_seen:
                 self._answers_seen = answers
                 self._failures = self._losses = 0
-            super().record_failure(
-                permit,
-                now,
-                had_succeeded=had_succeeded,
-                is_loss=is_loss,
-                is_answer=is_answer,
-                in_progress=None if in_progress is None else in_progress + self._row.waiting_elsewhere(),
-            )
+            if failure.in_progress is not None:
+                failure = failure._replace(in_progress=failure.in_progress + self._row.waiting_elsewhere())
+            super().record_failure(permit, now, failure)
             if permit.is_own:
                 self._end_own_probe(now)
 
