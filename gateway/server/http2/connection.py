@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
 from typing import Final, cast
 
 from gateway.http.http2.blocks import block_of
@@ -28,8 +27,6 @@ from gateway.http.http2.streams import (
     StreamReset,
 )
 from gateway.http.outgoing import response_head
-from gateway.limits.memory import Holding
-from gateway.protocol.client_address import Proxies
 from gateway.server.client_connections import ClientConnection, Clients
 from gateway.server.handling import REFUSALS, refusal
 from gateway.server.http2.channel import StreamChannel
@@ -37,7 +34,6 @@ from gateway.server.http2.timeouts import TimedHttp2Connection
 from gateway.server.joins import Join
 from gateway.server.remembered import RememberedAnswer
 from gateway.server.request_keys import Presented
-from gateway.server.sockets import peer_of
 
 _log = logging.getLogger("gateway.server")
 
@@ -63,11 +59,9 @@ class Http2Connection(TimedHttp2Connection):
     """One client's HTTP/2 connection: its input and its output."""
 
     __slots__ = (
-        "_client",
         "_heads",
         "_is_flush_scheduled",
         "_is_held",
-        "_is_local",
         "_is_reading",
         "_is_waiting",
         "_next_heads",
@@ -86,7 +80,7 @@ class Http2Connection(TimedHttp2Connection):
     ) -> None:
         """`client` and `is_local` mean the same as in HTTP/1.1's `Connection`.  `is_expected` is False if the
         connection has been admitted already, as an HTTP/1.1 connection."""
-        super().__init__(clients)
+        super().__init__(clients, client, is_local=is_local)
         if is_expected:
             clients.unadmitted += 1
         self.scheme = "https" if is_secure else "http"
@@ -98,8 +92,6 @@ class Http2Connection(TimedHttp2Connection):
         """The value of `_heads` for the next input.  The current input's requests decide it; 0 before the first
         request.
         """
-        self._client = client
-        self._is_local = is_local
         self._is_waiting = False
         """Whether the first unanswered request, or further input, waits for its turn."""
         self._is_held = False
@@ -111,32 +103,6 @@ class Http2Connection(TimedHttp2Connection):
 
     def __repr__(self) -> str:
         return f"<Http2Connection {len(self._channels)} channels, {self.session}>"
-
-    @property
-    def client(self) -> str | None:
-        """The client's address without its port."""
-        if self._client is None and self.transport is not None:
-            self._client = peer_of(self.transport)
-        return self._client
-
-    @property
-    def proxies(self) -> Proxies | None:
-        """The proxies whose forwarding headers are trusted; None without trusted proxies."""
-        return self.clients.proxies if not self._is_local else None
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of memory that this client alone costs."""
-        if self.transport is None or self._is_shed:
-            return 0
-        queued = sum(max(0, stream.queued_bytes - one.shared_bytes) for stream, one in self._channels.items())
-        return self.transport.get_write_buffer_size() + self.session.out_bytes + self.session.input_bytes + queued
-
-    def holdings(self) -> Iterator[Holding]:
-        """Return the buffers that the streams share with other clients or with the cache."""
-        if self.transport is not None and not self._is_shed:
-            for channel in self._channels.values():
-                yield from channel.holdings()
 
     # -- called by asyncio
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterator
 from functools import partial
 from typing import Final, cast
 
@@ -23,6 +23,7 @@ from gateway.protocol.client_address import Proxies
 from gateway.server.client_connections import Clients
 from gateway.server.http2.channel import StreamChannel
 from gateway.server.request import Channel
+from gateway.server.sockets import peer_of
 from gateway.server.timeouts import CLOSE_NOTIFY, LOOK_S, PROBE_AGAIN_S, WheelTimer, is_refused
 from gateway.server.turns import InputWaits
 from gateway.telemetry.access_record import CloseReason
@@ -43,12 +44,14 @@ class TimedHttp2Connection(asyncio.Protocol):
 
     __slots__ = (
         "_channels",
+        "_client",
         "_has_ended",
         "_has_probed",
         "_head_timer",
         "_idle_timer",
         "_is_active",
         "_is_ended",
+        "_is_local",
         "_is_shed",
         "_leave_timer",
         "_quiet_checks",
@@ -61,8 +64,11 @@ class TimedHttp2Connection(asyncio.Protocol):
         "use",
     )
 
-    def __init__(self, clients: Clients) -> None:
+    def __init__(self, clients: Clients, client: str | None, *, is_local: bool) -> None:
+        """`client` and `is_local` mean the same as in HTTP/1.1's `Connection`."""
         self.clients = clients
+        self._client = client
+        self._is_local = is_local
         self.use: Account | None = None
         """The account of the client's network; None if the connection belongs to no network."""
         self.session = Session(clients.limits.http2_streams, clients.http2)
@@ -96,23 +102,30 @@ class TimedHttp2Connection(asyncio.Protocol):
         return self._waits
 
     @property
-    @abstractmethod
     def client(self) -> str | None:
         """The client's address without its port."""
+        if self._client is None and self.transport is not None:
+            self._client = peer_of(self.transport)
+        return self._client
 
     @property
-    @abstractmethod
     def proxies(self) -> Proxies | None:
         """The proxies whose forwarding headers are trusted; None without trusted proxies."""
+        return self.clients.proxies if not self._is_local else None
 
     @property
-    @abstractmethod
     def held_bytes(self) -> int:
         """Bytes of memory that this client alone costs."""
+        if self.transport is None or self._is_shed:
+            return 0
+        queued = sum(max(0, stream.queued_bytes - one.shared_bytes) for stream, one in self._channels.items())
+        return self.transport.get_write_buffer_size() + self.session.out_bytes + self.session.input_bytes + queued
 
-    @abstractmethod
-    def holdings(self) -> Iterable[Holding]:
+    def holdings(self) -> Iterator[Holding]:
         """Return the buffers that the streams share with other clients or with the cache."""
+        if self.transport is not None and not self._is_shed:
+            for channel in self._channels.values():
+                yield from channel.holdings()
 
     @abstractmethod
     def flush(self) -> None:
