@@ -1,8 +1,8 @@
 """Sends shared requests to the owner of their stream, another worker, instead of to the origin.
 
 With several workers, each stream has one owner (`gateway.workers.owners`), and only the owner asks the origin for the
-stream's bytes and holds its live request.  The other workers send their shared requests to the owner, over its own Unix
-socket.  Writes, and requests for one client alone, go straight to the origin.
+stream's bytes and holds its live request.  The other workers send their shared requests to the owner's Unix socket.
+Writes, and requests for one client alone, go straight to the origin.
 
 If the owner dies, its requests fail.  The asking worker waits a moment for the supervisor to notice, and then asks the
 next owner, which may be this worker itself.  `gateway.protocol.hop_headers` shows whether both workers have the same

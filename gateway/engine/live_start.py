@@ -395,8 +395,8 @@ class _Opening:
             # tail.
             return LiveStart(reply.tail, reply, None)
         if isinstance(reply, OriginError) and reply.status == 400 and known != start:
-            # The origin refuses an offset that it has issued itself (the client did not send it), so this is another
-            # stream.
+            # The origin refuses an offset that it has issued itself.  The client did not send this offset, so the
+            # stream was replaced.
             reads.live.drop_stream(stream, End.RECREATED)
             raise TailMovedBack
         if isinstance(reply, OriginError) and reply.status == 410 and known != start:

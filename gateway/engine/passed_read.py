@@ -161,8 +161,8 @@ class PassedRead:
         self._passed.answered.add(self)
 
     def owners_changed(self) -> None:
-        """Continue without the asked worker if it no longer owns the stream: the worker may have died, while its socket
-        is still open."""
+        """Continue without the asked worker if the worker no longer owns the stream.  It may have died, while its
+        socket is still open."""
         read = self.read
         if self._pending is not None and self._passed.hop.owner_for(Shared(read.key, False)) != self._owner:
             self._withdraw()

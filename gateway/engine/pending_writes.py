@@ -1,10 +1,10 @@
 """Pending writes: writes that the origin may execute at any moment, and their effect on answers from memory.
 
-A write is *pending* while the origin may still execute it: from when it is sent until it is answered.  If a write that
-may create or delete the stream gets no answer, it stays pending: the origin may have executed it, or may still do so.
-It stops being pending when a later write is acknowledged and the gateway has dropped all bytes that may belong to an
-earlier stream.  Pending writes are recorded by path rather than by stream record, so that they also count for records
-that are created later.
+A write is *pending* while the origin may still execute it: from when it is sent until it is answered.  A write that may
+create or delete the stream, and gets no answer, stays pending, because the origin may have executed it or may still do
+so.  It stops being pending when a later write is acknowledged and the gateway has dropped all bytes that may belong to
+an earlier stream.  Pending writes are recorded by path rather than by stream record, so that they also count for
+records that are created later.
 
 While a write to a path is under way, reads of the path are answered from memory as usual, with two exceptions.  No 404
 or 410 is repeated (`gateway.engine.negative_cache`), and no further offset is recorded as beyond the tail

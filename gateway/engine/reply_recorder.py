@@ -252,7 +252,8 @@ class ReplyRecorder:
         if is_overtaken(stream, flight):
             return None
         if fetch.facts.identity is None and stream.identity is not None and is_outdated(stream, flight):
-            # The record learned its identity after the request was sent, so it may belong to the later stream.
+            # The identity in the record was learned after the request was sent, so the record may belong to the later
+            # stream.
             stream.mark_stale()
             return Effect.REFOLLOW
         return Effect.END_READERS if self._store.drop_stream(stream, End.RECREATED) else None

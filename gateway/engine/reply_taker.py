@@ -1,4 +1,5 @@
-"""Processes the reply to a fetch: classifies it, applies it to the stream, stores the body, and lands the flight.
+"""Processes the reply to a fetch: classifies the reply, applies it to the stream, stores the body, and lands the
+flight.
 
 A flight is a reply that several readers may share.  The flight *lands* when the whole reply is available to them.
 
@@ -71,7 +72,7 @@ class ReplyTaker:
         self._carry_out(fetch.stream, self.recorder.apply_another(fetch))
 
     def take_remembered(self, fetch: SentFetch, said: HopSaid) -> None:
-        """Apply the facts that the stream's owner has in memory, if it states them."""
+        """Apply the facts from the memory of the stream's owner, if the reply states them."""
         if said.remembered is None:
             return
         try:

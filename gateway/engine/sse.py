@@ -9,7 +9,8 @@ no live answer on its route has proved shareable yet, or a live answer has recen
 
 Many readers often join at the same offset within a second, for instance after a network outage.  The head and the first
 event for one of these readers are therefore kept (`SseOpening`), and sent to the next readers.  The kept bytes may be
-sent only in the second that the head states, and only until the stream, its tail or its live request changes.
+sent only in the second that the head states.  They may not be sent after a change of the stream, of its tail or of its
+live request.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A write's effects are recorded before any byte of its answer reaches the client.
 acknowledgement therefore cannot be answered from an earlier state.  After a write the gateway does not know the tail,
 so the next read that needs the tail asks the origin.
 
-Several writes to one path may be under way, and the origin may execute them in another order than it answers them.  A
+Several writes to one path may be under way.  The origin may answer them in a different order than it executes them.  A
 write is *overtaken* if another write deletes or creates the stream, or may do so, while the first write is under way.
 The answer to the first write may then concern the earlier stream or the present one.
 
@@ -206,7 +206,7 @@ class Writes:
             self._doubt(stream)
 
     def _look_up(self, stream: Stream) -> None:
-        """Bring the writer's own stream up to date with earlier writes, and drop it if it may have expired.
+        """Apply earlier writes to the writer's own stream, and drop the stream if it may have expired.
 
         If the stream has expired, this write may be the first to reach a new stream of that name.
         """

@@ -7,9 +7,9 @@ takes the measure.  A measure ends only when memory is clearly below its mark, s
 off.  The guard is a pure state machine: its owner measures the memory periodically and carries out the measures.
 
 `Charges` computes how many bytes each client holds.  A body that is sent to many clients is in memory once.  While the
-cache holds the body too, the body counts for the cache only.  When the cache has dropped the body, its bytes are
-charged to the clients that have not received all of it, in proportion to the parts that they hold.  Dropping a body
-from the cache frees nothing while a connection refers to the body.
+cache holds the body too, the body counts for the cache only.  When the cache has dropped the body, the bytes are
+charged to the clients that have not received the whole body, in proportion to the parts that they hold.  Dropping a
+body from the cache frees nothing while a connection refers to the body.
 
 No counter is updated when bytes are written to a client.  Instead, `gateway.server.shedding` periodically examines the
 bytes that connections refer to.

@@ -3,7 +3,7 @@
 `FairQueue` serves clients round robin, and serves the items of one client in order.  So a client with a thousand items
 delays the only item of another client by one item.  A client can be held: its items wait until the client is released,
 while other clients take their turns.  One item may be queued for several clients.  When `pop` has returned the item for
-one of them, the caller must remove it for the others.  All operations take constant time, amortised.
+one client, the caller must remove the item for the other clients.  All operations take constant time, amortised.
 
 `Flows` divides processor time fairly.  It is deficit round robin with a list of new flows (RFC 8290 section 4.1), in
 seconds of processor time instead of bytes.  A client that adds an item while it has no other waiting item is new, and

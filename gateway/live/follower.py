@@ -128,7 +128,7 @@ class Follower:
             self._metrics.reconnect(self._route, is_planned=failure is None)
             if failure is None and self._is_bulk is not was_bulk:
                 continue  # only a switch between SSE and long-poll
-            # A connection was a success if it moved the position or lasted for a while, even if it ended in an error.
+            # A connection that moved the position or lasted for a while was a success, even if it ended in an error.
             if self._topic.position != started_at or self._clock.now() - began >= _SHORT_LIFE_S:
                 failures = 0
             if failure is not None or self._clock.now() - began < _SHORT_LIFE_S:
@@ -410,8 +410,8 @@ class Follower:
         return position is not None and self._stream.tape.is_closed_at(position)
 
     async def _check_offset(self, at: str, status: int) -> None:
-        """If the origin has refused an offset that it had named, find out why: the stream was re-created, or it was
-        trimmed.
+        """Called when the origin has refused an offset that it had named earlier: find out whether the stream was
+        re-created or trimmed.
 
         Raises FollowingEnded if the stream has ended.
         """

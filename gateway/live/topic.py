@@ -304,7 +304,7 @@ class Topic:
             self._end_turn()
 
     def _end_turn(self) -> None:
-        """End a turn of a round, and the round if all its readers have had their turn."""
+        """End a turn of a round.  End the round too if all its readers have been served."""
         steps, self.steps = self.steps, {}
         if self._unpumped:
             # Keep the steps, which have the bytes that many readers' connections hold.  A second copy would be held for

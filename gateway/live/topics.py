@@ -112,8 +112,8 @@ class LiveTopics:
     def follow(self, topic: Topic) -> None:
         """Start the follower of the topic's stream, unless it runs.  Raises the errors of `LiveTable.make_room`.
 
-        Call this only for readers that wait.  A read that is answered at once costs its client nothing, so a client
-        could start many live requests by such reads, each with another query.
+        Call this only for readers that wait.  Reads that are answered at once cost the client nothing.  With a new
+        query in each of these reads, a client could start many live requests.
         """
         if not self.table.is_followed(topic) and topic.stream.tape.closed_at is None:
             net = topic.access.source.client

@@ -8,9 +8,9 @@ absent.
 
 `Cursors` assigns cursors to the live readers of a stream.  Readers that wait together get the same cursor, so that
 their next requests have the same URL.  When the stream has news, the shared cursor rises above all cursors that clients
-have sent.  Then it stays until the next news, or until a client that has it already gets an answer without news.  So
-readers get the same cursor even if the first of them send their next requests before the last are answered.  If the
-shared cursor did not stay, readers with different cursors would never get equal cursors.
+have sent.  The shared cursor then stays until the next news, or until a client that has this cursor already gets an
+answer without news.  So all readers get the same cursor, even if some of them send their next requests before others
+are answered.  If the shared cursor did not stay, readers with different cursors would never get equal cursors.
 
 Any client can raise the shared cursor, because a client may send any cursor.  With news more often than every 20
 seconds, the shared cursor also gets ahead of the clock.  Neither does harm, because the next offset changes the URL of

@@ -259,8 +259,8 @@ def lifetime_here(lifetime: Lifetime, answer: Mapping[str, str], asked_at: float
     resulting expiry is never too late.  It may be too early by up to a second plus the duration of the exchange.
 
     An expiry that, by the origin's clock, lies before the request cannot be right, because the origin still serves the
-    stream.  Such an expiry is interpreted by this machine's clock.  If it is in the past by this clock too, it counts
-    as unknown.
+    stream.  Such an expiry is interpreted by this machine's clock.  If the expiry is in the past by this clock too, it
+    counts as unknown.
     """
     expires_at = lifetime.expires_at
     if expires_at is None:

@@ -6,7 +6,8 @@ state: the owner's record of the stream, and the time of the origin's last conta
 the tail does not matter, the field also has the facts that the owner remembers.
 
 The asking worker usually records the answer in its own memory.  It can also ask for an answer in the form that clients
-get (`HopAsk.accepted`), to pass it on without recording it.  Such an answer has `HOP_OUTCOME` instead of `HOP_RECORD`.
+get (`HopAsk.accepted`), and pass this answer on without recording it.  Such an answer has `HOP_OUTCOME` instead of
+`HOP_RECORD`.
 
 These fields are never sent to clients and origins (`gateway.protocol.forwarded_headers`), and are read only from the
 workers' sockets, so no client can set them.

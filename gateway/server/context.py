@@ -71,7 +71,7 @@ class RequestContext:
     saved_bytes: int = 0
     """Bytes that content coding (compression) saved in an answer that was sent in one piece."""
     is_replay: bool = False
-    """Whether a live read is relayed only until its reader has caught up with the stream's tail (its end)."""
+    """Whether a live read is relayed only until its reader has caught up with the end of the stream."""
     why_alone: str | None = None
     """The reason why a read is relayed although its route shares answers; None if the read is shared."""
     client: str = UNKNOWN

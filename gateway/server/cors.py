@@ -40,7 +40,7 @@ ALLOWED_HEADERS: Final = (
     names.PRODUCER_EPOCH,
     names.PRODUCER_SEQ,
 )
-"""Request headers that scripts may send: those of the protocol and of its clients."""
+"""Request headers that scripts may send: the headers of the protocol and of the protocol's clients."""
 
 S2_METHODS: Final = "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
 

@@ -244,9 +244,9 @@ class Frontend:
     def _choose_shortcuts(self) -> None:
         """Choose which requests may skip the request handler.
 
-        During a drain (the orderly end of all connections) no request may skip it, because each answer has to announce
-        the end of its connection.  With rate limits, each remembered answer needs a check.  Without rate limits, only
-        answers on routes with authorisation rules need a check.
+        During a drain (the orderly end of all connections) every request goes to the handler, because each answer has
+        to announce the end of its connection.  With rate limits, each remembered answer needs a check.  Without rate
+        limits, only answers on routes with authorisation rules need a check.
         """
         clients = self.clients
         clients.limits_hits, clients.admits = bool(self._rates.limits), self._admits
@@ -301,7 +301,7 @@ class Frontend:
 
     def _admits(self, answer: RememberedAnswer, peer: Peer, section: Section, key: VerdictKey | None) -> bool:
         """Return whether authorisation and rate limits permit a remembered answer to be sent to this peer.  `key` is
-        the key of the verdict on the peer's request; None if there is no verdict on it."""
+        the key of the verdict on the peer's request; None without a verdict."""
         parties, usage = NO_PARTIES, None
         if answer.is_guarded:
             # This repeats the code of `Verdicts.holds`, because every remembered answer on a route with rules passes

@@ -94,8 +94,8 @@ class GuardedReads:
         channel.live_use = _EndingUse(channel, self._services.wheel, 0.0)
 
     def end_at_expiry(self, channel: Channel) -> None:
-        """Make the channel's live read, if it has a verdict, end at its credential's expiry.  Without this, only the
-        origin would end a relayed read.
+        """If the channel's live read has a verdict, make the read end when its credential expires.  Without this, only
+        the origin would end a relayed read.
         """
         left_s, use = self._left_s(channel.verdict), channel.live_use
         if left_s == math.inf:

@@ -119,7 +119,7 @@ class Handling(PhasedChannel, ABC):
             return
         if not self._is_detached:
             # End the task in the loop's next turn.  By then `_task` refers to the task even if the task is new.  The
-            # task has also begun, so that it can close its answer.
+            # task has also begun by then, so it can close the answer.
             self._clients.loop.call_soon(self._end_task)
 
     def _end_task(self) -> None:

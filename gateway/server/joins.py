@@ -68,8 +68,8 @@ class Join(Known):
     line: bytes | None = None
     """The request line of the first request, once the request is remembered."""
     key: bytes = b""
-    """The request line that all these requests have in common.  If they have credentials in their queries, the line
-    without the credentials (`gateway.server.verdict_keys.Divided`)."""
+    """The request line that all these requests have in common.  For requests with credentials in their queries, this is
+    the line without the credentials (`gateway.server.verdict_keys.Divided`)."""
     alias: bytes = b""
     """The bytes of the first request, once the request is remembered."""
     most_s: float = math.inf

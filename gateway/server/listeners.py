@@ -3,7 +3,7 @@
 A plain listener makes HTTP connections directly.  A listener with TLS or the PROXY protocol makes `Handshake`s.
 `use_certificates` replaces the certificates for later handshakes.  Open connections are not affected.
 
-A worker does not open its sockets itself: the supervisor hands them to it (`Handed`).
+A worker opens no sockets.  The supervisor opens them and hands them over (`Handed`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Relays: the gateway passes a request to the origin, and the origin's answer to the client.
 
 The gateway relays writes, and also reads whose answers must not be shared.  A relay has no task.  Plain calls from both
-sides drive it: when the answer's head or a part of its body arrives, when the client has room again, and when the
-client leaves.  Flow control works in both directions: while the client does not read, the origin's connection is not
-read either.
+sides drive the relay: when the head of the answer or a part of the body arrives, when the client has room again, and
+when the client leaves.  Flow control works in both directions: while the client does not read, the origin's connection
+is not read either.
 
 A small request body is collected before the request is sent (`request_body`).  Only this step needs a task.
 

@@ -272,7 +272,7 @@ class RequestBody:
         except TimeoutError:
             if self.error is None:
                 return False
-            # The body has failed in the meantime.  It missed its own time limit before `time`, but `Flow.late` put off
-            # its failure until after `time`.
+            # The body has failed in the meantime.  The body missed its time limit before `time`, but `Flow.late` put
+            # off the failure until after `time`.
             raise self.error.anew() from None
         return True

@@ -21,8 +21,7 @@ read only for the kinds of routes that have an entry for the same request line.
 Clients send the same header section with many request lines.  From a section's second appearance on, `Sections` keeps
 the section with its meanings and the client's address.  The section's lines are then not read again.
 
-If a request line has credentials in its query, its answer or join is found by the line without them
-(`verdict_keys.py`).
+If a request line has credentials in its query, the line without them leads to the answer or join (`verdict_keys.py`).
 """
 
 from __future__ import annotations
@@ -88,7 +87,8 @@ def _is_section(text: bytes) -> bool:
 
 
 def _may_be_section(text: bytes) -> bool:
-    """Return whether the text is one header section within the bounds, if it has no blank line before its end.
+    """Return whether the text is one header section within the bounds.  The text must have no blank line before its
+    end.
 
     A kind of route takes out whole lines, so its text has as many blank lines as the section.  Therefore a text with
     the key of a section has no further blank line either.

@@ -1,7 +1,7 @@
 """Requests to S2 origins: the engine answers reads, and all other requests are relayed.
 
-A unary answer is written whole.  A read session needs no task after its head: its channel holds the connection, and an
-`S2SessionReader` the position in the stream.
+A unary answer is written whole.  A read session needs no task after the head of its answer.  The channel holds the
+connection, and an `S2SessionReader` holds the position in the stream.
 """
 
 from __future__ import annotations

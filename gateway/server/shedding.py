@@ -3,8 +3,8 @@
 The held bytes are measured by samples.  No counter is updated when bytes arrive or leave, because that would cost time.
 A sample visits all connections in short slices with pauses between them, so that ten thousand connections delay no
 answer.  A slice is bounded by its time, because an HTTP/2 connection with a hundred streams takes as long as a hundred
-connections.  Bytes that several connections share are divided among them, unless the cache holds them too
-(`gateway.limits.memory`).
+connections.  Bytes that several connections share are divided among these connections, unless the cache holds the bytes
+too (`gateway.limits.memory`).
 
 To close a connection that holds much takes up to a millisecond: the kernel frees the connection's buffers, and the
 fetch that fills them ends.  If clients exceed their bound on memory, each turn of the loop therefore drops only one

@@ -1,6 +1,6 @@
 """TLS between a connection's transport and its protocol, after the handshake.
 
-In asyncio's terms, `TlsTransport` is a protocol for the transport below it, and a transport for the protocol above it.
+In asyncio's terms, `TlsTransport` is the protocol of the transport below, and the transport of the protocol above.
 OpenSSL works on two memory buffers (`ssl.MemoryBIO`).  Input is fed to OpenSSL in slices, and plain text is read until
 no whole record is left.
 

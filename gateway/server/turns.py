@@ -17,8 +17,8 @@ work is subtracted from the time for waiting requests.  The time for waiting req
 loop's time for other work, up to `REQUESTS_S`.  A flood of requests with remembered answers can therefore not starve
 the waiting requests.
 
-The steps of misses are taken in the order in which they came, whichever client they are for (`gateway.aio.batches`).
-While many steps wait, no further request begins, so that a flood of misses waits in the fair queue instead.
+The steps of misses are taken in the order of their arrival, for all clients alike (`gateway.aio.batches`).  While many
+steps wait, no further request begins, so that a flood of misses waits in the fair queue instead.
 
 Input other than new requests, such as bodies and frames, is read in small parts.  A turn that has lasted for `PARTS_S`
 reads no further part.  Otherwise tiny chunks, frames or TLS records from one read of a socket could keep the loop busy

@@ -11,8 +11,8 @@ may come at once.  Only renewals of verdicts that later requests find are idle, 
 other renewals rest: they have no timer.
 
 The HTTP/1.1 connection of a kept renewal's read stays with the renewal until the renewal rests, until the connection
-closes, or until it reads with another kept verdict.  Its further reads therefore change no state of the renewal, and a
-renewal looks for the reads in progress only when it has to do something for them.
+closes, or until it reads with another kept verdict.  Further reads of this connection therefore change no state of the
+renewal.  A renewal looks for reads in progress only when it has to act on them.
 """
 
 from __future__ import annotations

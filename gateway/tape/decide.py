@@ -334,8 +334,8 @@ def is_named_tail(stream: Stream, at: str, tail: str, *, is_asked: bool) -> bool
 
 
 def awaited_tail(stream: Stream, at: str, now: float) -> str | None:
-    """Return the tail that an acknowledged write has named, if it is after `at` and the follower is about to receive
-    the bytes up to it.  None if there is no such tail, or if the follower is not trusted."""
+    """Return the tail that an acknowledged write has named, if this tail is after `at` and the follower is about to
+    receive the bytes before it.  None if there is no such tail, or if the follower is not trusted."""
     seen = stream.sighting
     if seen is None or not stream.is_followed or seen.fresh_until <= now or stream.needs_revalidation:
         return None

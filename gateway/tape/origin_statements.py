@@ -253,8 +253,8 @@ class Expiry:
         """Return whether a read that depends on the lifetime should ask the origin for it.
 
         An origin may answer reads but fail to report a lifetime, for a long time.  Each further request for the
-        lifetime has a cost: if it fails, it counts against the origin's health, and if it hangs, it delays a reader.
-        Pauses bound this cost.
+        lifetime has a cost.  A failed request counts against the origin's health, and a hanging request delays a
+        reader.  Pauses bound this cost.
         """
         return self.lifetime is None and (not self.is_lost or now - self.asked_at >= self.pause_s)
 

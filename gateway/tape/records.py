@@ -216,8 +216,8 @@ class RecordTape:
         return self._blocks[self._starts[-1]].records[-1] if self._starts else None
 
     def covers(self, seq_num: int) -> bool:
-        """Return whether a block covers `seq_num`.  If a block does, and has no record there, the stream has no such
-        record."""
+        """Return whether a block covers `seq_num`.  If a covering block has no record at `seq_num`, the stream has no
+        such record."""
         return self._block_at(seq_num) is not None
 
     def covered_from(self, seq_num: int) -> int:
@@ -396,7 +396,7 @@ class RecordTape:
         self._blocks[earlier] = block
 
     def _obey(self, record: Record) -> bool:
-        """If `record` is a trim command, drop the records that it trims; return whether there were any."""
+        """If `record` is a trim command, drop the trimmed records; return whether any were dropped."""
         try:
             command = command_of(record)
         except InvalidAppend:

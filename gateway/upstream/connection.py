@@ -6,8 +6,8 @@ next reply would be uncertain: after a truncated reply, after bytes that no requ
 not sent completely.  After each reply the connection rests for a moment before it is used again
 (`gateway.upstream.keep_alive`).
 
-An `IncomingReply` collects the reply.  Above its high-water mark the connection stops reading until the reader has
-taken the data, and its turn to read has come (`gateway.upstream.incoming`).
+An `IncomingReply` collects the reply.  Above the high-water mark, the connection stops reading.  It reads again when
+the reader has taken the data and the connection's turn to read has come (`gateway.upstream.incoming`).
 
 The connection has one deadline, which moves: for a reply's head, for the next part of a body, or for the end of the
 idle time.  When the deadline passes, the connection is closed.

@@ -60,7 +60,7 @@ _SHELVES_FOR_HEAD: Final = (True, False)
 """The kinds of shelves to search for a HEAD, which may use any connection.  True: connections kept for HEADs."""
 
 Slot = tuple[Lane, str]
-"""A slot in use: its lane, and the network of the client to which it is charged."""
+"""A slot in use: its lane, and the network of the client that the slot is charged to."""
 
 
 class _Shelf:

@@ -202,7 +202,7 @@ class _HopReplyParser(ReplyParser):
     not belong to the lines that these replies share.
 
     A head has no bounds here.  It repeats headers of the origin, which were within the bounds for origins.  But it may
-    have the headers of several replies, and may have them twice (`gateway.protocol.hop_headers.Remembered`).
+    have the headers of several replies, and may repeat them (`gateway.protocol.hop_headers.Remembered`).
     """
 
     __slots__ = ()

@@ -237,7 +237,7 @@ class Exchange:
             pool = self._pool
             sending = self._hosts.tasks.start(upload.run(connection, incoming), f"upload {connection.endpoint}")
             # Use a callback instead of `finally`, because a task cancelled before its first step does not run
-            # `finally`.  Add it before the connection adds its own callback, which may free the connection.
+            # `finally`.  Add this callback before the connection adds a callback that may free the connection.
             sending.add_done_callback(lambda _: pool.upload_done(connection))
             connection.uploading(sending)
         sent = self._sent

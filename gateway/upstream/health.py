@@ -13,10 +13,10 @@ breaker.
 Checks and probes use the connections for live requests.  Otherwise a queue of ordinary requests would delay them, and
 the origin would seem to be down.
 
-With several workers, all of them share the breaker (`gateway.upstream.shared_breaker`), and each of them watches it.
-One probe is sent at a time, by the worker that is first to ask for it.  A worker that changes a breaker informs the
-others (`OriginNews`), so that a worker without requests looks at the breaker too.  One worker sends all active checks,
-and informs the others which origins are ejected.
+Several workers share the breaker (`gateway.upstream.shared_breaker`), and each worker watches it.  One probe is sent at
+a time, by the worker that is first to ask for it.  A worker that changes a breaker informs the others (`OriginNews`),
+so that a worker without requests looks at the breaker too.  One worker sends all active checks, and informs the others
+which origins are ejected.
 """
 
 from __future__ import annotations

@@ -156,12 +156,12 @@ class Lane:
         """For each client, the number of slots that it has at the host.  All lanes of the host share this object."""
         self.purpose = purpose
         self.after_upload = after_upload
-        """For a lane of uploads, the lane to which an upload moves when its body has been sent; otherwise None."""
+        """For a lane of uploads, the lane of an upload after its body has been sent; otherwise None."""
         self.uploads = () if after_upload is None else tuple(scope.uploads for scope in scopes)
         """The shares that an upload releases when its body has been sent."""
         self.counted = (*(scope.share_of(purpose) for scope in scopes), *self.uploads)
-        """The shares whose `taken` grows with each request.  The total of a scope is not among them, because it is
-        computed from them."""
+        """The shares whose `taken` grows with each request.  They do not include the total of a scope, which is
+        computed from its shares."""
         self.shares: tuple[_Share | _Total, ...] = (*(scope.total for scope in scopes), *self.counted)
         """The shares that must have room for a request of the lane."""
         self.queue: FairQueue[str, Waiting] = FairQueue()

@@ -1,7 +1,7 @@
 """Shared requests to S2 origins: readers of a stream that need the same records, or the tail, share one request.
 
-`S2Origin` sends the requests, with the credentials of the readers that share them, and counts them.  `S2Fetches` tracks
-the requests of one stream.  `gateway.upstream.collapse` defines which readers may share a request.
+`S2Origin` sends and counts the requests.  A request has the credentials of the readers that share it.  `S2Fetches`
+tracks the requests of one stream.  `gateway.upstream.collapse` defines which readers may share a request.
 
 Questions about the stream as a whole (`S2Question`) are shared differently from reads of records.  If the question of a
 reader is under way already, the reader waits until the origin has answered it.  Then this reader and all others that

@@ -122,7 +122,8 @@ def basin_in_host(label: str, path: str, headers: CIMultiDict[str]) -> str | Non
     """Return the basin that a request names by its host; None for paths that belong to the account.
 
     `label` is the part of the host that names the basin.  S2's SDKs use `{basin}.zone` as their default endpoint, and
-    send no basin header to it.  Raises BadS2Basin if the host names no basin, or if a header names another basin.
+    send no basin header to such an endpoint.  Raises BadS2Basin if the host names no basin, or if a header names
+    another basin.
     """
     if _IN_BASIN_PATH.fullmatch(path) is None:
         return None

@@ -198,8 +198,8 @@ class S2Stream:
         if is_fresh:
             self._checked(outcome)
         else:
-            # The fetch may have been answered before this reader arrived.  If it found no stream, or an earlier stream
-            # with this name, its outcome does not hold for this reader.
+            # The fetch may have been answered before this reader arrived.  If the fetch found no stream, or an earlier
+            # stream with this name, its outcome is not valid for this reader.
             self.check()
             outcome = await self.confirmed(client) or outcome
         # If the first record exceeds the fetch's limits, it exceeds this reader's limits, which are no larger.

@@ -134,8 +134,8 @@ class StreamChannel(Handling):
     def is_full(self) -> bool:
         """Whether the client has so many unread bytes that no more may be written."""
         stream = self.stream
-        # A stream that was reset is never full.  Writes to it are dropped, and no event would report that it has room
-        # again.
+        # A stream that was reset is never full.  Writes to such a stream are dropped, and no event would report that
+        # the stream has room again.
         return stream.reset_code is None and (stream.queued_bytes > 0 or self._connection.session.is_blocked)
 
     @property
