@@ -84,7 +84,7 @@ class MemoryLimits:
 
 
 def memory_limits(config: GatewayConfig, workers: int) -> MemoryLimits:
-    """Return the limits of one of so many workers.  All workers are in the same container."""
+    """Return the limits of one worker among `workers`.  All workers are in the same container."""
     limits = config.limits
     container = container_limit_bytes() if not limits.memory_max_bytes else None
     most = limits.memory_max_bytes if container is None else int(_CONTAINER_SHARE * container)

@@ -1,7 +1,7 @@
 """The channel between the supervisor and one worker: messages as lines of JSON over a pair of Unix sockets.
 
-The channel is also how a worker notices that its supervisor is gone: the kernel closes the supervisor's end.  The queue
-of a socket keeps a message for a worker whose event loop does not run yet, which a signal would not survive.
+If the supervisor dies, the kernel closes its end of the channel, and the worker notices this.  The queue of a socket
+keeps messages for a worker whose event loop does not run yet.  Such a worker would not survive a signal.
 
 A message can carry an open file, as `descriptor`.
 """
@@ -23,21 +23,21 @@ MOST_LINE_BYTES: Final = 1 << 24
 _READ_BYTES: Final = 1 << 16
 _MOST_DESCRIPTORS: Final = 8
 _REST_MS: Final = 1_000
-"""How long a message of which a part is sent may wait for room in the queue."""
+"""Milliseconds for which the rest of a message may wait for room in the queue."""
 _ANSWER: Final = "answer"
 
 Message = dict[str, Any]
 
 
 class SupervisorGone(Exception):
-    """The supervisor has ended, and answers no more."""
+    """The supervisor has ended, and does not answer."""
 
     def __init__(self) -> None:
         super().__init__("the supervisor has ended")
 
 
 class ChannelEnd:
-    """One end of a channel: writes messages, and splits what it reads into messages."""
+    """One end of a channel: writes messages, and splits its input into messages."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -59,7 +59,8 @@ class ChannelEnd:
         return False
 
     def _send_rest(self, rest: memoryview) -> bool:
-        """Send the rest of a message, or end the channel: the other end could not read what follows a part."""
+        """Send the rest of a message.  If this fails, end the channel, because the other end could not find the
+        beginning of the next message."""
         poll = select.poll()
         poll.register(self.sock, select.POLLOUT)
         while rest:
@@ -102,7 +103,7 @@ class Control:
         self._end = ChannelEnd(sock)
         self._handlers: dict[str, Callable[[Message], None]] = {}
         self._asked: dict[int, asyncio.Future[Message]] = {}
-        """The answers that are still to come, by the number of the request."""
+        """The answers that have not arrived yet, by the number of the request."""
         self._numbers = count()
         self._is_alone = False
         self._on_end: Callable[[], None] = lambda: None

@@ -40,8 +40,8 @@ _MEASURES: Final[Mapping[By, Callable[[StreamRow], int]]] = {
 
 
 def merge_overviews(answers: Sequence[Overview]) -> Overview:
-    """Sum the figures.  The gateway is ready if all workers are.  The shares of spared load are those of the first
-    worker: the caller replaces them."""
+    """Sum the figures.  The gateway is ready if all workers are.  The shares of spared load are copied from the first
+    worker, and the caller replaces them."""
     first = answers[0]
     requests: dict[str, dict[str, int]] = {}
     for mode in dict.fromkeys(chain.from_iterable(one.requests for one in answers)):
@@ -74,7 +74,7 @@ def merge_overviews(answers: Sequence[Overview]) -> Overview:
 
 
 def merge_origins(_: Asked, answers: Sequence[ShownOrigins]) -> ShownOrigins:
-    """Sum each origin's counts.  Of its states, the worst counts."""
+    """Sum the counts of each origin, and choose the worst of its states."""
     found: dict[str, list[ShownOrigin]] = defaultdict(list)
     for one in answers:
         for origin in one.origins:
@@ -107,15 +107,15 @@ def merge_pages(asked: Asked, answers: Sequence[StreamPage]) -> StreamPage:
 
 
 def merge_tops(asked: Asked, answers: Sequence[TopStreams]) -> TopStreams:
-    """Rank the streams by their sums.  A stream that is among the busiest at no worker is missing, however busy it is
-    in total: each worker is asked for many more streams than are shown."""
+    """Rank the streams by their sums.  A stream that is not among the busiest at any worker is missing, however busy it
+    is in total.  To make this unlikely, each worker is asked for many more streams than are shown."""
     query = asked.query
     rows = _merged_rows(chain.from_iterable(one.streams for one in answers))
     return TopStreams(query.by, sorted(rows, key=_MEASURES[query.by], reverse=True)[: query.limit])
 
 
 def merge_details(_: Asked, answers: Sequence[StreamDetail]) -> StreamDetail:
-    """Merge the copies of one stream.  The runs of the tape are those of the copy with the most bytes."""
+    """Merge the copies of one stream.  The result has the tape's runs of the copy with the most bytes."""
     largest, owner = max(answers, key=lambda one: one.bytes), _latest(answers)
     sessions = [one.session for one in answers if one.session is not None]
     return replace(
@@ -177,8 +177,8 @@ def merge_tails(_: Asked, answers: Sequence[Tails]) -> Tails:
 
 
 def _furthest(answers: Iterable[Tails]) -> dict[str, str | None]:
-    """Return the furthest tail of each stream.  Offsets of one stream sort by their text (and sequence numbers by their
-    length first); a worker that knows less knows an earlier offset."""
+    """Return the furthest tail of each stream.  Offsets of one stream sort by their text, sequence numbers by their
+    length first.  A worker with older facts has an earlier offset."""
     found: dict[str, str | None] = {}
     for one in answers:
         for name, tail in one.tails.items():
@@ -202,7 +202,7 @@ def merge_revoked(_: Asked, answers: Sequence[Revoked]) -> Revoked:
 
 
 def merge_plans(_: Asked, answers: Sequence[PlanShown]) -> PlanShown:
-    """Sum what came of the plan.  Its entries are the same at all workers, and each of its streams has one owner."""
+    """Sum the results of the plan.  All workers have the same entries, and each stream of the plan has one owner."""
     plans = [one.plan for one in answers if one.plan is not None]
     return PlanShown(_merged_plan(plans) if plans else None)
 
@@ -249,12 +249,12 @@ def merge_drains(_: Asked, answers: Sequence[Draining]) -> Draining:
 
 
 def first_config(_: Asked, answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return one worker's configuration: all workers have the same."""
+    """Return one worker's configuration, which is the same at all workers."""
     return answers[0]
 
 
 def first_level(_: Asked, answers: Sequence[LogLevel]) -> LogLevel:
-    """Return one worker's log level: all workers have the same."""
+    """Return one worker's log level, which is the same at all workers."""
     return answers[0]
 
 

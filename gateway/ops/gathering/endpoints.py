@@ -1,12 +1,13 @@
-"""The public admin port of a gateway with several workers: each request is asked of all workers.
+"""The public admin port of a gateway with several workers: each request is sent to all workers.
 
-`GATHERINGS` says for each endpoint what the workers are asked, and how their answers become one answer.
+`GATHERINGS` has, for each endpoint, the request to the workers, and the function that merges their answers.
 
-A look-up leaves out workers that refuse it, because one worker may not know a stream that another one holds.  A change
-has to be made by every worker.  If a worker has not made it, the answer is an error that names the worker.
+A look-up ignores workers that refuse it, because a stream need not be in the memory of every worker.  A change has to
+be made by every worker.  If a worker has not made the change, the answer is an error that names the worker.
 
-A purge is asked twice.  A worker that has purged a stream may fetch it again from the stream's owner, which may not
-have purged yet.  When the second round begins, each owner has purged, so the second round leaves no earlier byte.
+A purge is sent to the workers twice.  In the first round, a worker that has purged a stream may fetch it again from an
+owner that has not purged yet.  Before the second round begins, all owners have purged, so no earlier byte is left after
+it.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class Gathering:
     merge: Callable[[Asked, Sequence[Any]], object]
     """Merges the workers' answers, in the order of the slots."""
     target: Callable[[Asked], str] | None = None
-    """What the workers are asked; None for the same as the gateway was asked."""
+    """The target of the requests to the workers; None for the target of the request to the gateway."""
     shape: Any = None
     """The type of a worker's answer; None for the type of the endpoint's."""
     rounds: int = 1
@@ -138,7 +139,7 @@ GATHERINGS: Final[Mapping[tuple[str, str], Gathering]] = {
 }
 
 ALONE: Final = frozenset({("POST", "/api/reload"), ("POST", "/api/upgrade")})
-"""Endpoints that the worker answers that the request has reached: it passes them on to the supervisor."""
+"""Endpoints that are not gathered.  The worker that gets the request passes it on to the supervisor."""
 
 
 _ASKED: Final = (
@@ -152,10 +153,10 @@ _ANSWERED: Final = (
 
 
 def make_adapters() -> None:
-    """Make the adapters of what the workers ask each other and answer.
+    """Make the adapters for the requests and answers between workers.
 
-    The supervisor calls this before it starts workers.  It is nine tenths of the processor time of a worker's start,
-    and clients of a worker that has died wait for the next one.
+    The supervisor calls this before it starts workers.  They take nine tenths of the processor time of a worker's
+    start, and clients of a dead worker wait for its successor.
     """
     for shape in (*_ASKED, *_ANSWERED):
         adapter_of(shape)
@@ -165,7 +166,7 @@ class Gathered:
     """The answers of a gateway with several workers (`gateway.ops.admin.app.Answering`)."""
 
     def __init__(self, subject: Subject, peers: Peers, counts: EndedCounts) -> None:
-        """`subject` and `counts` are those of this worker."""
+        """`subject` and `counts` belong to this worker."""
         self._subject = subject
         self._peers = peers
         self._counts = counts

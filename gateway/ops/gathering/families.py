@@ -1,7 +1,8 @@
 """Merges the metric families of several workers.
 
-Counters and histograms are summed: each event happens at one worker.  For a gauge, `GAUGES` says whether the sum means
-something.  Labels stay as they are.  `worker_families` has the few figures that say more for each worker.
+Counters and histograms are summed: each event happens at one worker.  `GAUGES` has the way to merge each gauge, because
+the sum of a gauge need not be meaningful.  Labels stay as they are.  `worker_families` has the few figures that are
+more useful for each worker than in total.
 
 Between workers, a family is a list of JSON (`RawFamily`).  With many routes there are many thousands of samples, so
 families are merged one after another, while the caller takes turns of the loop.
@@ -20,7 +21,7 @@ from prometheus_client.samples import Exemplar, Sample
 
 
 class Merge(Enum):
-    """How the values of one gauge at several workers become one value."""
+    """A way to merge the values of one gauge at several workers."""
 
     SUM = "sum"
     MOST = "most"
@@ -74,7 +75,7 @@ GAUGES: Final[Mapping[str, Merge]] = {
     f"{_P}origin_ejected": Merge.MOST,
     f"{_P}origin_in_flight": Merge.SUM,
     f"{_P}origin_waiting": Merge.SUM,
-    # 1 for a state that any worker's breaker has.
+    # A state is 1 if the breaker of any worker has this state.
     f"{_P}origin_breaker_state": Merge.MOST,
     f"{_P}admin_connections": Merge.SUM,
     f"{_P}certificate_expiry_timestamp_seconds": Merge.LEAST,
@@ -106,8 +107,8 @@ AT_EVERY_WORKER: Final = frozenset({f"{_P}reloads"})
 _COUNTED: Final = frozenset({"counter", "histogram"})
 
 RawFamily = list[Any]
-"""A family as it goes between workers: name, help text, type, samples.  A sample has a name, labels, a value, and an
-exemplar or None."""
+"""A family in the form that workers exchange: name, help text, type, samples.  A sample has a name, labels, a value,
+and an exemplar or None."""
 
 Key = tuple[str, tuple[tuple[str, str], ...]]
 """The name and the labels of a series."""
@@ -119,12 +120,12 @@ def key_of(name: str, labels: Mapping[str, str]) -> Key:
 
 
 def is_counted(kind: str) -> bool:
-    """Return whether families of this type only ever grow."""
+    """Return whether the values of families of this type never fall."""
     return kind in _COUNTED
 
 
 def raw_family(family: Metric) -> RawFamily:
-    """Return a family as it goes between workers."""
+    """Return a family in the form that workers exchange."""
     samples = [
         [one.name, one.labels, float(one.value), None if one.exemplar is None else list(one.exemplar)]
         for one in family.samples
@@ -133,7 +134,7 @@ def raw_family(family: Metric) -> RawFamily:
 
 
 def read_families(text: bytes) -> list[RawFamily]:
-    """Return the families of one worker.  Raises ValueError if the text is something else."""
+    """Parse the families of one worker.  Raises ValueError for any other text."""
     found = orjson.loads(text)
     if not isinstance(found, list) or not all(isinstance(one, list) and len(one) == 4 for one in found):
         raise ValueError("no families")

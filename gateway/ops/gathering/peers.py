@@ -1,9 +1,9 @@
-"""Asks all workers of this gateway over their private admin sockets.
+"""Sends requests to all workers of this gateway over their private admin sockets.
 
 The supervisor holds each worker's socket open.  A request to a worker that starts again therefore waits in the socket's
-queue, and the new worker answers it.  A dead worker is not asked: it has nothing that could be shown or purged, and its
-successor takes over what operators have set (`adoption`).  Nor is a worker asked again if no process listens at its
-socket: it has ended, and so has its supervisor.
+queue, and the new worker answers it.  A dead worker is not asked, because it has no data that could be shown or purged.
+Its successor takes over the settings of operators (`adoption`).  Nor is a worker asked again if no process listens at
+its socket: it has ended, and so has its supervisor.
 
 A question is over when every living worker has answered.  A worker that was replaced meanwhile is asked once more, so
 no change is lost between two generations.
@@ -45,7 +45,7 @@ class PeerAnswer:
 
     @property
     def is_good(self) -> bool:
-        """Whether the worker has done what it was asked."""
+        """Whether the worker has fulfilled the request."""
         return 200 <= self.status < 300
 
 

@@ -1,8 +1,8 @@
 """The private admin application of one worker, which only the workers of the same gateway reach.
 
 It has the endpoints of the public admin port, and answers for this worker alone.  It needs no guard: its socket is in a
-folder that only the gateway's user may enter.  `PRIVATE` endpoints have more detail than the public ones, where merged
-answers cannot be made from public answers.
+folder that only the gateway's user may enter.  `PRIVATE` endpoints have more detail than the public endpoints.  They
+serve merged answers that cannot be made from public answers.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class WorkerSamples:
 @with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class WorkerOverview:
-    """One worker at a glance, and its samples, of which merged shares are made."""
+    """The overview of one worker, and the samples from which merged shares are computed."""
 
     overview: Overview
     samples: WorkerSamples
@@ -88,13 +88,13 @@ class WorkerRevocation:
     name: str
     issuer: str | None
     for_s: float
-    """Seconds for which it still holds."""
+    """Seconds until the revocation ends."""
 
 
 @with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """What operators have set at run time."""
+    """The settings that operators have made at run time."""
 
     revocations: list[WorkerRevocation]
     is_draining: bool

@@ -29,7 +29,7 @@ from gateway.workers.shared_memory import SlotState
 _STOP_S: Final = 1.0
 """The most seconds for the last answers on the private socket."""
 _FOLLOW_S: Final = 0.5
-"""Seconds between two questions to the version before this one, while it ends."""
+"""Seconds between two requests to the previous version while it ends."""
 
 
 class WorkerAdmin:
@@ -50,7 +50,7 @@ class WorkerAdmin:
         self._timer: Timer | None = None
         self._tasks = Tasks()
         self._untold: dict[Origin, bool] = {}
-        """The origins of which news are on their way, and whether they have changed since."""
+        """The origins whose news are being sent, and whether each origin has changed since then."""
         subject.engine.origins.on_change = self._tell
         subject.engine.health.sends_checks = self._sends_checks
         self.answering = Gathered(subject, self._peers, self._counts)
@@ -60,7 +60,7 @@ class WorkerAdmin:
         return f"<WorkerAdmin of slot {self._place.slot}>"
 
     async def open(self) -> None:
-        """Serve the private socket, and take over what operators have set.  Call this before clients are served."""
+        """Serve the private socket, and take over the settings of operators.  Call this before clients are served."""
         await self._runner.setup()
         await web.SockSite(self._runner, self._place.peer_socket).start()
         place = self._place
@@ -87,14 +87,14 @@ class WorkerAdmin:
             await earlier.close()
 
     async def reload(self) -> Change:
-        """Have the supervisor reload all workers.  Raises ConfigError, NotReloaded or SupervisorGone."""
+        """Ask the supervisor to reload all workers.  Raises ConfigError, NotReloaded or SupervisorGone."""
         told = await self._place.control.ask("reload")
         if told["error"]:
             raise (NotReloaded if told["is_temporary"] else ConfigError)(told["error"])
         return Change(self._subject.config, tuple(told["changed"]), tuple(told["needs_restart"]))
 
     async def upgrade(self) -> str:
-        """Have the supervisor start the next version.  Raises NotUpgraded or SupervisorGone."""
+        """Ask the supervisor to start the next version.  Raises NotUpgraded or SupervisorGone."""
         told = await self._place.control.ask("upgrade")
         if not told["is_done"]:
             raise NotUpgraded(told["text"])
@@ -108,15 +108,15 @@ class WorkerAdmin:
         self._keep_later()
 
     def _tell(self, origin: Origin) -> None:
-        """Tell the other workers the state of an origin."""
+        """Report the state of an origin to the other workers."""
         is_telling = origin in self._untold
         self._untold[origin] = True
         if not is_telling:
             self._tasks.start(self._tell_latest(origin), f"news of {origin.authority}")
 
     async def _tell_latest(self, origin: Origin) -> None:
-        """Tell the state until it is the state that was told last.  One question at a time, so that no earlier state
-        arrives after a later one."""
+        """Report the state again and again until it has not changed since the latest report.  Only one report is sent
+        at a time, so that no earlier state arrives after a later state."""
         slot = self._place.slot
         try:
             while self._untold[origin]:

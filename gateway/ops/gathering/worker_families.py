@@ -1,4 +1,4 @@
-"""The families with a label `worker`: figures that say more for each worker than in total.
+"""The families with a label `worker`: figures that are more useful for each worker than in total.
 
 They show whether the workers share the load, and whether one of them fails again and again.
 """
@@ -18,8 +18,8 @@ _LABELS = ("worker",)
 def worker_families(
     families: Mapping[int, Iterable[RawFamily]], generations: Mapping[int, int | None]
 ) -> Iterator[Metric]:
-    """Return the families.  `families` are those of the workers that have answered, by slot.  `generations` has the
-    number of the worker that lives in each slot; None if none does."""
+    """Return the families.  `families` has the families of the workers that have answered, by slot.  `generations` has
+    the number of the worker that lives in each slot; None if none does."""
     values = {
         slot: {name: value for *_, samples in found for name, labels, value, _ in samples if not labels}
         for slot, found in families.items()
