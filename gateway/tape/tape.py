@@ -1,8 +1,8 @@
 """The tape: the bytes of one stream that the gateway holds in memory, and their offsets.
 
 A tape has blocks, which are runs of bytes, and an index of tokens.  A token is an offset as the origin spells it:
-opaque, but ordered.  The index maps each token to its position in a block.  Two tokens without bytes between them are a
-*hop*.
+opaque, but ordered.  The index maps each token to its position in a block.  Two tokens without bytes between them are
+*synonyms*.
 
 A read starts at a token, takes bytes up to the end of a block, and continues at the token of that end.  The read stops
 at a token that is not in the index.  Such a token is either the tail or the start of a gap, which the origin must fill.
@@ -54,8 +54,8 @@ class Extent(NamedTuple):
     end: str
 
 
-_NO_HOPS: Final[dict[str, str]] = {}
-"""`Tape._hops` of all tapes without hops.  It must stay empty."""
+_NO_SYNONYMS: Final[dict[str, str]] = {}
+"""`Tape._synonyms` of all tapes without synonyms.  It must stay empty."""
 
 
 class Tape:
@@ -67,8 +67,8 @@ class Tape:
     __slots__ = (
         "_blocks",
         "_ending",
-        "_hops",
         "_index",
+        "_synonyms",
         "closed_at",
         "cost",
         "has_lost_start",
@@ -92,7 +92,7 @@ class Tape:
         """Blocks by their first token, in the order they were stored."""
         self._index: dict[str, tuple[Block, int]] = {}
         self._ending: dict[str, Block] = {}
-        self._hops = _NO_HOPS
+        self._synonyms = _NO_SYNONYMS
         """Pairs of tokens without bytes between them.  In an empty stream, for example, the start sentinel leads to the
         first token."""
 
@@ -105,12 +105,12 @@ class Tape:
 
     @property
     def token_count(self) -> int:
-        return len(self._index) + len(self._hops)
+        return len(self._index) + len(self._synonyms)
 
     def tokens(self) -> Iterator[str]:
-        """Return the tokens from which a read can take bytes or follow a hop."""
+        """Return the tokens from which a read can take bytes or follow a synonym."""
         yield from self._index
-        yield from self._hops
+        yield from self._synonyms
 
     @property
     def size(self) -> int:
@@ -122,9 +122,9 @@ class Tape:
         return iter(self._blocks.values())
 
     def resolve(self, token: str) -> str:
-        """Follow the hops from `token`; return the last token, which has the same position."""
-        hops = self._hops
-        while hops and (target := hops.get(token)) is not None:
+        """Follow the synonyms from `token`; return the last token, which has the same position."""
+        synonyms = self._synonyms
+        while synonyms and (target := synonyms.get(token)) is not None:
             token = target
         return token
 
@@ -206,7 +206,7 @@ class Tape:
         return (
             token in self._index
             or token in self._ending
-            or token in self._hops
+            or token in self._synonyms
             or token in (self.tail, self.short_of_tail, self.closed_at)
         )
 
@@ -259,9 +259,9 @@ class Tape:
         start = self.resolve(start)
         if not size:
             if start != end and start not in self._index and start != self.resolve(end):
-                if self._hops is _NO_HOPS:
-                    self._hops = {}
-                self._hops[start] = end
+                if self._synonyms is _NO_SYNONYMS:
+                    self._synonyms = {}
+                self._synonyms[start] = end
                 self.cost += token_cost(start)
             return
         if start in self._index:
@@ -325,7 +325,7 @@ class Tape:
         self.cost += token_cost(token)
 
     def drop_oldest(self) -> int:
-        """Drop the oldest block, or the hops if there is no block; return the cost freed."""
+        """Drop the oldest block, or the synonyms if there is no block; return the cost freed."""
         first = next(iter(self._blocks.values()), None)
         if first is None:
             return self.drop_all()
@@ -363,7 +363,7 @@ class Tape:
             block.unmark(is_dropped)
             # If a dropped block also ended at `block.end`, this block takes its place in `_ending`.
             self._ending.setdefault(block.end, block)
-        for held in (self._index, self._hops):
+        for held in (self._index, self._synonyms):
             for known in [known for known in held if is_dropped(known)]:
                 self.has_lost_start |= known == START
                 del held[known]
@@ -419,9 +419,9 @@ class Tape:
         self.short_of_tail = None
 
     def _clear(self) -> None:
-        self.has_lost_start |= START in self._index or START in self._hops
+        self.has_lost_start |= START in self._index or START in self._synonyms
         self._blocks.clear()
         self._index.clear()
         self._ending.clear()
-        self._hops = _NO_HOPS
+        self._synonyms = _NO_SYNONYMS
         self.cost = TAPE_COST

@@ -150,7 +150,7 @@ def evicted_bytes_are_skipped() -> Patches:
             first = next(iter(self._blocks.values()), None)
             freed = drop(self)
             if first is not None:
-                self._hops[first.start] = first.end
+                self._synonyms[first.start] = first.end
             return freed
 
         return dropped
