@@ -103,7 +103,7 @@ class OthersWrites:
         self.applying: Applying
         self.index_of: Final = lru_cache(_MOST_KNOWN)(lambda group: owners.cell_of(*group))
         """Returns the number of a path's row."""
-        store.number_paths(self.index_of)
+        store.paths.number_paths(self.index_of)
 
     def __repr__(self) -> str:
         return f"<OthersWrites {len(self._own)} own, {len(self._others)} of others, {len(self._seen)} rows seen>"
@@ -254,7 +254,7 @@ class OthersWrites:
         lost."""
         # The store finds these paths by an index.  Clients can cause lost records by long paths, and a search of the
         # whole store for each lost record would take too long.
-        groups = self._store.in_row(index)
+        groups = self._store.paths.in_row(index)
         groups.update(group for group in self._negative_cache.groups if self.index_of(group) == index)
         for key, write in list(self._others.items()):
             if key[0] in places and self.index_of(write.request.group) == index:

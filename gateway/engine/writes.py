@@ -173,8 +173,7 @@ class Writes:
         """
         awake = tuple(self._store.awake(group))
         for stream in awake:
-            is_beyond = isinstance(stream, RecordStream) and start < stream.records.end_seq_num
-            if is_beyond and (queries is None or stream.key.query in queries):
+            if isinstance(stream, RecordStream) and stream.reaches(start, queries):
                 self._store.doubt_records(stream)
         self._store.doubt_replaced(group, queries, start, frozenset(awake))
 

@@ -32,6 +32,10 @@ MOST_DOZING: Final = 4_096
 """The most sleeping streams of one path that keep their remembered answers until the next event."""
 MOST_QUERIES: Final = 64
 """The most queries of an S2 path that have separate values in `Crowd.records_to`."""
+MAX_TAGS: Final = 1_024
+"""The most surrogate keys of one stream."""
+MAX_TAG_BYTES: Final = 1 << 16
+"""The most bytes of these keys that several replies may name together: as many as one reply may name alone."""
 _LOOKS: Final = 8
 """The most streams that one call examines to find streams that are not in use."""
 
@@ -150,6 +154,12 @@ class Crowd:
         """Record that an awake stream was used."""
         if stream in self.awake:
             self.awake.move_to_end(stream)
+
+
+def all_tags(stream: Stream, surrogate_keys: frozenset[str]) -> frozenset[str] | None:
+    """Return the surrogate keys of a stream together with further keys; None if these are too many."""
+    collected = stream.surrogate_keys | surrogate_keys
+    return None if len(collected) > MAX_TAGS or sum(map(len, collected)) > MAX_TAG_BYTES else collected
 
 
 class Paths:

@@ -8,6 +8,7 @@ serves any of them again.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from gateway.tape.records import RecordTape
@@ -32,6 +33,11 @@ class RecordStream(Stream):
     def is_doubted(self) -> bool:
         """Whether the origin must confirm the records before they are served again."""
         return self.doubts > self.settled and bool(self.records.block_count)
+
+    def reaches(self, seq_num: int, queries: Collection[str] | None) -> bool:
+        """Return whether records from this number on are in memory, and the stream has one of `queries`.  None stands
+        for all queries."""
+        return seq_num < self.records.end_seq_num and (queries is None or self.key.query in queries)
 
     def verified(self, at: float, doubts: int = 0) -> None:
         """Record that the origin has confirmed the records.

@@ -25,7 +25,7 @@ from gateway.protocol.stream_version import FIRST, Edition, Version
 from gateway.s2.records import Record
 from gateway.tape.costs import RouteUsage, key_cost
 from gateway.tape.eviction import USE_S, Eviction
-from gateway.tape.paths import PathEvent, Paths
+from gateway.tape.paths import PathEvent, Paths, all_tags
 from gateway.tape.pinned import EvictionOrder
 from gateway.tape.record_stream import RecordStream
 from gateway.tape.stream import End, Stream
@@ -34,11 +34,6 @@ from gateway.telemetry.metrics import MetricsRecorder
 from gateway.tuples import make
 
 S = TypeVar("S", bound=Stream)
-
-MAX_TAGS: Final = 1_024
-"""The most surrogate keys of one stream."""
-MAX_TAG_BYTES: Final = 1 << 16
-"""The most bytes of these keys that several replies may name together: as many as one reply may name alone."""
 
 # Enum members are slow to reach in Python 3.11.
 _EVICTED: Final = End.EVICTED
@@ -66,17 +61,13 @@ class TapeStore:
         """The part of `lent` for bodies that are being received (`gateway.tape.arriving`)."""
         self._mint = mint
         self._metrics = metrics
-        self._paths = Paths()
-        self.awake: Final = self._paths.awake
-        self.has: Final = self._paths.has
-        self.group: Final = self._paths.group
-        self.tagged: Final = self._paths.tagged
-        self.origins: Final = self._paths.origins
-        self.groups: Final = self._paths.groups
-        self.number_paths: Final = self._paths.number_paths
-        self.in_row: Final = self._paths.in_row
+        self.paths: Final = Paths()
+        self.awake: Final = self.paths.awake
+        self.has: Final = self.paths.has
+        self.group: Final = self.paths.group
+        self.tagged: Final = self.paths.tagged
         self._count = 0
-        self._order = EvictionOrder(eviction, self._paths.find)
+        self._order = EvictionOrder(eviction, self.paths.find)
         self.pinned = self._order.pinned
         """The streams exempt from eviction."""
         self._not_stored: frozenset[StreamKey] = frozenset()
@@ -88,22 +79,20 @@ class TapeStore:
         self.holdings: defaultdict[str, RouteUsage] = defaultdict(RouteUsage)
         """The use of memory by each route: the number of tapes and blocks, and the bytes charged to the budget."""
         self.on_forget: Callable[[Stream], None] = lambda stream: None
-        """Called when data derived from a stream's bytes becomes invalid, so that the owners of this data can drop
-        it."""
+        """Called when data derived from a stream's bytes becomes invalid, so that the data's owners can drop it."""
 
     def __len__(self) -> int:
         return self._count
 
     def __repr__(self) -> str:
-        return f"{self._count} streams in {len(self._paths)} groups, {len(self._paths.tags)} surrogate keys"
+        return f"{self._count} streams in {len(self.paths)} groups, {len(self.paths.tags)} surrogate keys"
 
     def __iter__(self) -> Iterator[Stream]:
-        return iter(self._paths)
+        return iter(self.paths)
 
     def find(self, key: StreamKey) -> Stream | None:
-        """Return the stream of `key`, and wake the stream if it sleeps (`gateway.tape.paths`); None if it is not in
-        memory."""
-        stream = self._paths.find(key)
+        """Return the stream of `key`, which is awake then (`gateway.tape.paths`); None if it is not in memory."""
+        stream = self.paths.find(key)
         if stream is not None and not stream.is_awake:
             self.wake(stream)
             return stream if stream.ended is None else None
@@ -113,7 +102,7 @@ class TapeStore:
         """Wake a sleeping stream and apply the events that it has missed, which may end the stream."""
         if stream.is_awake or stream.ended is not None:
             return
-        missed, dropped = self._paths.wake(stream)
+        missed, dropped = self.paths.wake(stream)
         if missed is None:
             self.drop_stream(stream, End.EVICTED)
         for event in missed or ():
@@ -124,9 +113,9 @@ class TapeStore:
 
     def tell(self, group: Group, event: PathEvent) -> None:
         """Apply an event to every stream of the path: at once, or when the stream wakes."""
-        for stream in self._paths.told(group, event):
+        for stream in self.paths.told(group, event):
             self.on_forget(stream)
-        for stream in self._paths.awake(group):
+        for stream in self.paths.awake(group):
             if stream.ended is None:
                 event(stream)
 
@@ -142,12 +131,11 @@ class TapeStore:
         if stream.tagged_as == stream.version.incarnation:
             if surrogate_keys <= stream.surrogate_keys:
                 return
-            collected = stream.surrogate_keys | surrogate_keys
-            if len(collected) > MAX_TAGS or sum(map(len, collected)) > MAX_TAG_BYTES:
-                self.forget_bytes(stream)
-            else:
+            if (collected := all_tags(stream, surrogate_keys)) is not None:
                 surrogate_keys = collected
-        self._paths.tag(stream, surrogate_keys)
+            else:
+                self.forget_bytes(stream)
+        self.paths.tag(stream, surrogate_keys)
         stream.tagged_as = stream.version.incarnation
         self.weigh(stream)
 
@@ -173,7 +161,7 @@ class TapeStore:
         version = make(Version, (make(Edition, (self._mint(), 0)), *FIRST[1:]))
         stream = kind(key, Tape(), version, None, _NO_HEADERS, contacted_at=now, used_at=now)
         stream.facts_cost = key_cost(key)
-        for other in self._paths.add_stream(stream):
+        for other in self.paths.add_stream(stream):
             self.on_forget(other)
         self._count += 1
         self._order.admit(stream, 0)
@@ -181,17 +169,16 @@ class TapeStore:
         return stream
 
     def touch(self, stream: Stream) -> None:
-        """Record a use of the stream by remembered answers.  They are sent without a call of `open`, which records
-        other uses."""
+        """Record a use of the stream by remembered answers, which are sent without a call of `open`."""
         if stream.ended is None:
             self._order.touch(stream.key)
-            self._paths.touch(stream)
+            self.paths.touch(stream)
 
     def _count_use(self, stream: Stream, now: float) -> None:
         if now - stream.used_at >= USE_S:
             stream.used_at = now
             self._order.touch(stream.key)
-            self._paths.touch(stream)
+            self.paths.touch(stream)
 
     def store(self, stream: Stream, start: str, end: str, pieces: Sequence[bytes], now: float) -> None:
         """Store bytes on the stream's tape, and evict until the budget is met.  Does nothing on an ended stream."""
@@ -252,13 +239,12 @@ class TapeStore:
         Affects only streams with one of `queries`, or with any query if `queries` is None.  Streams in `seen` are left
         out, because the caller has handled them.
         """
-        if start >= self._paths.records_to(group, queries):
+        if start >= self.paths.records_to(group, queries):
             return
         for stream in self.group(group):
-            is_beyond = isinstance(stream, RecordStream) and start < stream.records.end_seq_num
-            if is_beyond and stream not in seen and (queries is None or stream.key.query in queries):
+            if isinstance(stream, RecordStream) and stream not in seen and stream.reaches(start, queries):
                 self.doubt_records(stream)
-        self._paths.looked_at(group)
+        self.paths.looked_at(group)
 
     def weigh(self, stream: Stream) -> None:
         """Charge the budget for headers and other texts that were added.  Does nothing on an ended stream."""
@@ -287,9 +273,8 @@ class TapeStore:
 
     def _drop_unwanted(self, stream: Stream) -> None:
         """Drop the bytes of an excluded stream, and all data derived from them."""
-        if stream.ended is not None or not self.is_not_stored(stream):
-            return
-        self._drop_bytes(stream)
+        if stream.ended is None and self.is_not_stored(stream):
+            self._drop_bytes(stream)
 
     def _drop_bytes(self, stream: Stream) -> None:
         """Drop a stream's bytes but keep the stream."""
@@ -307,7 +292,7 @@ class TapeStore:
 
     def _remove(self, stream: Stream, why: End) -> None:
         stream.ended = why
-        self._paths.remove(stream)
+        self.paths.remove(stream)
         self._count -= 1
         self._book(stream, -stream.cost, tapes=-1, blocks=-stream.block_count)
         if self.pinned.is_used:
@@ -380,7 +365,7 @@ class TapeStore:
             self._order.admit(stream, stream.cost)
         if self.cost + self.lent > self.budget_bytes:
             self._make_room(stream, may_shorten=True)
-        for other in self._paths.released(stream):
+        for other in self.paths.released(stream):
             self.on_forget(other)
 
     def lend(self, size: int, borrower: Stream) -> bool:
@@ -450,13 +435,12 @@ class TapeStore:
                 self.withdraw(stream)
             else:
                 # Do not wake a sleeping victim: waking may drop it, or put other streams to sleep.
-                victim = self._paths.find(key)
+                victim = self.paths.find(key)
                 if victim is None:
                     continue
                 victim.is_ranked = False
                 if victim.holds and not victim.block_count:
-                    # The stream is in use and has no bytes yet.  It enters the order again when its first bytes are
-                    # stored.
+                    # The stream is in use without bytes.  It enters the order again with its first bytes.
                     self._order.forget(key)
                     continue
                 self._metrics.eviction(1, key.partition.route)

@@ -203,4 +203,4 @@ class StoreAgainstRecount(RuleBasedStateMachine):
             self.tapes.drop_stream(stream, End.PURGED)
         assert self.tapes.cost == 0
         assert len(self.tapes) == 0
-        assert not self.tapes.groups()
+        assert not self.tapes.paths.groups()

@@ -9,7 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from gateway.protocol.sharing import Group, Partition, StreamKey
 from gateway.tape.costs import TAPE_COST
 from gateway.tape.eviction import LeastRecentlyUsed
-from gateway.tape.store import MAX_TAG_BYTES, MAX_TAGS, TapeStore
+from gateway.tape.paths import MAX_TAG_BYTES, MAX_TAGS
+from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
 from gateway.telemetry.metrics import NoMetrics
 

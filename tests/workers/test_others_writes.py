@@ -241,7 +241,7 @@ def test_a_lost_record_is_no_reason_to_search_all_streams(monkeypatch: pytest.Mo
     # Streams that have left memory are found no more, and those of other paths are not looked at.
     two.store.drop_stream(two.streams[1], End.EVICTED)
     group = two.streams[0].key.group
-    assert two.store.in_row(two.others.index_of(group)) == {group}
+    assert two.store.paths.in_row(two.others.index_of(group)) == {group}
     monkeypatch.setattr(TapeStore, "__iter__", None)
     sent = one.send(Mode.APPEND)
     one.others._log.note(one.others.index_of(group), b"x" * (MOST_TEXT + 1))
@@ -249,7 +249,7 @@ def test_a_lost_record_is_no_reason_to_search_all_streams(monkeypatch: pytest.Mo
     two.look("/s")
     assert [stream.block_count for stream in two.streams] == [0, 0, 1, 1]
     two.store.drop_stream(two.streams[0], End.EVICTED)
-    assert two.store.in_row(two.others.index_of(group)) == set()
+    assert two.store.paths.in_row(two.others.index_of(group)) == set()
 
 
 def test_a_worker_that_has_just_started_knows_which_writes_are_under_way() -> None:

@@ -84,7 +84,7 @@ class Directory:
     async def slices(self) -> AsyncIterator[Sequence[Stream]]:
         """Yield slices of all streams that were in memory when the walk began and are still in memory."""
         found: list[Stream] = []
-        for group in self._engine.store.groups():
+        for group in self._engine.store.paths.groups():
             for stream in list(group.values()):
                 if stream.ended is None:
                     found.append(stream)
@@ -117,7 +117,7 @@ class Directory:
         S2 streams are stored under one spelling of their names.
         """
         store, spelled = self._engine.store, unescaped_delimiters(path)
-        origins = store.origins() if origin is None else [origin]
+        origins = store.paths.origins() if origin is None else [origin]
         found = [stream for one in origins for stream in store.group(Group(one, path))]
         if spelled != path:
             streams = (stream for one in origins for stream in store.group(Group(one, spelled)))
