@@ -38,8 +38,8 @@ from gateway.config.origins import OriginsConfig
 from gateway.config.routes import RouteConfig
 from gateway.errors import CircuitOpen, UpstreamUnreachable
 from gateway.upstream.breaker import BreakerState
-from gateway.upstream.late_sharing import LateSharing
 from gateway.upstream.origin_state import Origin, OriginRequest, Say
+from gateway.upstream.shared_breaker import LateSharing
 from gateway.workers.shared_origins import SharedOrigins
 
 _SPAN: Final = 1 << 64

@@ -25,14 +25,15 @@ from __future__ import annotations
 
 import random
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from math import inf
-from typing import Final
+from typing import Final, Protocol
 
+from gateway.aio.clock import Clock
 from gateway.config.origins import OriginsConfig
 from gateway.upstream.breaker import LEAST_JITTER, Breaker, BreakerState, Event, Failure, Permit, Policy, Window
-from gateway.workers.shared_origins import OriginRow
+from gateway.workers.shared_origins import OriginRow, SharedOrigins
 
 PROBE_S: Final = 3.0
 """The timeout of an own probe in seconds."""
@@ -289,3 +290,68 @@ def make_breaker(
     """Return the breaker of an origin: that of all workers if they share a row, else one of this process."""
     policy = policy_of(config)
     return Breaker(policy, rng, now) if row is None else SharedBreaker(policy, rng, now, row, on_change)
+
+
+_AGAIN_S: Final = 5.0
+"""The pause after a failed try to share an origin, in seconds."""
+_NEXT_S: Final = 0.02
+"""The pause after a successful try."""
+
+
+class SharableOrigin(Protocol):
+    """The part of an `Origin` that `LateSharing` uses."""
+
+    authority: str
+    breaker: Breaker
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether this process shares the origin's breaker with no other."""
+
+    def share(self, row: OriginRow) -> None:
+        """Share the breaker with the other workers from now on.  The breaker must be closed."""
+
+
+class LateSharing:
+    """Shares origins that this worker could not share with the other workers at once.
+
+    The workers' table may have had no room for the origin, or its lock was not free in time.  Until the origin is
+    shared, this worker has a separate breaker for it.  Rows of the table become free when the other workers no longer
+    use their origins, often a moment after this worker has taken the same new configuration.
+
+    The origins are tried one after the other, because a search of a full table takes a millisecond.
+    """
+
+    def __init__(self, shared: SharedOrigins, clock: Clock) -> None:
+        self._shared = shared
+        self._clock = clock
+        self._alone: list[SharableOrigin] = []
+        """The origins that are not shared, in the order of the next tries."""
+        self._is_due = False
+        """Whether a timer runs."""
+
+    def __repr__(self) -> str:
+        return f"<LateSharing of {len(self._alone)} origins>"
+
+    def begin(self, origins: Iterable[SharableOrigin]) -> None:
+        """Begin to share those of this worker's `origins` that are not shared yet."""
+        self._alone = [one for one in origins if one.is_alone]
+        self._later(_AGAIN_S)
+
+    def _later(self, after_s: float) -> None:
+        if self._alone and not self._is_due:
+            self._is_due = True
+            self._clock.call_later(after_s, self._try_next)
+
+    def _try_next(self) -> None:
+        self._is_due = False
+        if not self._alone:
+            return
+        origin, row = self._alone.pop(0), None
+        if origin.breaker.state is BreakerState.CLOSED:
+            row = self._shared.join(origin.authority)
+        if row is None:
+            self._alone.append(origin)
+        else:
+            origin.share(row)
+        self._later(_AGAIN_S if row is None else _NEXT_S)

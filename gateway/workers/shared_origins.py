@@ -22,7 +22,7 @@ The table is a hash table with open addressing: an origin has the first row with
 hashes.  A row whose key is 0 ends the search.  A row that no worker uses keeps its key and state, because its origin
 may be used again.  If no row with the key 0 is left, such a row is given to another origin.  A worker joins an origin
 under the lock of the table.  If it cannot get the lock, or if the table has no room, it has a breaker of its own for
-the origin, and tries to join it again later (`gateway.upstream.late_sharing`).
+the origin, and tries to join it again later (`gateway.upstream.shared_breaker`).
 """
 
 from __future__ import annotations
