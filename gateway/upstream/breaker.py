@@ -51,6 +51,8 @@ from enum import StrEnum
 from math import inf
 from typing import Final, NamedTuple
 
+from gateway.upstream.failures import PLAIN_FAILURE, RequestFailure
+
 _BUCKETS: Final = 10
 """The number of buckets in the window."""
 LEAST_JITTER: Final = 0.5
@@ -125,23 +127,6 @@ class Permit(NamedTuple):
     is_probe: bool
     is_own: bool = False
     """Whether the probe is one of the gateway's own."""
-
-
-class Failure(NamedTuple):
-    """What is known of a request that the origin has failed."""
-
-    had_succeeded: bool = False
-    """Whether the request has been counted as a success."""
-    is_loss: bool = False
-    """Whether the connection was lost."""
-    is_answer: bool = False
-    """Whether the origin reported the failure by a status."""
-    in_progress: int | None = 0
-    """The number of other requests that wait for an answer; None if a request was answered while the failed request was
-    in progress."""
-
-
-_FAILURE: Final = Failure()
 
 
 class Window:
@@ -357,7 +342,7 @@ class Breaker:
             window.begin_bucket(now)
         window.last[False] += 1
 
-    def record_failure(self, permit: Permit, now: float, failure: Failure = _FAILURE) -> None:
+    def record_failure(self, permit: Permit, now: float, failure: RequestFailure = PLAIN_FAILURE) -> None:
         """Record that the origin was unreachable, did not answer in time, or reported a failure."""
         had_succeeded, is_loss, is_answer, in_progress = failure
         if permit.term != self._term:

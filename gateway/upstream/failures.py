@@ -9,7 +9,7 @@ import errno
 import socket
 import ssl
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 from gateway.http.outgoing import InvalidRequest
 from gateway.http.reply import ReplyBroken, TooManyInterim
@@ -151,3 +151,20 @@ def reason_of(error: BaseException) -> str:
 def reason_of_status(status: int) -> str:
     """Return the reason for a status by which an origin reports a failure."""
     return f"answered {status}"
+
+
+class RequestFailure(NamedTuple):
+    """The facts about a failed request that the circuit breaker (`gateway.upstream.breaker`) uses."""
+
+    had_succeeded: bool = False
+    """Whether the request has been counted as a success."""
+    is_loss: bool = False
+    """Whether the connection was lost."""
+    is_answer: bool = False
+    """Whether the origin reported the failure by a status."""
+    in_progress: int | None = 0
+    """The number of other requests that wait for an answer; None if a request was answered while the failed request was
+    in progress."""
+
+
+PLAIN_FAILURE: Final = RequestFailure()

@@ -23,8 +23,8 @@ from gateway.aio.signal import Signal
 from gateway.config.origins import OriginsConfig
 from gateway.errors import CircuitOpen
 from gateway.http.reply import ReplyBroken
-from gateway.upstream.breaker import BreakerState, Failure, Permit
-from gateway.upstream.failures import ConnectionLost, is_loss, is_no_sign, reason_of, reason_of_status
+from gateway.upstream.breaker import BreakerState, Permit
+from gateway.upstream.failures import ConnectionLost, RequestFailure, is_loss, is_no_sign, reason_of, reason_of_status
 from gateway.upstream.shared_breaker import SharedBreaker, make_breaker, policy_of
 from gateway.upstream.slots import three_quarters
 from gateway.workers.shared_origins import OriginRow
@@ -176,9 +176,8 @@ class Origin:
         self.failures += 1
         self.reason = reason
         breaker, opened = self.breaker, self.breaker.transitions[BreakerState.OPEN]
-        breaker.record_failure(
-            permit, now, Failure(had_succeeded, is_loss, is_answer, in_progress=None if is_stale else self.waiting)
-        )
+        failure = RequestFailure(had_succeeded, is_loss, is_answer, in_progress=None if is_stale else self.waiting)
+        breaker.record_failure(permit, now, failure)
         if breaker.transitions[BreakerState.OPEN] == opened:
             return
         if not permit.is_probe:

@@ -32,14 +32,14 @@ from typing import Final, Protocol
 
 from gateway.aio.clock import Clock
 from gateway.config.origins import OriginsConfig
-from gateway.upstream.breaker import LEAST_JITTER, Breaker, BreakerState, Event, Failure, Permit, Policy, Window
+from gateway.upstream.breaker import LEAST_JITTER, Breaker, BreakerState, Event, Permit, Policy, Window
+from gateway.upstream.failures import PLAIN_FAILURE, RequestFailure
 from gateway.workers.shared_origins import OriginRow, SharedOrigins
 
 PROBE_S: Final = 3.0
 """The timeout of an own probe in seconds."""
 _SAVED: Final = struct.Struct("=8Q7d")
 _STATES: Final = tuple(BreakerState)
-_FAILURE: Final = Failure()
 
 
 class _SharedWindow(Window):
@@ -247,7 +247,7 @@ class SharedBreaker(Breaker):
             with self._changing():
                 self._is_proved = True
 
-    def record_failure(self, permit: Permit, now: float, failure: Failure = _FAILURE) -> None:
+    def record_failure(self, permit: Permit, now: float, failure: RequestFailure = PLAIN_FAILURE) -> None:
         with self._changing():
             if (answers := self._row.answers()) != self._answers_seen:
                 self._answers_seen = answers

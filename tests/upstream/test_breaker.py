@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.aio.clock import ManualClock
-from gateway.upstream.breaker import TRANSITIONS, Breaker, BreakerState, Event, Failure, Permit, Policy
+from gateway.upstream.breaker import TRANSITIONS, Breaker, BreakerState, Event, Permit, Policy
+from gateway.upstream.failures import RequestFailure
 
 POLICY = Policy(
     failures=3, ratio=0.5, window_s=10.0, least_requests=8, open_s=1.0, longest_open_s=4.0, probes=2
@@ -254,7 +255,7 @@ def test_ten_lost_connections_in_a_row_open_it_where_five_failures_do() -> None:
         assert breaker.state is CLOSED, number
         permit = breaker.admit(clock.now())
         assert permit is not None
-        breaker.record_failure(permit, clock.now(), Failure(is_loss=True))
+        breaker.record_failure(permit, clock.now(), RequestFailure(is_loss=True))
     assert breaker.state is OPEN
 
 
@@ -267,7 +268,7 @@ def test_a_network_that_loses_every_fifth_connection_does_not_open_it(per_s: int
         permit = breaker.admit(clock.now())
         assert permit is not None
         if rng.random() < 0.2:
-            breaker.record_failure(permit, clock.now(), Failure(is_loss=True))
+            breaker.record_failure(permit, clock.now(), RequestFailure(is_loss=True))
         else:
             breaker.succeeded(permit, clock.now())
     assert breaker.transitions == {}
@@ -282,7 +283,7 @@ def test_answers_that_are_cut_off_open_it_only_if_they_are_most() -> None:
                 break
             breaker.succeeded(permit, clock.now())
             if rng.random() < share:
-                breaker.record_failure(permit, clock.now(), Failure(had_succeeded=True, is_loss=True))
+                breaker.record_failure(permit, clock.now(), RequestFailure(had_succeeded=True, is_loss=True))
         assert breaker.state is state
 
 
@@ -361,7 +362,7 @@ def test_a_client_may_probe_at_once_where_an_own_probe_fails_at_an_origin_that_i
     assert breaker.admit(clock.now()) is None
     permit = breaker.admit(clock.now(), is_own=True)
     assert permit is not None
-    breaker.record_failure(permit, clock.now(), Failure(**{how: True}))
+    breaker.record_failure(permit, clock.now(), RequestFailure(**{how: True}))
     assert breaker.state is HALF_OPEN
     ask(breaker, clock, is_good=True)
     assert breaker.state is CLOSED
@@ -382,7 +383,7 @@ def test_a_client_that_loses_its_connection_does_not_lengthen_the_pause() -> Non
         probe(breaker, clock, is_good=True)
         permit = breaker.admit(clock.now())
         assert permit is not None
-        breaker.record_failure(permit, clock.now(), Failure(is_loss=True))
+        breaker.record_failure(permit, clock.now(), RequestFailure(is_loss=True))
         assert (breaker.state, breaker.retry_in_s(clock.now())) == (OPEN, 1.0)
         clock.advance(1.0)
 
@@ -393,10 +394,10 @@ def test_an_origin_that_resets_every_connection_is_probed_every_second_and_by_a_
     for second in range(8):
         own = breaker.admit(clock.now(), is_own=True)
         assert own is not None
-        breaker.record_failure(own, clock.now(), Failure(is_loss=True))
+        breaker.record_failure(own, clock.now(), RequestFailure(is_loss=True))
         if (client := breaker.admit(clock.now())) is not None:
             clients.append(second)
-            breaker.record_failure(client, clock.now(), Failure(is_loss=True))
+            breaker.record_failure(client, clock.now(), RequestFailure(is_loss=True))
         clock.advance(1.0)
     assert clients == [0, 2, 4, 6]
 

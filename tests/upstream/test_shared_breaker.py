@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.upstream.breaker import Breaker, BreakerState, Failure, Permit, Policy
+from gateway.upstream.breaker import Breaker, BreakerState, Permit, Policy
+from gateway.upstream.failures import RequestFailure
 from gateway.upstream.shared_breaker import PROBE_S, SharedBreaker
 from gateway.workers.shared_memory import SharedMemory
 from gateway.workers.shared_origins import OriginRow, SharedOrigins
@@ -62,7 +63,7 @@ class Crew:
         return permit
 
     def fail(self, slot: int, permit: Permit | None = None, **how: Any) -> None:
-        self.breakers[slot].record_failure(permit or self.ask(slot), self.now, Failure(**how))
+        self.breakers[slot].record_failure(permit or self.ask(slot), self.now, RequestFailure(**how))
 
     def succeed(self, slot: int, permit: Permit | None = None) -> None:
         self.breakers[slot].succeeded(permit or self.ask(slot), self.now)
@@ -269,12 +270,12 @@ class Both:
             case "succeed":
                 breaker.succeeded(permit, now)
             case "fail":
-                breaker.record_failure(permit, now, Failure(in_progress=waiting))
+                breaker.record_failure(permit, now, RequestFailure(in_progress=waiting))
             case "lose":
-                breaker.record_failure(permit, now, Failure(is_loss=True, in_progress=waiting))
+                breaker.record_failure(permit, now, RequestFailure(is_loss=True, in_progress=waiting))
             case "cut off":
                 breaker.succeeded(permit, now)
-                breaker.record_failure(permit, now, Failure(is_loss=True, had_succeeded=True, in_progress=None))
+                breaker.record_failure(permit, now, RequestFailure(is_loss=True, had_succeeded=True, in_progress=None))
             case _:
                 breaker.abandoned(permit)
 
