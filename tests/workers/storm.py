@@ -128,10 +128,13 @@ class Reader:
                 await (self._follow if self.by_sse else self._poll)(client)
             except LOST as error:
                 self._lost_at = self._lost_at or time.monotonic()
-                self.storm.lost(self.name, error)
+                self.storm.lost(repr(self), error)
                 await pause(_AGAIN_S)
             except TimeoutError:
                 self.storm.fault(f"{self.name}: no answer")
+            except AssertionError as error:
+                self.storm.fault(f"{self.name}: {error}")
+                await pause(_AGAIN_S)
             finally:
                 if client is not None:
                     client.close()
@@ -160,6 +163,11 @@ class Reader:
     async def _poll(self, client: Client) -> None:
         cursor = ""
         while not self.is_done:
+            if client.is_closed:
+                # A gateway that stops closes idle connections at the end, and this process may have read its last
+                # answer late.
+                self.storm.counts["idle closed"] += 1
+                return
             body = bytearray()
             target = f"{self.log.path}?offset={self.at}&live=long-poll{cursor}"
             reply = await client.send("GET", target, take=body.extend)
