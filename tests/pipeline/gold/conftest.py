@@ -5,7 +5,8 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from random import Random
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pytest
 
@@ -13,7 +14,7 @@ from gateway.pipeline.aggregate import Aggregated, aggregate
 from gateway.pipeline.lake import Lake
 from gateway.pipeline.tables import REQUESTS, Table
 from tests.pipeline.gold import exact
-from tests.pipeline.gold.silver_log import Line, arrow, log
+from tests.pipeline.gold.silver_log import Line, arrow, at, line, log
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,14 +47,37 @@ class GoldLake:
         return exact.stored(self.lake, table)
 
 
-LOG = log()
+def shuffled(lines: Sequence[Line]) -> list[Line]:
+    """The same lines in no order."""
+    return Random(1).sample(lines, len(lines))
+
+
+FIRST: Final = line(at(2, 12.5), id="first", mode="sse", first_byte_s=None, close_reason="left", is_final=False)
+LOG: Final = [FIRST, *shuffled(log())]
+
+
+class OneLine(NamedTuple):
+    """A lake with nothing but `FIRST`, and its gold."""
+
+    gold: GoldLake
+    done: Aggregated
 
 
 @pytest.fixture(scope="package")
-def whole(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> GoldLake:
-    """The whole log and its gold, computed once for all tests; a test that changes it takes a copy."""
-    gold = GoldLake(spark, tmp_path_factory.mktemp("gold") / "whole")
-    gold.take_in(LOG)
+def one_line(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> OneLine:
+    gold = GoldLake(spark, tmp_path_factory.mktemp("gold") / "one-line")
+    gold.take_in([FIRST])
+    return OneLine(gold, gold.run())
+
+
+@pytest.fixture(scope="package")
+def whole(one_line: OneLine, tmp_path_factory: pytest.TempPathFactory) -> GoldLake:
+    """The whole log and its gold, computed once for all tests; a test that changes it takes a copy.
+
+    Its first line has come before all others, which are in no order.
+    """
+    gold = one_line.gold.copied(tmp_path_factory.mktemp("gold") / "whole")
+    gold.take_in(LOG[1:])
     gold.run()
     return gold
 
