@@ -53,7 +53,7 @@ dev: $(RUNTIME_INSTALLED) ## run the in-memory origin and the gateway in front o
 	@$(BIN)/durable-gateway dev $(ARGS)
 
 test: ## everything: checks, unit tests, scenarios, real clients, conformance (PYTEST_ARGS="…" JOBS=4)
-	@$(MAKE) --no-print-directory --jobs=$(JOBS) check suite $(JAVA_CLASSES)
+	@$(MAKE) --no-print-directory --jobs=$(JOBS) check suite $(if $(LONG_TESTS),$(JAVA_CLASSES))
 
 # Beside the checks: tests wait a good part of their time, and the checks need one processor for a minute.
 suite: $(INSTALLED) $(NODE_INSTALLED)
@@ -216,7 +216,8 @@ $(LOCUST_INSTALLED): requirements/loadtest.txt | $(INSTALLED)
 	@$(LOCUST)/bin/python -m pip --disable-pip-version-check --quiet install --require-hashes -r requirements/loadtest.txt
 	@touch $@
 
-# Beside the first tests: each Java that starts once it is there takes half the time.  Nothing depends on it.
+# Beside the first tests: each Java that starts once it is there takes half the time.  Nothing depends on it.  To write it
+# takes as long as eight starts gain, which the short form does not have.
 $(JAVA_CLASSES): $(INSTALLED)
 	@mkdir -p $(@D)
 	@$(BIN)/python -m tests.spark >/dev/null 2>&1 || true

@@ -28,7 +28,7 @@ _HEAP: Final = "-Xms2g -Xmn800m -XX:MetaspaceSize=256m"
 short jobs, and 2 to 11 % of their processor time."""
 SHARED_CLASSES: Final = Path(__file__).parents[1] / "build" / "spark-classes.jsa"
 """Spark's classes as Java maps them into memory (application class-data sharing, JEP 350): half of what a start costs.
-Java passes over an archive that is of another Java or another Spark.  `make` has it written once for a checkout."""
+Java passes over an archive that is of another Java or another Spark.  `make test-long` writes it once."""
 # A query over a few rows takes less time than the compilation of the classes that Spark writes for it (Java for each
 # query, by Janino, then by the JIT): a session's tests take half as long without.  What users run is compiled, and is
 # tested so by its commands.  Nor is there anything to adapt to in a few rows: to plan a query anew after each of its
