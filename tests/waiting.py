@@ -17,6 +17,11 @@ from typing import Final, Protocol
 BOUND_S: Final = 20.0
 """Far longer than any state takes to come, on a machine that does several things at once."""
 LOOK_S: Final = 0.001
+_SELDOM_S: Final = 0.008
+_LONGER: Final = 1.2
+"""Each pause of `eventually` is so many times as long as the one before, until it is `_SELDOM_S`.  A state that takes
+long is found at most a fifth of that time later.  To look every millisecond would take the processor from the program
+that is waited for."""
 
 Condition = Callable[[], bool] | Callable[[], Awaitable[bool]]
 
@@ -41,7 +46,7 @@ async def eventually(
     look_s: float = LOOK_S,
     state: Callable[[], object] = lambda: "",
 ) -> None:
-    """Wait until `condition` holds, looking every `look_s` seconds (0: in every turn of the loop).
+    """Wait until `condition` holds, looking after `look_s` seconds, and then less often (0: in every turn of the loop).
 
     AssertionError after `within_s` seconds, with the condition's source and what `state` returns by then.
     """
@@ -58,6 +63,7 @@ async def eventually(
         if time.monotonic() > gives_up_at:
             raise AssertionError(f"not within {within_s:g} s: {_source(condition)} {_seen_by(condition)} {state()}")
         await pause(look_s)
+        look_s = max(look_s, min(look_s * _LONGER, _SELDOM_S))
 
 
 async def at_rest(count: Callable[[], int], look_s: float = 0.05) -> None:

@@ -24,6 +24,8 @@ from tests.waiting import eventually
 from tests.workers.process import ROOT, GatewayProcess, children, runs, samples
 
 BOUND_S = 30.0
+LOOK_S = 0.02
+"""To look at processes takes the processor from those that are waited for."""
 CREATE = {"Content-Type": "text/plain"}
 
 
@@ -73,18 +75,20 @@ async def read(url: str, target: str = "/s?offset=-1") -> bytes:
 
 
 async def said(gateway: GatewayProcess, text: str) -> str:
-    await eventually(lambda: text in gateway.said(), within_s=BOUND_S, state=gateway.said)
+    await eventually(lambda: text in gateway.said(), within_s=BOUND_S, look_s=LOOK_S, state=gateway.said)
     return next(line for line in gateway.said().splitlines() if text in line)
 
 
 async def ended(pid: int) -> None:
-    await eventually(lambda: not runs(pid), within_s=BOUND_S)
+    await eventually(lambda: not runs(pid), within_s=BOUND_S, look_s=LOOK_S)
 
 
 async def replaced(gateway: GatewayProcess, *dead: int) -> None:
     """Wait until other workers serve in the place of these."""
-    await eventually(lambda: gateway.said().count("another one starts") >= len(dead), within_s=BOUND_S)
-    await eventually(lambda: len(set(gateway.worker_pids()) - set(dead)) == 2, within_s=BOUND_S, state=gateway.said)
+    await eventually(lambda: gateway.said().count("another one starts") >= len(dead), within_s=BOUND_S, look_s=LOOK_S)
+    await eventually(
+        lambda: len(set(gateway.worker_pids()) - set(dead)) == 2, within_s=BOUND_S, look_s=LOOK_S, state=gateway.said
+    )
 
 
 # -- deaths ------------------------------------------------------------------------------------------------------------
@@ -116,7 +120,7 @@ async def test_workers_end_with_their_supervisor_and_leave_the_port(start: Start
     assert folder.exists()
     os.kill(gateway.pid, signal.SIGKILL)
     # A worker drains, but accepts nobody more.
-    await eventually(lambda: not listening(gateway.url), within_s=BOUND_S)
+    await eventually(lambda: not listening(gateway.url), within_s=BOUND_S, look_s=LOOK_S)
     port = urlsplit(gateway.url).port
     again = await GatewayProcess.start(config(origin.url, listen=f"127.0.0.1:{port}"), 2)
     assert await read(again.url) == b"hello"
@@ -134,12 +138,14 @@ async def test_a_slot_whose_worker_cannot_start_takes_no_connection(start: Start
     gateway = await start(origin_credentials={"file": str(key)})
     key.unlink()
     gateway.kill(gateway.worker_pids()[0])
-    await eventually(lambda: gateway.said().count("cannot start") >= 2, within_s=BOUND_S, state=gateway.said)
+    await eventually(
+        lambda: gateway.said().count("cannot start") >= 2, within_s=BOUND_S, look_s=LOOK_S, state=gateway.said
+    )
     assert "key: cannot be read: No such file" in gateway.said()
     assert [await read(gateway.url) for _ in range(16)] == [b"hello"] * 16
     key.write_text("secret\n")
     key.chmod(0o600)
-    await eventually(lambda: is_ready(gateway), within_s=BOUND_S, state=gateway.said)
+    await eventually(lambda: is_ready(gateway), within_s=BOUND_S, look_s=LOOK_S, state=gateway.said)
     await gateway.stop()
 
 
@@ -234,7 +240,7 @@ async def test_a_file_that_changes_while_a_worker_is_slow_is_not_read_by_that_wo
     gateway.write(config(origin.url, prefix="/elsewhere"))
     os.kill(gateway.pid, signal.SIGHUP)
 
-    await eventually(is_taken, within_s=BOUND_S, state=gateway.said)
+    await eventually(is_taken, within_s=BOUND_S, look_s=LOOK_S, state=gateway.said)
     gateway.write(config(origin.url, prefix="/elsewhere", sse_lifetime_s=7))
     os.kill(slow, signal.SIGCONT)
     assert await said(gateway, "reloaded") == "durable-gateway: reloaded: route.default.prefix"
@@ -293,7 +299,7 @@ async def test_each_worker_accepts_until_all_have_drained(start: Start) -> None:
     await wire.ask("/s?offset=now&live=sse")
     await wire.head()
     os.kill(gateway.pid, signal.SIGTERM)
-    await eventually(lambda: is_draining(gateway), within_s=BOUND_S)
+    await eventually(lambda: is_draining(gateway), within_s=BOUND_S, look_s=LOOK_S)
     # The reader ends in the first part of the drain.  Until then, both workers listen and answer new connections.
     assert [await read(gateway.url) for _ in range(8)] == [b"hello"] * 8
     assert len(listening(gateway.url)) == len(gateway.worker_pids()) == 2
@@ -325,7 +331,7 @@ async def test_a_second_signal_ends_all_at_once(start: Start) -> None:
     await wire.head()
     workers = gateway.worker_pids()
     os.kill(gateway.pid, signal.SIGTERM)
-    await eventually(lambda: is_draining(gateway), within_s=BOUND_S)
+    await eventually(lambda: is_draining(gateway), within_s=BOUND_S, look_s=LOOK_S)
     os.kill(gateway.pid, signal.SIGTERM)
     assert await gateway.ended() == 1
     assert gateway.said_at_end == "durable-gateway: stopped at once, without draining\n"
@@ -365,7 +371,7 @@ async def test_an_upgrade_refuses_no_connection_and_fails_no_request(start: Star
     assert await kept.reader.read() == b"", "a connection to the old workers ends in order"
     await kept.closed()
     before = answered
-    await eventually(lambda: answered > before + 10, within_s=BOUND_S)
+    await eventually(lambda: answered > before + 10, within_s=BOUND_S, look_s=LOOK_S)
     is_over.set()
     await asyncio.gather(*asking)
     assert gateway.pid != old
@@ -446,7 +452,7 @@ async def test_the_next_version_serves_if_the_old_supervisor_dies_while_it_start
 async def has_given_up(gateway: GatewayProcess, count: int) -> None:
     """Wait until this many upgrades have failed."""
     text = "not upgraded, all stays as it was"
-    await eventually(lambda: gateway.said().count(text) == count, within_s=BOUND_S, state=gateway.said)
+    await eventually(lambda: gateway.said().count(text) == count, within_s=BOUND_S, look_s=LOOK_S, state=gateway.said)
 
 
 async def are_answered(url: str, count: int) -> None:
