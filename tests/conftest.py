@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 # The machine that runs the tests may be slow or busy: how long an example takes says nothing about the code.
 settings.register_profile(
     "gateway",
-    max_examples=examples(50, 200),
+    max_examples=examples(25, 200),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     print_blob=True,

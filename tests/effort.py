@@ -1,8 +1,8 @@
 """How much a run of the tests tries: `make test` the short form, `make test-long` the long one.
 
 The assertions are the same.  What differs is how many examples a property is given, how large a load is, how many of
-the made traces a simulation plays and how long they are, which pairs of two parameters are tried, and how many messages
-the exactly-once proofs of Spark's source and sink take.
+the made traces a simulation plays and how long they are, which pairs of two parameters are tried, how many messages the
+exactly-once proofs of Spark's source and sink take, and whether the pipeline runs on a cluster of Spark's own.
 """
 
 from __future__ import annotations

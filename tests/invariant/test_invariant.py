@@ -26,7 +26,7 @@ def test_every_client_has_exactly_the_streams_bytes(machine: type[SystemAgainstL
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=HUNT or examples(15, 600),
+            max_examples=HUNT or examples(10, 600),
             derandomize=not HUNT,
             stateful_step_count=30,
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

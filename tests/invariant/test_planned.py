@@ -77,7 +77,7 @@ def test_every_client_has_exactly_the_streams_bytes_under_any_plan(machine: type
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=HUNT or examples(12, 120),
+            max_examples=HUNT or examples(8, 120),
             derandomize=not HUNT,
             stateful_step_count=30,
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

@@ -16,7 +16,7 @@ from tests.effort import examples
 from tests.invariant.conftest import Begin, followed
 from tests.invariant.world import PollReader, Reader, SseReader, World, going_on, ignoring_result
 
-ROUNDS = examples(40, 100)
+ROUNDS = examples(25, 100)
 """For each content type and place; nine of them make hundreds of reads that each follow a write."""
 
 
@@ -181,7 +181,7 @@ async def take(world: World, step: Step) -> None:
     await going_on(step.spins)
 
 
-@settings(max_examples=examples(30, 600))
+@settings(max_examples=examples(20, 600))
 @given(
     st.lists(STEPS, min_size=3, max_size=14),
     st.sampled_from(["application/json", "text/plain"]),

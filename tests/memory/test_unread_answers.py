@@ -11,11 +11,11 @@ from typing import Final
 import pytest
 
 from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
-from tests.effort import examples
+from tests.effort import examples, some
 from tests.memory.process import BOUND_S, LISTENS, MIB, Gateway
 from tests.scenarios.http2_wire import Http2Wire
 from tests.scenarios.wire import Wire
-from tests.transports import OVER_HTTP_2, SECURE, TRANSPORTS, Trust, made
+from tests.transports import HTTP_1, HTTP_2_TLS, OVER_HTTP_2, SECURE, TRANSPORTS, Trust, made
 from tests.waiting import eventually
 
 CLIENTS: Final = examples(80, 200)
@@ -82,7 +82,7 @@ def gateway_waiting(gateway: Gateway) -> int:
     return int(gateway.metric('durable_gateway_subscribers{mode="longpoll",route="all"}'))
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("transport", some((HTTP_1, HTTP_2_TLS), TRANSPORTS))
 async def test_unread_answers_to_long_polls_are_not_copied_for_each_client(
     transport: str, origin: RunningOrigin, trust: Trust, tmp_path: Path
 ) -> None:

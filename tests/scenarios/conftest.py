@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from random import Random
 from typing import Any, Final, TypeVar
+from zlib import crc32
 
 import pytest
 import uvloop
@@ -25,7 +26,7 @@ from tests.ports import kept_port
 from tests.scenarios.hostile import HostileOrigin, Script
 from tests.scenarios.http2_wire import Http2Wire
 from tests.scenarios.wire import BOUND_S, Answer, Wire
-from tests.transports import HTTP_1, OVER_HTTP_2, Trust, chosen, listening, made
+from tests.transports import HTTP_1, OVER_HTTP_2, SOME, Trust, chosen, listening, made
 from tests.waiting import eventually, time_passing
 
 T = TypeVar("T")
@@ -251,24 +252,31 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep every way of a test's first input only: the inputs of one test differ in what is asked or answered, not in
-    the way.  `--transports all` has every input go every way.
+    """Keep the usual way of every input, and one other way of a test's first input.
+
+    The inputs of one test differ in what is asked or answered, not in the way.  Which other way it is depends on the
+    test's name, so that each way is that of many tests.  The files of `SOME` keep every way of the first input, and
+    `--transports all` every way of every input.
     """
     if config.getoption("--transports") != "some":
         return
     first: dict[str, dict[str, object]] = {}
-    left_out = [item for item in items if isinstance(item, pytest.Function) and not _is_kept(item, first)]
+    others: dict[str, list[pytest.Item]] = {}
+    left_out: set[pytest.Item] = set()
+    for item in items:
+        inputs = dict(item.callspec.params) if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+        if not inputs.keys() >= set(WAY) or tuple(inputs.pop(name) for name in WAY) == USUAL_WAY:
+            continue
+        name = item.nodeid.partition("[")[0]
+        if inputs != first.setdefault(name, inputs):
+            left_out.add(item)
+        elif item.path.stem not in SOME:
+            others.setdefault(name, []).append(item)
+    for name, found in others.items():
+        left_out |= {*found} - {found[crc32(name.encode()) % len(found)]}
     if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in set(left_out)]
-
-
-def _is_kept(item: pytest.Function, first: dict[str, dict[str, object]]) -> bool:
-    inputs = dict(item.callspec.params) if hasattr(item, "callspec") else {}
-    if not inputs.keys() >= set(WAY):
-        return True
-    way = tuple(inputs.pop(name) for name in WAY)
-    return way == USUAL_WAY or inputs == first.setdefault(item.nodeid.partition("[")[0], inputs)
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
 
 
 def _may_ask_over_http_2(metafunc: pytest.Metafunc) -> bool:

@@ -12,7 +12,7 @@ _QUICK = ("hit-ignores-authorization", "hit-ignores-the-tail", "hit-overtakes-th
 
 
 def test_remembered_answers_are_those_of_a_gateway_that_remembers_none() -> None:
-    compare(examples(8, 3_000))
+    compare(examples(5, 3_000))
     assert FastAndStrict.hits > 100, "the fast path took no part"
 
 

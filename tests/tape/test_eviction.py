@@ -89,7 +89,7 @@ def test_a_policy_behaves_like_its_model(policy: str) -> None:
     class Against(PolicyAgainstModel):
         name = policy
 
-    run_state_machine_as_test(Against, settings=settings(max_examples=examples(150, 400), stateful_step_count=60))
+    run_state_machine_as_test(Against, settings=settings(max_examples=examples(80, 400), stateful_step_count=60))
 
 
 def order(policy: Eviction[int]) -> list[int]:

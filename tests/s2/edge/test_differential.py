@@ -10,10 +10,13 @@ from gateway.origin.s2.calls import Call
 from gateway.s2.records import ReadBatch, Record
 from gateway.s2.session import Terminal
 from gateway.s2.sse import BatchEvent, Done, Failure, Ping
+from tests.effort import some
 from tests.s2.edge.clients import BASIN, STREAM, Client, Edge
 from tests.s2.edge.test_trims import trim
 
 STEPS = 120
+RUNS = [(0, 0.0), (1, 0.0), (2, 0.0), (0, 0.2), (1, 0.2)]
+"""Seed, and how often another stream begins."""
 CONFIG = {"create_stream_on_append": True, "default_stream_config": {"timestamping": {"uncapped": True}}}
 
 
@@ -137,7 +140,7 @@ async def events(client: Client, asked: str) -> Seen:
                 return "broken off", records
 
 
-@pytest.mark.parametrize(("seed", "another"), [(0, 0.0), (1, 0.0), (2, 0.0), (0, 0.2), (1, 0.2)])
+@pytest.mark.parametrize(("seed", "another"), some([RUNS[0], RUNS[-1]], RUNS))
 async def test_answers_are_those_of_the_origin(edge: Edge, seed: int, another: float) -> None:
     random, now = Random(seed), 10
     assert (await edge.direct.send("PATCH", f"/v1/basins/{BASIN}", CONFIG)).status == 200
