@@ -153,13 +153,13 @@ def test_an_origin_is_shared_as_soon_as_the_table_has_room() -> None:
     probe.status_arrived(200, clock.now())
     waiting = first.origin.admit(clock.now(), is_live=False)
     clock.advance(60)
+    assert waiting is not None
+    assert "2 workers, 1 waiting" in repr(SharedOrigins(shared, 1).join(ORIGIN))
+    waiting.close()
     first.fail(2)
     second.fail(3)
     assert first.origin.admit(clock.now(), is_live=False) is None
     assert state_of(first.origin, 0.0).transitions[OPEN] == 1, "what was counted before stays"
-    assert waiting is not None
-    assert "2 workers, 1 waiting" in repr(SharedOrigins(shared, 1).join(ORIGIN))
-    waiting.close()
 
 
 def test_many_origins_are_shared_one_after_the_other() -> None:
