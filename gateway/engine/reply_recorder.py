@@ -146,7 +146,8 @@ class ReplyRecorder:
             raise TailMovedBack
         if is_closed and tape.closed_at is None and (tape.tail is not None or stream.sighting is not None):
             stream.lost_tail()
-        tape.reached(offset, is_short=not up_to_date, is_closed=is_closed)
+        is_short = not up_to_date and not (facts.said is not None and facts.said.is_tail_unknown)
+        tape.reached(offset, is_short=is_short, is_closed=is_closed)
         if up_to_date and stream.acked is not None:
             stream.read_up_to_tail(facts.version, offset)
         if route.is_shared:

@@ -160,6 +160,9 @@ class HopSaid(NamedTuple):
     """The name of the owner's error (`gateway.errors`) if the origin has not answered the owner."""
     remembered: Remembered | None = None
     """The facts in the owner's memory, if the origin has failed to answer or the tail does not matter."""
+    is_tail_unknown: bool = False
+    """Whether the answer ends at the furthest bytes in the owner's memory, and the owner does not know whether more
+    bytes follow.  An answer of the origin that does not reach the tail says that more follow."""
 
     def rendered(self) -> str:
         """Return the value of `HOP_RECORD`."""
@@ -175,6 +178,7 @@ class HopSaid(NamedTuple):
             _ABSENT if alone is None else f"{alone.is_lasting:d}{alone.is_personal:d}{_word(alone.reason)}",
             _word(self.failure),
             self.remembered.rendered() if self.remembered is not None else _ABSENT,
+            "unknown" if self.is_tail_unknown else _ABSENT,
         ]
         return " ".join(words)
 
@@ -187,7 +191,7 @@ class HopSaid(NamedTuple):
         text = headers.get(HOP_RECORD)
         if text is None:
             return None
-        owner, as_of, life, name, identity, stale, lifetime, alone, failure, remembered = text.split(" ")
+        owner, as_of, life, name, identity, stale, lifetime, alone, failure, remembered, tail = text.split(" ")
         return cls(
             owner,
             float(as_of),
@@ -199,6 +203,7 @@ class HopSaid(NamedTuple):
             Alone(_text(alone[2:]) or "", alone[:1] == "1", alone[1:2] == "1") if alone != _ABSENT else None,
             _text(failure) or "",
             Remembered.parse(remembered) if remembered != _ABSENT else None,
+            tail != _ABSENT,
         )
 
 

@@ -109,6 +109,9 @@ class HopDress:
         said = self.said(stream, as_of)
         if answer.outcome is Outcome.STALE_IF_ERROR:
             said = said._replace(is_stale=True, remembered=self._remembered(stream))
+        if answer.run is not None and STREAM_UP_TO_DATE not in headers:
+            tape, end = answer.run.stream.tape, answer.run.end
+            said = said._replace(is_tail_unknown=not (tape.knows_after(end) or tape.is_short(end)))
         headers[HOP_RECORD] = said.rendered()
 
     @staticmethod

@@ -14,7 +14,7 @@ from gateway.protocol.hop_headers import HopSaid, Remembered
 from gateway.protocol.mode import Mode
 from gateway.tape.stream import End, Stream
 from gateway.upstream.flight import METADATA, Beyond, Head, OriginError, StreamHead
-from tests.engine.bench import BinaryOrigin, EngineBench, Start, part_of_stream
+from tests.engine.bench import TEXT, BinaryOrigin, EngineBench, Start, part_of_stream
 from tests.memory_upstream import BOUND_S, Asked
 from tests.waiting import eventually, pass_turns
 
@@ -83,6 +83,24 @@ async def test_facts_in_the_owners_memory_name_no_present_tail(start: Start, lif
     said = said._replace(life=life)
     found = await fetches.fresh_facts(stream, read.route, read.source)
     assert isinstance(found, TailMovedBack) is (stream.ended is End.RECREATED) is (life == "another")
+
+
+@pytest.mark.parametrize("is_tail_unknown", [False, True])
+async def test_an_answer_of_the_owner_ends_later_reads_only_if_more_bytes_follow_it(
+    start: Start, is_tail_unknown: bool
+) -> None:
+    """The owner's follower may have brought a part of what has been written."""
+    tail = "2"
+
+    def owner(asked: Asked) -> None:
+        asked.said = HopSaid("1.1.1", 100.0, "life", lifetime=Lifetime(None, None), is_tail_unknown=is_tail_unknown)
+        body = {"-1": b"abcd"[: int(tail)], "2": b"cd"}[asked.query.get("offset", "-1")]
+        asked.answer(200, {**TEXT, "Stream-Next-Offset": tail}, body)
+
+    bench = start(owner, follow_above_per_s=0)
+    assert await bench.body() == (200, b"ab")
+    tail = "4"
+    assert await bench.body() == (200, b"abcd" if is_tail_unknown else b"ab")
 
 
 async def test_those_who_come_after_it_was_sent_share_the_next_one(start: Start) -> None:

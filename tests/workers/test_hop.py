@@ -93,6 +93,7 @@ SAID = st.builds(
         st.lists(WORDS, max_size=2).map(tuple),
         st.lists(st.tuples(WORDS, WORDS), max_size=2).map(tuple),
     ),
+    st.booleans(),
 )
 
 
@@ -138,6 +139,24 @@ async def test_an_error_keeps_the_origins_cache_control(stated: str | None, pass
         answer = origin_error_answer(read.route, OriginError(404, fields, b""), Outcome.MISS)
         HopDress(bench.engine, "1.1.1").dress_answer(read, answer)
         assert answer.headers.get("Cache-Control") == passed
+    finally:
+        await bench.close()
+
+
+@pytest.mark.parametrize("is_short", [False, True])
+async def test_an_answer_from_memory_that_ends_before_the_tail_is_told_from_one_of_the_origin(is_short: bool) -> None:
+    """The origin may end its answer where it likes.  If the owner's bytes end there, more may have come since."""
+    fields = {"Stream_Up_To_Date": "false"} if is_short else {}
+    bench = EngineBench(part_of_stream(b"ab", "2", **fields), retry_attempts=0)
+    try:
+        (await bench.engine.catch_up(bench.read("/s?offset=-1"))).close()
+        bench.upstream.script = lambda asked: asked.fail(UpstreamUnreachable())
+        answer = await bench.engine.catch_up(bench.read("/s?offset=-1"))
+        HopDress(bench.engine, "1.1.1").dress_answer(bench.read("/s?offset=-1"), answer)
+        said = HopSaid.of(answer.headers)
+        assert said is not None
+        assert said.is_tail_unknown is not is_short
+        answer.close()
     finally:
         await bench.close()
 
