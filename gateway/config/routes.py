@@ -293,8 +293,8 @@ class RouteConfig(Model):
         default=1,
         ge=0,
         le=100_000,
-        description="Reads of a stream's tail per second above which the stream is followed without a live reader; 0 "
-        "is never.",
+        description="Reads of a stream's tail per second above which the stream is followed without a live reader, "
+        "after a burst of three with one process; 0 is never.",
     )
     tail_fresh_s: float = Field(
         default=0,

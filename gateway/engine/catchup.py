@@ -8,8 +8,10 @@ state the tail.
 The tail can be known without a fetch.  The stream's follower (its one live request) states the tail, and the statement
 is valid for `tail_heard_s` after the last sign of life.  The origin or the operator may also allow a tail to be
 repeated for some time (`Stream.tail_until`).  If the tail of a stream is requested often, the gateway starts a follower
-to know the tail.  If the follower has been silent for too long, a HEAD finds the tail, and the follower still brings
-the bytes.
+to know the tail.  To the owner of the stream, which is one of several workers, two such requests within a second are
+often: the first live read takes some round trips to come to the owner, and the catch-up reads that come until then
+would ask for the tail one after the other.  If the follower has been silent for too long, a HEAD finds the tail, and
+the follower still brings the bytes.
 """
 
 from __future__ import annotations
@@ -211,8 +213,10 @@ class _Attempt:
         # Count only reads that would each cost the origin a request.  Reads that share a fetch cost one request
         # together.
         is_shared = any(self._fetches.pending(stream, start) for start in {step.at, NOW})
-        if per_s and not is_shared and stream.count_tail_read(self._clock.now(), per_s):
-            self._reads.follow_often_read(read, stream)
+        if per_s and not is_shared:
+            allows_burst = not self._reads.is_owner(read.key)
+            if stream.count_tail_read(self._clock.now(), per_s, allows_burst=allows_burst):
+                self._reads.follow_often_read(read, stream)
         await self._live.until_connected(stream)
         return None
 

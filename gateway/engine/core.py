@@ -154,6 +154,8 @@ class Engine:
         hop, backlog = self.hop, self.fetches.backlog
         self._passed = PassedReads(hop, self._runner, backlog) if hop is not None else None
         self._reads = LiveReads(self.fetches, confirming, self.live, clock, rng, self.drain, limits.max_reply_bytes)
+        if hop is not None:
+            self._reads.is_owner = hop.is_owner
         self._catch_up = CatchUp(self._reads)
         # Live readers wait for new bytes, which are few: compress them only if that can be done without waiting.
         self._polls = LongPoll(self._reads, self._catch_up, self._runner, self.tasks, wheel, self.coder)

@@ -116,6 +116,10 @@ class HopUpstream:
         """Send one request and wait for the head of its reply; `on_sent` is called for each attempt at an origin."""
         return await answer_to(self.ask, call, on_sent)
 
+    def is_owner(self, key: StreamKey) -> bool:
+        """Return whether this worker owns the stream."""
+        return self.owner_for(Shared(key, False)) is None
+
     def follows_elsewhere(self, key: StreamKey) -> bool:
         """Return whether the latest live request for this tape was sent to another worker."""
         return self._followed.get(key) is not None

@@ -12,6 +12,7 @@ lost or repeated between catching up and following.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Final, NamedTuple, assert_never
 
 from gateway.aio.clock import Clock
@@ -28,7 +29,7 @@ from gateway.live.topic import LiveTimes, Topic
 from gateway.live.topics import LiveTopics
 from gateway.protocol.forwarded_headers import Headers
 from gateway.protocol.names import NOW, START
-from gateway.protocol.sharing import Ground
+from gateway.protocol.sharing import Ground, StreamKey
 from gateway.tape.decide import Ask, Gone, Progress, Question, Send, Wait, decide, outlasts_failure
 from gateway.tape.stream import End, Stream
 from gateway.upstream.call import Source
@@ -77,6 +78,8 @@ class LiveReads:
         self.rng = rng
         self.drain = drain
         self.max_reply_bytes = max_reply_bytes
+        self.is_owner: Callable[[StreamKey], bool] = lambda key: False
+        """Whether this process is one of several workers, and the owner of the stream of this key."""
 
     async def settle_start(self, read: Read, stream: Stream, *, wants_lifetime: bool = False) -> LiveStart:
         """Check that the stream exists, is unchanged and has a known content type; return where the read begins.
@@ -336,8 +339,7 @@ class _Opening:
         return await self._reads.fetches.fresh_head(self._stream, start, self._read.route, self._read.source)
 
     async def _joined(self, start: str) -> Flight | None:
-        """Wait for a flight (a shared fetch) from `start` that another read has launched.  Returns the flight, or None
-        if there is none."""
+        """Wait for another read's flight (a shared fetch) from `start`.  Returns the flight; None if there is none."""
         read = self._read
         return await self._reads.fetches.join_earlier(self._stream, start, read.route, read.source.client)
 

@@ -85,7 +85,8 @@ class ReadRunner:
             return None
         if not read.is_handed:
             self.admit_first(read)
-        stream = self._store.create(Stream, read.key, self._clock.now())
+        stream = self._store.create(Stream, read.key, now := self._clock.now())
+        stream.tail_read_at = now
         stream.hold()
         try:
             return work(read, stream)

@@ -107,7 +107,8 @@ class Stream:
     tail_read_level: float = 0.0
     """The level of a leaky bucket to which each read that asks for the tail adds 1."""
     tail_read_at: float = 0.0
-    """When a read last added to the bucket (monotonic seconds)."""
+    """When a read last added to the bucket, or began the fetch of a stream of which nothing was in memory (monotonic
+    seconds)."""
     beyond: OffsetsBeyond = field(default_factory=OffsetsBeyond)
     """Offsets that the origin treats as beyond its tail."""
     head_headers: CIMultiDict[str] | None = None
@@ -400,14 +401,16 @@ class Stream:
             return -math.inf
         return seen.fresh_until
 
-    def count_tail_read(self, now: float, per_s: float) -> bool:
+    def count_tail_read(self, now: float, per_s: float, *, allows_burst: bool = True) -> bool:
         """Count a read that asks the origin for the tail; return whether such reads exceed `per_s` a second.
 
-        A leaky bucket allows bursts of `TAIL_READ_BURST`.
+        A leaky bucket allows bursts of `TAIL_READ_BURST`.  If `allows_burst` is false, the second read within the time
+        for one is too many.
         """
-        self.tail_read_level = max(0.0, self.tail_read_level - (now - self.tail_read_at) * per_s) + 1
+        passed = (now - self.tail_read_at) * per_s
+        self.tail_read_level = max(0.0, self.tail_read_level - passed) + 1
         self.tail_read_at = now
-        if self.tail_read_level <= TAIL_READ_BURST:
+        if self.tail_read_level <= TAIL_READ_BURST and (allows_burst or passed >= 1):
             return False
         self.tail_read_level = TAIL_READ_BURST
         return True

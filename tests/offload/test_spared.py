@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from tests.offload import mixed, spared
-from tests.offload.stage import BINARY, JSON
+from tests.offload.stage import BINARY, JSON, use_workers
 
 
 @pytest.mark.parametrize("content_type", [JSON, BINARY])
@@ -43,3 +43,14 @@ async def test_two_percent_of_mixed_live_load_reaches_the_origin() -> None:
     assert figure.live_peak == 12
     assert figure.asked >= 2_000
     assert figure.reads <= 0.02 * figure.asked
+
+
+async def test_readers_who_come_together_cost_four_workers_hardly_more_than_one_process() -> None:
+    workers, streams = 4, 6
+    use_workers(workers)
+    try:
+        figure = await mixed.mixed(readers=90, streams=streams, seconds=mixed.STEP_S)
+    finally:
+        use_workers(0)
+    assert figure.live_requests == streams
+    assert figure.fetches <= 2 * streams + workers, "the bytes of each stream, and a HEAD for its live request"

@@ -228,6 +228,12 @@ def test_only_a_sustained_rate_of_tail_reads_counts_as_often() -> None:
     assert any(stream.count_tail_read(400.0 + 0.5 * number, 1.0) for number in range(50))
 
 
+def test_without_a_burst_the_second_tail_read_in_a_second_counts_as_often() -> None:
+    stream = new_stream()
+    times = 100.0, 101.1, 102.2, 103.1
+    assert [stream.count_tail_read(at, 1.0, allows_burst=False) for at in times] == [False, False, False, True]
+
+
 def test_offsets_beyond_the_tail_are_remembered_until_the_tail_passes_them() -> None:
     stream = at_tail("5")
     for offset in ("7", "9"):
