@@ -11,9 +11,9 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import GatewayError
 from gateway.http.reply_lines import Head
-from gateway.protocol.hop_headers import HopSaid
-from gateway.upstream.call import Body, Bounds, OriginCall, Shared
+from gateway.protocol.worker_headers import HopSaid
 from gateway.upstream.failures import ConnectionLost
+from gateway.upstream.origin_call import Body, Bounds, OriginCall, Shared
 from gateway.upstream.reply import Reply, Requester, answer_to
 
 BOUND_S = 20.0

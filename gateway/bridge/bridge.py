@@ -26,8 +26,8 @@ from gateway.config.routes import RouteConfig
 from gateway.errors import GatewayError, UpstreamBroken
 from gateway.protocol.names import LIVE_LONG_POLL, LIVE_SSE, NOW
 from gateway.protocol.target import BadTarget, parse_target
-from gateway.upstream.call import Body, OriginCall
 from gateway.upstream.incoming import no_op
+from gateway.upstream.origin_call import Body, OriginCall
 from gateway.upstream.origin_pool import ROUTE_URL, route_url
 from gateway.upstream.reply import PendingRequest, Reply, Requester, Upstream, answer_to
 from gateway.upstream.s2_client import S2Client

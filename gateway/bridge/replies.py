@@ -26,8 +26,8 @@ from gateway.http.reply_lines import Head
 from gateway.protocol.cursor import next_cursor
 from gateway.protocol.names import START, STREAM_CLOSED, STREAM_NEXT_OFFSET, STREAM_UP_TO_DATE
 from gateway.s2.errors import Other, parse_error
-from gateway.upstream.call import Bounds
 from gateway.upstream.failures import ConnectionLost
+from gateway.upstream.origin_call import Bounds
 from gateway.upstream.reply import Reply
 from gateway.upstream.s2_client import S2Refused
 

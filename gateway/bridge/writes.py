@@ -43,7 +43,7 @@ from gateway.s2.records import (
     AppendRecord,
     total_metered_bytes,
 )
-from gateway.upstream.call import Body
+from gateway.upstream.origin_call import Body
 from gateway.upstream.s2_client import S2Refused
 
 MOST_BODY_BYTES: Final = 2 * 1024 * 1024

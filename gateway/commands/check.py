@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from gateway.config.origin_tls import OriginTls
     from gateway.config.routes import RouteConfig
     from gateway.config.settings import LoadedConfig, Setting
-    from gateway.protocol.forwarded_headers import Headers
+    from gateway.protocol.header_forwarding import Headers
 
 _MOST_ALIGNED: Final = 80
 """The sources of values are printed in one column, after at most this many characters.  A longer value moves its own
@@ -265,8 +265,8 @@ async def _probe_one(
     from multidict import CIMultiDict
 
     from gateway.errors import GatewayError
-    from gateway.upstream.call import Bounds, OriginCall
     from gateway.upstream.failures import reason_of
+    from gateway.upstream.origin_call import Bounds, OriginCall
 
     bounds = Bounds(_PROBE_S, _PROBE_S, _PROBE_S, _PROBE_S)
     try:

@@ -40,8 +40,8 @@ from gateway.engine.writes import Writes
 from gateway.errors import GatewayError, TailMovedBack
 from gateway.limits.accounts import Account
 from gateway.limits.shared_accounts import open_accounts
+from gateway.live.followed_streams import LiveTable
 from gateway.live.subscriber import Drain
-from gateway.live.table import LiveTable
 from gateway.live.topics import LiveTopics
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.etag import without_codings
@@ -55,7 +55,7 @@ from gateway.upstream.client import HopClient, OriginClient
 from gateway.upstream.dialer import TlsReloader
 from gateway.upstream.flight import METADATA, NotShareable, OriginError, StreamHead
 from gateway.upstream.health import Health
-from gateway.upstream.keep_alive import KeepAlive
+from gateway.upstream.kept_connections import KeepAlive
 from gateway.upstream.origin_pool import Credentials, Origins, origin_names
 from gateway.upstream.reply import Upstream
 from gateway.upstream.slots import SlotLimits

@@ -23,7 +23,7 @@ from multidict import CIMultiDict
 from gateway.aio.batches import Backlog, Batch
 from gateway.aio.clock import Clock, pause
 from gateway.aio.tasks import Tasks, begin
-from gateway.engine.classifier import TapeFacts
+from gateway.engine.reply_classifier import TapeFacts
 from gateway.engine.reply_taker import ReplyTaker
 from gateway.engine.route import Route
 from gateway.errors import (
@@ -36,15 +36,14 @@ from gateway.errors import (
     bare,
 )
 from gateway.http.reply import Interim
-from gateway.protocol.hop_headers import HopSaid
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import NOW
+from gateway.protocol.worker_headers import HopSaid
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream
 from gateway.telemetry.metrics import MetricsRecorder
 from gateway.telemetry.tracing import NO_FLIGHT
 from gateway.tuples import make
-from gateway.upstream.call import OriginCall, Shared, Source
 from gateway.upstream.flight import (
     CONFIRMATION,
     METADATA,
@@ -52,8 +51,9 @@ from gateway.upstream.flight import (
     Flight,
 )
 from gateway.upstream.incoming import MOST_READ_BYTES, Inflow
+from gateway.upstream.origin_call import OriginCall, Shared, Source
+from gateway.upstream.repeats_and_retries import WalkPace
 from gateway.upstream.reply import PendingRequest, Reply, Upstream
-from gateway.upstream.retries import WalkPace
 
 _log = logging.getLogger("gateway.engine.fetch")
 

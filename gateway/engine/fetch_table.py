@@ -33,7 +33,6 @@ from gateway.tape.stream import Stream
 from gateway.telemetry.access_record import NO_ACCESS_LOG, RecordedStream, note_fetch
 from gateway.telemetry.surroundings import Surroundings
 from gateway.telemetry.tracing import NO_FLIGHT, NO_TRACER
-from gateway.upstream.call import Source
 from gateway.upstream.collapse import Collapse, FetchEnd, Follow, Lead
 from gateway.upstream.flight import (
     CHANGES_TOO_FAST,
@@ -45,8 +44,9 @@ from gateway.upstream.flight import (
     StreamHead,
     as_seen_by,
 )
+from gateway.upstream.origin_call import Source
+from gateway.upstream.repeats_and_retries import WalkPace
 from gateway.upstream.reply import Upstream
-from gateway.upstream.retries import WalkPace
 
 _KINDS = {METADATA: "metadata", NOW: "tail", CONFIRMATION: "confirmation"}
 

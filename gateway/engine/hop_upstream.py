@@ -5,7 +5,7 @@ stream's bytes and holds its live request.  The other workers send their shared 
 Writes, and requests for one client alone, go straight to the origin.
 
 If the owner dies, its requests fail.  The asking worker waits a moment for the supervisor to notice, and then asks the
-next owner, which may be this worker itself.  `gateway.protocol.hop_headers` shows whether both workers have the same
+next owner, which may be this worker itself.  `gateway.protocol.worker_headers` shows whether both workers have the same
 stream.
 """
 
@@ -28,12 +28,12 @@ from gateway.errors import (
 from gateway.http.outgoing import RenderedHeaders
 from gateway.http.reply import Interim
 from gateway.protocol.coding import AcceptedCodings
-from gateway.protocol.hop_headers import HOP, HopAsk, HopSaid
 from gateway.protocol.sharing import StreamKey
+from gateway.protocol.worker_headers import HOP, HopAsk, HopSaid
 from gateway.tape.stream import Stream
-from gateway.upstream.call import OriginCall, Shared, split_url
 from gateway.upstream.client import HopClient
 from gateway.upstream.incoming import no_op
+from gateway.upstream.origin_call import OriginCall, Shared, split_url
 from gateway.upstream.reply import PendingRequest, Reply, Requester, Upstream, answer_to
 from gateway.workers.owners import Owners
 

@@ -27,13 +27,13 @@ from gateway.live.replies import has_failed
 from gateway.live.subscriber import Drain
 from gateway.live.topic import LiveTimes, Topic
 from gateway.live.topics import LiveTopics
-from gateway.protocol.forwarded_headers import Headers
+from gateway.protocol.header_forwarding import Headers
 from gateway.protocol.names import NOW, START
 from gateway.protocol.sharing import Ground, StreamKey
 from gateway.tape.decide import Ask, Gone, Progress, Question, Send, Wait, decide, outlasts_failure
 from gateway.tape.stream import End, Stream
-from gateway.upstream.call import Source
 from gateway.upstream.flight import METADATA, Beyond, Flight, Head, NotShareable, OriginError, StreamHead, as_seen_by
+from gateway.upstream.origin_call import Source
 
 _LITTLE_BYTES = 1 << 16
 """A reader that is at most this many bytes behind is served immediately, whatever content coding it accepts."""

@@ -18,10 +18,10 @@ from gateway.aio.clock import Clock
 from gateway.aio.tasks import Tasks
 from gateway.aio.timers import TICK_S, Wheel
 from gateway.engine.answer import Answer, Rendered
-from gateway.engine.classifier import BEYOND_TAIL
 from gateway.engine.compression import Coder
 from gateway.engine.live_start import TOO_LARGE
 from gateway.engine.read import MOST_CHANGES, Poll, Read, StreamEnded, Uncacheable
+from gateway.engine.reply_classifier import BEYOND_TAIL
 from gateway.engine.response_heads import failure_answer, origin_error_answer
 from gateway.errors import GatewayError, TailMovedBack
 from gateway.live.frames import drop_failed

@@ -15,11 +15,11 @@ from multidict import CIMultiDict
 
 from gateway.http.reply_lines import FieldLine, ReplyShape
 from gateway.limits.memory import evict_oldest
-from gateway.protocol.forwarded_headers import Headers, storable_headers
 from gateway.protocol.freshness_headers import parse_cache_control, stated_reuse, surrogate_keys
-from gateway.protocol.hop_headers import HOP_RECORD
+from gateway.protocol.header_forwarding import Headers, storable_headers
 from gateway.protocol.names import STREAM_CLOSED, STREAM_UP_TO_DATE, is_true
 from gateway.protocol.sharing import Ground, SharingRules
+from gateway.protocol.worker_headers import HOP_RECORD
 from gateway.tape.origin_statements import Caching
 
 _MOST_MANNERS: Final = 64

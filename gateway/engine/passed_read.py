@@ -24,10 +24,10 @@ from gateway.engine.read import Read, Uncacheable
 from gateway.engine.read_runner import ReadRunner
 from gateway.errors import GatewayError, UpstreamBroken
 from gateway.http.reply import Interim
-from gateway.protocol.hop_headers import HOP_OUTCOME, HopSaid
-from gateway.upstream.call import OriginCall, Shared
+from gateway.protocol.worker_headers import HOP_OUTCOME, HopSaid
 from gateway.upstream.flight import NotShareable
 from gateway.upstream.incoming import no_op
+from gateway.upstream.origin_call import OriginCall, Shared
 from gateway.upstream.reply import PendingRequest, Reply
 
 _PLACES: Final = 1 << 14

@@ -8,11 +8,11 @@ from typing import Final, NamedTuple, Protocol
 from gateway.engine.hit_for_miss import Shape
 from gateway.engine.route import Route
 from gateway.protocol.coding import PLAIN, AcceptedCodings
-from gateway.protocol.forwarded_headers import Headers
+from gateway.protocol.header_forwarding import Headers
 from gateway.protocol.sharing import StreamKey, allows
 from gateway.tape.stream import Stream
-from gateway.upstream.call import Source
 from gateway.upstream.flight import NotShareable, OriginError
+from gateway.upstream.origin_call import Source
 
 MOST_CHANGES: Final = 8
 """How many times a stream may be re-created or lose its bytes during one read.  After that the read is relayed."""

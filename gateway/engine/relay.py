@@ -16,11 +16,11 @@ from gateway.engine.relayed_request import WRITES, RelayedRequest, SentRequest, 
 from gateway.engine.writes import Writes
 from gateway.errors import CircuitOpen, GatewayError, UpstreamCongested
 from gateway.http.reply import Interim
-from gateway.protocol.forwarded_headers import joined
+from gateway.protocol.header_forwarding import joined
 from gateway.protocol.mode import Mode
 from gateway.tape.store import TapeStore
 from gateway.telemetry.metrics import MetricsRecorder
-from gateway.upstream.call import Body, OriginCall, RepeatedUrl
+from gateway.upstream.origin_call import Body, OriginCall, RepeatedUrl
 from gateway.upstream.reply import PendingRequest, Reply, Upstream
 
 # Enum members are slow to reach in Python 3.11, so every relayed request uses these constants.

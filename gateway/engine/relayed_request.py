@@ -13,7 +13,7 @@ from gateway.http.outgoing import RenderedHeaders
 from gateway.protocol.mode import Mode
 from gateway.protocol.sharing import Group, Partition, StreamKey
 from gateway.tape.stream import Stream
-from gateway.upstream.call import Body, RepeatedUrl
+from gateway.upstream.origin_call import Body, RepeatedUrl
 
 WRITES = frozenset({Mode.CREATE, Mode.APPEND, Mode.DELETE})
 Change: TypeAlias = int

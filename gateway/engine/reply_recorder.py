@@ -21,21 +21,21 @@ from typing import NamedTuple, Protocol
 from multidict import CIMultiDict
 
 from gateway.aio.clock import Clock
-from gateway.engine.classifier import Learned, Personal, TapeFacts
+from gateway.engine.reply_classifier import Learned, Personal, TapeFacts
 from gateway.engine.route import Route
 from gateway.engine.writes import Writes
 from gateway.errors import TailMovedBack
 from gateway.protocol.etag import stream_identity
 from gateway.protocol.freshness_headers import freshness_from_headers
-from gateway.protocol.hop_headers import HopSaid, Remembered
 from gateway.protocol.names import DEFAULT_TYPE, NOW, START, is_before
 from gateway.protocol.sharing import Ground
+from gateway.protocol.worker_headers import HopSaid, Remembered
 from gateway.tape.origin_statements import Sighting
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
 from gateway.tuples import make
-from gateway.upstream.call import Source
 from gateway.upstream.flight import METADATA, Beyond, Flight, NotShareable, OriginError, StreamHead
+from gateway.upstream.origin_call import Source
 
 
 class SentFetch(Protocol):

@@ -14,7 +14,9 @@ from functools import partial
 from typing import Any, Protocol, assert_never
 
 from gateway.aio.clock import Clock
-from gateway.engine.classifier import (
+from gateway.engine.flight_bodies import FlightBodies
+from gateway.engine.negative_cache import NegativeCache
+from gateway.engine.reply_classifier import (
     BEYOND_TAIL,
     NO_HEAD,
     Learned,
@@ -24,23 +26,21 @@ from gateway.engine.classifier import (
     is_empty,
     read_error,
 )
-from gateway.engine.flight_bodies import FlightBodies
-from gateway.engine.negative_cache import NegativeCache
 from gateway.engine.reply_recorder import Effect, ReplyRecorder, SentFetch, is_outdated, is_overtaken
 from gateway.engine.writes import Writes
 from gateway.errors import TailMovedBack
 from gateway.live.topics import LiveTopics
-from gateway.protocol.hop_headers import HopSaid, Remembered
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import NOW, START
 from gateway.protocol.sharing import Ground
+from gateway.protocol.worker_headers import HopSaid, Remembered
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream
 from gateway.telemetry.metrics import MetricsRecorder
-from gateway.upstream.call import OriginCall, Shared
 from gateway.upstream.flight import CONFIRMATION, METADATA, NotShareable, OriginError, StreamHead
+from gateway.upstream.origin_call import OriginCall, Shared
+from gateway.upstream.repeats_and_retries import WalkPace
 from gateway.upstream.reply import Reply, Upstream
-from gateway.upstream.retries import WalkPace
 
 
 class AnsweredFetch(SentFetch, Protocol):

@@ -23,16 +23,16 @@ from gateway.engine.hit_for_miss import ANY_LIVE, DeniedOrigins, Unshared
 from gateway.engine.manner import Manners
 from gateway.http.outgoing import RenderedHeaders
 from gateway.protocol.coding import AcceptedCodings, Coding, negotiate
-from gateway.protocol.forwarded_headers import Headers, joined
 from gateway.protocol.freshness_headers import requested_max_age
+from gateway.protocol.header_forwarding import Headers, joined
 from gateway.protocol.sharing import Ground, Group, Partition, StreamKey, allows, cure, rules_of
 from gateway.protocol.target import Target, check_path, unescaped_delimiters
 from gateway.tuples import make
-from gateway.upstream.call import Bounds, Source
 from gateway.upstream.flight import NotShareable
+from gateway.upstream.origin_call import Bounds, Source
 from gateway.upstream.origin_pool import authorities_of, route_url
+from gateway.upstream.repeats_and_retries import RetryBudget, RouteRetries
 from gateway.upstream.reply import Reply
-from gateway.upstream.retries import RetryBudget, RouteRetries
 
 _log = logging.getLogger("gateway.sharing")
 

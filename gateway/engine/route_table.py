@@ -16,7 +16,7 @@ from gateway.config.routes import RouteConfig
 from gateway.engine.route import Route
 from gateway.protocol.sharing import Partition
 from gateway.upstream.origin_pool import origin_names
-from gateway.upstream.retries import RetryBudget
+from gateway.upstream.repeats_and_retries import RetryBudget
 
 
 def _sharing(config: RouteConfig, origin: str) -> tuple[object, ...]:

@@ -28,15 +28,15 @@ from gateway.engine.pending_writes import PendingWrites, may_remake
 from gateway.engine.relayed_request import CREATES, NO_CHANGE, Change, RelayedRequest, SentRequest
 from gateway.errors import GatewayError
 from gateway.live.topics import LiveTopics
-from gateway.protocol.forwarded_headers import storable_headers
 from gateway.protocol.freshness_headers import lifetime_from_headers, lifetime_here, surrogate_keys
+from gateway.protocol.header_forwarding import storable_headers
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import STREAM_CLOSED, STREAM_FORKED_FROM, is_true, stated_position
 from gateway.protocol.sharing import ALLOW_ORIGIN, Group
 from gateway.tape.record_stream import RecordStream
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import SEVERAL, End, Stream
-from gateway.upstream.call import Body
+from gateway.upstream.origin_call import Body
 from gateway.upstream.reply import Reply
 
 _ABSENT: Final = frozenset({404, 410})

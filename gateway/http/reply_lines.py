@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias
 
 from multidict import CIMultiDict, CIMultiDictProxy, istr
 
-from gateway.protocol.forwarded_headers import HOP_BY_HOP
+from gateway.protocol.header_forwarding import HOP_BY_HOP
 
 _STATUS_LINE: Final = re.compile(rb"HTTP/1\.1 ([2-9][0-9]{2}) ([\t\x20-\x7e\x80-\xff]*)")
 _FIELD_LINE: Final = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*([\t\x20-\x7e\x80-\xff]*?)[ \t]*")

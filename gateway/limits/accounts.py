@@ -5,8 +5,8 @@ a new address for each request (RFC 8981), so a limit per address would have no 
 
 All limits of a client use its account.  An account counts the client's connections, its live reads, and the live
 requests to origins that it causes.  It also has the client's token buckets, the live reads that each rate limit counts,
-and the ban.  The account exists while any of these can still affect its client.  `gateway.live.table` decides whether a
-client may cause a further live request.
+and the ban.  The account exists while any of these can still affect its client.  `gateway.live.followed_streams`
+decides whether one more live request may be sent for a client.
 
 The number of accounts with resources in use is bounded by the number of connections.  About `MOST_UNUSED` other
 accounts are kept.  Beyond that, a new account takes the place of an old one.  Accounts whose buckets are all full are

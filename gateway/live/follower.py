@@ -29,8 +29,8 @@ from gateway.errors import (
     UpstreamUnavailable,
     bare,
 )
+from gateway.live.followed_streams import pause_before_reconnect
 from gateway.live.replies import FollowingEnded, ReplyEvents, has_failed, is_sse, poll_control, refusal, unwrapped
-from gateway.live.table import pause_before_reconnect
 from gateway.live.topic import Topic
 from gateway.protocol.cursor import next_cursor
 from gateway.protocol.etag import stream_identity
@@ -42,10 +42,10 @@ from gateway.tape.store import TapeStore
 from gateway.tape.stream import End
 from gateway.telemetry.access_record import RecordedStream
 from gateway.telemetry.surroundings import Surroundings
-from gateway.upstream.call import Bounds, OriginCall, Shared
 from gateway.upstream.flight import NotShareable, OriginError, StreamHead
+from gateway.upstream.origin_call import Bounds, OriginCall, Shared
+from gateway.upstream.repeats_and_retries import WalkPace
 from gateway.upstream.reply import Reply, Upstream
-from gateway.upstream.retries import WalkPace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

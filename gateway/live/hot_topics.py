@@ -4,7 +4,7 @@ If catch-up reads often ask the origin for the tail of a stream (`Stream.count_t
 The topic then becomes hot (`heat`).  Every `_COOLING_S` it is checked, and it cools if the stream was read too rarely.
 
 Hot topics take at most half of the live requests.  If the bound on live requests is reached, a hot topic without live
-readers is removed to make room for a live reader (`gateway.live.table`).
+readers is removed to make room for a live reader (`gateway.live.followed_streams`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Final
 
 from gateway.aio.clock import Clock
-from gateway.live.table import LiveTable
+from gateway.live.followed_streams import LiveTable
 from gateway.live.topic import Topic
 from gateway.tape.store import TapeStore
 

@@ -12,7 +12,7 @@ import binascii
 from collections.abc import Iterator
 
 from gateway.errors import GatewayError, UpstreamBroken, UpstreamUnavailable
-from gateway.protocol.forwarded_headers import Headers
+from gateway.protocol.header_forwarding import Headers
 from gateway.protocol.json_body import NotAnArray, unwrap
 from gateway.protocol.names import (
     EVENT_CONTROL,

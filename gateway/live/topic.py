@@ -27,14 +27,14 @@ from gateway.aio.signal import Signal
 from gateway.errors import GatewayError
 from gateway.live.frames import EVENT_BYTES, Frames, KeptFrames, LargeEvent, LiveReader, LiveStep, chunk, drop_failed
 from gateway.protocol.cursor import Cursors
-from gateway.protocol.forwarded_headers import Headers
+from gateway.protocol.header_forwarding import Headers
 from gateway.protocol.names import is_before
 from gateway.protocol.stream_version import Version
 from gateway.tape.origin_statements import FirstTail, Sighting
 from gateway.tape.stream import End, Stream
 from gateway.telemetry.metrics import MetricsRecorder
-from gateway.upstream.call import Source
 from gateway.upstream.flight import Head, NotShareable
+from gateway.upstream.origin_call import Source
 
 MOST_S: Final = 0.001
 """After these seconds of a delivery round, a turn of the loop serves no further reader."""

@@ -1,6 +1,6 @@
 """Creates the topics of Durable Streams for live readers, and starts and stops the topics' followers.
 
-`gateway.live.table` has the code that these topics share with the topics of S2.
+`gateway.live.followed_streams` has the code that these topics share with the topics of S2.
 
 A topic can also be *hot*: its stream is followed even without live readers (`gateway.live.hot_topics`).
 """
@@ -13,10 +13,10 @@ from functools import partial
 
 from gateway.aio.clock import Timer
 from gateway.errors import GatewayError
+from gateway.live.followed_streams import LiveTable
 from gateway.live.follower import Follower
 from gateway.live.frames import KeptFrames, LiveReader
 from gateway.live.hot_topics import HotTopics
-from gateway.live.table import LiveTable
 from gateway.live.topic import BEATS, DeliveryTimes, LiveTimes, OriginAccess, Topic
 from gateway.protocol.cursor import next_cursor
 from gateway.protocol.names import START, is_before

@@ -12,7 +12,7 @@ Access-Control-Allow-Origin is not valid for readers with an Origin header, even
 adds both fields only to replies to requests with Origin.  If no shared reply is valid for a read with an Origin header,
 the read is relayed.  The reply to the relayed read shows whether the origin allows the reader's web origin.
 
-This module judges header fields.  `gateway.engine.classifier` judges the rest (status, length, coding, offset).
+This module judges header fields.  `gateway.engine.reply_classifier` judges the rest (status, length, coding, offset).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 from gateway.config.routes import RouteConfig
-from gateway.protocol.forwarded_headers import Headers
 from gateway.protocol.freshness_headers import forbids_storing, parse_cache_control
+from gateway.protocol.header_forwarding import Headers
 
 
 class Group(NamedTuple):

@@ -1,9 +1,9 @@
 """Answers the shared requests of the other workers, at this worker's own Unix socket (`gateway.engine.hop_upstream`).
 
 The worker that has accepted the client applies limits and authorisation, and records the request.  It describes the
-read in a header field (`gateway.protocol.hop_headers`), and this worker's engine answers it.  The answer looks like the
-origin's own, with the additional field `HOP_RECORD`.  An answer that the other worker passes on to its client looks
-like any answer to a client.
+read in a header field (`gateway.protocol.worker_headers`), and this worker's engine answers the read.  The answer looks
+like the origin's own, with the additional field `HOP_RECORD`.  An answer that the other worker passes on to its client
+looks like any answer to a client.
 
 This worker relays nothing for others.  If the origin's reply is for one reader alone, the answer gives the reason, and
 the other worker relays its clients' requests itself.
@@ -38,13 +38,13 @@ from gateway.live.frames import LiveReader
 from gateway.live.topic import Topic
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.coding import PLAIN
-from gateway.protocol.forwarded_headers import joined
 from gateway.protocol.freshness_headers import requested_max_age
-from gateway.protocol.hop_headers import HOP, HOP_RECORD, Alone, HopAsk, HopSaid
+from gateway.protocol.header_forwarding import joined
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import START
 from gateway.protocol.sharing import Group, StreamKey
 from gateway.protocol.target import BadTarget, Target, parse_target
+from gateway.protocol.worker_headers import HOP, HOP_RECORD, Alone, HopAsk, HopSaid
 from gateway.server.authorising import Authoriser
 from gateway.server.client_connections import Clients
 from gateway.server.connection import Connection
@@ -52,8 +52,8 @@ from gateway.server.context import RequestContext, ResponseRecorder
 from gateway.server.delivery import Delivery
 from gateway.server.handler import RequestHandler
 from gateway.server.handling import DeferredRequest, WaitingRead
-from gateway.server.hop_dress import OWN, HopDress
 from gateway.server.hop_s2 import HopS2Answers, s2_read
+from gateway.server.hop_statements import OWN, HopStatements
 from gateway.server.interpreting import LIVE, HeaderFacts, RequestMeaning, mode_of
 from gateway.server.joins import Joins
 from gateway.server.live import LiveAnswers, LiveRequest
@@ -156,9 +156,11 @@ class HopInterpreter:
 class _HopRecorder(ResponseRecorder):
     """Adds only the fields that other workers need to answers."""
 
-    def __init__(self, node: str, engine: Engine, admission: Admission, observers: Observers, dress: HopDress) -> None:
+    def __init__(
+        self, node: str, engine: Engine, admission: Admission, observers: Observers, statements: HopStatements
+    ) -> None:
         super().__init__(node, NoMetrics(), engine.clock.now, admission, observers)
-        self._dress = dress
+        self._statements = statements
 
     def refuse(self, context: RequestContext, error: GatewayError) -> Answered:
         return self.refuse_read(context, None, error)
@@ -168,25 +170,25 @@ class _HopRecorder(ResponseRecorder):
         known."""
         context.outcome = Outcome.FAILED
         is_of_origin = key is not None and error.fault is Fault.UPSTREAM
-        said = self._dress.failed(key) if key is not None and is_of_origin else self._dress.said(None)
+        said = self._statements.failed(key) if key is not None and is_of_origin else self._statements.said(None)
         headers = CIMultiDict({HOP_RECORD: said._replace(failure=type(error).__name__).rendered()})
         return context.delivery.text(error.status, headers, b"")
 
     def finish(self, context: RequestContext, headers: CIMultiDict[str]) -> None:
         if HOP_RECORD not in headers:
-            headers[HOP_RECORD] = self._dress.said(None).rendered()
+            headers[HOP_RECORD] = self._statements.said(None).rendered()
 
     def dress(
         self, route: Route | None, origin: str | None, headers: CIMultiDict[str], *, is_public: bool = False
     ) -> None:
-        headers[HOP_RECORD] = self._dress.said(None).rendered()
+        headers[HOP_RECORD] = self._statements.said(None).rendered()
 
 
 class HopLiveAnswers(LiveAnswers):
     """Begins the live answers to other workers."""
 
-    def __init__(self, node: str, engine: Engine, dress: HopDress) -> None:
-        self._hop_dress = dress
+    def __init__(self, node: str, engine: Engine, statements: HopStatements) -> None:
+        self._statements = statements
         self._engine = engine
         super().__init__(self._rendering_of(node, None), NO_ACCESS_LOG)
         self._node = node
@@ -202,7 +204,7 @@ class HopLiveAnswers(LiveAnswers):
         for name in OWN:
             headers.popall(name, None)
         headers["Cache-Control"] = "no-cache"
-        headers[HOP_RECORD] = self._hop_dress.said(stream).rendered()
+        headers[HOP_RECORD] = self._statements.said(stream).rendered()
 
     def subscribe(self, request: LiveRequest, subscription: Subscription) -> None:
         self._refuse_lost(subscription)
@@ -263,13 +265,13 @@ class HopHandler(RequestHandler):
         self._now = engine.clock.now
         self._metrics = NoMetrics()
         self._observers = Observers(NO_ACCESS_LOG, NO_TRACER, engine.clock)
-        self._dress = HopDress(engine, owner)
+        self._statements = HopStatements(engine, owner)
         self._hop_interpreter = HopInterpreter(routes)
         self._facts = HeaderFacts(CIMultiDict(), node)
-        self._recorder: _HopRecorder = _HopRecorder(node, engine, admission, self._observers, self._dress)
-        live = HopLiveAnswers(node, engine, self._dress)
+        self._recorder: _HopRecorder = _HopRecorder(node, engine, admission, self._observers, self._statements)
+        live = HopLiveAnswers(node, engine, self._statements)
         joins = Joins(Sections([]))
-        self._s2 = HopS2Answers(engine.s2, self._recorder, live, partial(self._dress.said, None))
+        self._s2 = HopS2Answers(engine.s2, self._recorder, live, partial(self._statements.said, None))
         self.live_requests = _HopLiveRequests(engine, live, joins, self._observers, admission, authoriser)
 
     def handle(self, request: Request) -> Work | None:
@@ -345,15 +347,15 @@ class HopHandler(RequestHandler):
         """Answer a HEAD from memory if possible, because the other worker does not ask for the tail."""
         fetches, stream = self._engine.fetches, self._engine.store.find(read.key)
         for start in (METADATA, START):
-            if stream is not None and self._dress.facts(read) is None:
+            if stream is not None and self._statements.facts(read) is None:
                 # Another read may be asking the origin for the same facts.
                 await fetches.join_earlier(stream, start, read.route, read.source.client)
-        if (said := self._dress.facts(read)) is None:
+        if (said := self._statements.facts(read)) is None:
             return await self._answer_shared(context, meaning, read)
         return self._say(context, said)
 
     def _say_alone(self, context: RequestContext, alone: Alone) -> Answered:
-        return self._say(context, self._dress.alone(alone))
+        return self._say(context, self._statements.alone(alone))
 
     @staticmethod
     def _say(context: RequestContext, said: HopSaid) -> Answered:
@@ -365,9 +367,9 @@ class HopHandler(RequestHandler):
         answered: Answered | None = None
         try:
             if context.is_passed:
-                self._dress.dress_passed(answer)
+                self._statements.add_to_passed(answer)
             else:
-                self._dress.dress_answer(read, answer)
+                self._statements.restate(read, answer)
             answered = context.delivery.whole_answer(answer)
         except BaseException:
             answer.close()

@@ -17,15 +17,15 @@ from gateway.engine.s2.request import BASIN_HEADER, S2CheckTail, S2Read, S2ReadR
 from gateway.engine.s2.unary_read import S2Answer
 from gateway.errors import BadRequest
 from gateway.protocol.cache_status import Outcome
-from gateway.protocol.hop_headers import HOP_RECORD, HopAsk, HopSaid
 from gateway.protocol.sharing import Group, StreamKey
 from gateway.protocol.target import Target
+from gateway.protocol.worker_headers import HOP_RECORD, HopAsk, HopSaid
 from gateway.s2.read_query import BadQuery, parse_read_query
 from gateway.server.context import RequestContext, ResponseRecorder
 from gateway.server.live import LiveAnswers
 from gateway.server.s2 import S2Answers
 from gateway.telemetry.access_record import RecordedStream
-from gateway.upstream.call import Shared
+from gateway.upstream.origin_call import Shared
 from gateway.upstream.s2_client import PROBE
 
 

@@ -33,7 +33,7 @@ from gateway.limits.accounts import ClientNet
 from gateway.limits.memory import evict_oldest
 from gateway.protocol.client_address import Proxies
 from gateway.protocol.etag import readable
-from gateway.protocol.forwarded_headers import is_looping, joined, passed_nodes, request_headers_for_origin
+from gateway.protocol.header_forwarding import is_looping, joined, passed_nodes, request_headers_for_origin
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import START, is_well_formed
 from gateway.protocol.sharing import Ground, StreamKey

@@ -23,17 +23,17 @@ from gateway.http.outgoing import JOINED_BYTES, Fields, PassedFields, field_line
 from gateway.http.reply_lines import NOT_ALIKE, Head
 from gateway.limits.memory import NOTHING, Holding, SharedBytes
 from gateway.protocol.cache_status import Outcome, cache_status
-from gateway.protocol.forwarded_headers import Headers, end_to_end, response_headers_for_client
-from gateway.protocol.hop_headers import HOP_OUTCOME, HOP_SAVED
+from gateway.protocol.header_forwarding import Headers, end_to_end, response_headers_for_client
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import EVENT_CONTROL
 from gateway.protocol.sse import SseParser, SseTooLarge, parse_control
+from gateway.protocol.worker_headers import HOP_OUTCOME, HOP_SAVED
 from gateway.server.authorising import headers_for_origin, without_credentials
 from gateway.server.context import RequestContext, ResponseRecorder
 from gateway.server.cors import named_origin
 from gateway.server.interpreting import LIVE, RequestMeaning
 from gateway.server.request import Answered, Work
-from gateway.upstream.call import RepeatedUrl
+from gateway.upstream.origin_call import RepeatedUrl
 from gateway.upstream.reply import Reply
 
 _CACHE_STATUS: Final = istr("Cache-Status")

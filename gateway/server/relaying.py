@@ -36,7 +36,7 @@ from gateway.http.outgoing import JOINED_BYTES, states_length
 from gateway.http.reply import Interim
 from gateway.limits.memory import NOTHING, Holding, SharedBytes
 from gateway.protocol.cache_status import Outcome
-from gateway.protocol.forwarded_headers import response_headers_for_client
+from gateway.protocol.header_forwarding import response_headers_for_client
 from gateway.protocol.mode import Mode
 from gateway.s2.errors import DrainWatch
 from gateway.server.concealing import conceal_absence, concealment_of
@@ -48,8 +48,8 @@ from gateway.server.relayed_messages import CatchUpEnd, relayed_fields, relayed_
 from gateway.server.request import Answered, Channel, Expectation, ask_for_body, is_expecting
 from gateway.server.request_admission import RelayedLiveUse
 from gateway.telemetry.access_record import AccessLog
-from gateway.upstream.call import Body
 from gateway.upstream.incoming import no_op
+from gateway.upstream.origin_call import Body
 from gateway.upstream.reply import Reply
 
 _log = logging.getLogger("gateway.front")

@@ -16,7 +16,7 @@ from gateway.config.limits import LimitsConfig
 from gateway.errors import TooManyRequests
 from gateway.limits.accounts import NO_PARTIES, UNKNOWN, Account, Accounts, Parties
 from gateway.limits.rate_limits import UNKNOWN_WAIT_S, Bans, RateLimitFields, RateLimits, retry_after_s
-from gateway.live.table import RelayedLive
+from gateway.live.followed_streams import RelayedLive
 from gateway.server.request import Channel, LiveUse
 from gateway.telemetry.metrics import MetricsRecorder
 

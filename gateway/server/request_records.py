@@ -17,7 +17,7 @@ from typing import Final, Protocol
 from gateway.aio.clock import Clock
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.coding import applied
-from gateway.protocol.forwarded_headers import trace_id_of
+from gateway.protocol.header_forwarding import trace_id_of
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import STREAM_NEXT_OFFSET
 from gateway.protocol.target import without_authority

@@ -15,12 +15,12 @@ from typing import Final
 from multidict import CIMultiDict
 
 from gateway.limits.memory import SharedBytes
-from gateway.protocol.forwarded_headers import Headers
 from gateway.protocol.freshness_headers import Lifetime
-from gateway.protocol.hop_headers import HopSaid, OwnersRecord
+from gateway.protocol.header_forwarding import Headers
 from gateway.protocol.names import START, STREAM_EXPIRES_AT, STREAM_TTL, is_before, is_json, is_sse_text
 from gateway.protocol.sharing import StreamKey
 from gateway.protocol.stream_version import FIRST, Version
+from gateway.protocol.worker_headers import HopSaid, OwnersRecord
 from gateway.tape.costs import headers_cost, key_cost, surrogate_keys_cost, texts_cost
 from gateway.tape.origin_statements import (
     LEAST_AGE_S,

@@ -38,10 +38,10 @@ from gateway.auth.rules import Rules, key_sources
 from gateway.config.origin_tls import OriginTls
 from gateway.errors import GatewayError, UpstreamBroken
 from gateway.protocol.freshness_headers import age_from_headers, parse_cache_control, stated_lifetime
-from gateway.upstream.call import Bounds, OriginCall
 from gateway.upstream.client import Exchanges
 from gateway.upstream.failures import reason_of
 from gateway.upstream.incoming import no_op
+from gateway.upstream.origin_call import Bounds, OriginCall
 from gateway.upstream.slots import SlotLimits
 
 if TYPE_CHECKING:

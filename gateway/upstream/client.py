@@ -26,12 +26,12 @@ from gateway.config.origin_tls import OriginTls
 from gateway.errors import GatewayError, RequestTimeout, UpstreamBroken, UpstreamCongested
 from gateway.http.http2.flood_limits import SessionCounts
 from gateway.telemetry.tracing import NO_TRACER, Tracer
-from gateway.upstream.call import Body, Endpoint, OriginCall, endpoint_of, split_url
 from gateway.upstream.connection_pool import UNBOUNDED, ConnectionPool, Connections
 from gateway.upstream.dialer import Dialer, HopDialer, Http2Dials
 from gateway.upstream.exchange import Exchange
 from gateway.upstream.incoming import Intake, no_op
-from gateway.upstream.keep_alive import KeepAlive
+from gateway.upstream.kept_connections import KeepAlive
+from gateway.upstream.origin_call import Body, Endpoint, OriginCall, endpoint_of, split_url
 from gateway.upstream.origin_pool import ROUTE_URL, OriginPool, Origins
 from gateway.upstream.origin_state import Origin, OriginRequest
 from gateway.upstream.reply import PendingRequest, Reply, Requester, answer_to
@@ -47,7 +47,7 @@ class Exchanges:
     """Sends requests to any host.  `close` ends all connections.
 
     Live requests have a separate pool, because they last for minutes and would use up the slots of other requests.
-    `limits` does not bound that pool; `gateway.live.table` bounds the number of live requests.
+    `limits` does not bound that pool; `gateway.live.followed_streams` bounds the number of live requests.
     """
 
     def __init__(self, limits: SlotLimits, tracer: Tracer = NO_TRACER, look_up: LookUp = look_up) -> None:

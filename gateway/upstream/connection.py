@@ -4,7 +4,7 @@ A connection is busy from the first byte of a request to the last byte of its re
 exchange the connection calls the method `freed` of its owner.  The connection is closed instead if the start of the
 next reply would be uncertain: after a truncated reply, after bytes that no request asked for, or if a request body was
 not sent completely.  After each reply the connection rests for a moment before it is used again
-(`gateway.upstream.keep_alive`).
+(`gateway.upstream.kept_connections`).
 
 An `IncomingReply` collects the reply.  Above the high-water mark, the connection stops reading.  It reads again when
 the reader has taken the data and the connection's turn to read has come (`gateway.upstream.incoming`).
@@ -30,10 +30,10 @@ from gateway.aio.timers import Deadline
 from gateway.errors import bare
 from gateway.http.framing import State
 from gateway.http.reply import ReplyBroken, ReplyParser
-from gateway.upstream.call import Endpoint
 from gateway.upstream.failures import ConnectionLost, UploadFailed
 from gateway.upstream.incoming import IncomingReply, Intake, send_body
-from gateway.upstream.keep_alive import ABANDONED_S, KeepAlive, outlasts_abandoned
+from gateway.upstream.kept_connections import ABANDONED_S, KeepAlive, outlasts_abandoned
+from gateway.upstream.origin_call import Endpoint
 
 _KEEP_ALIVE: Final = istr("Keep-Alive")
 _CLOSED: Final = State.CLOSED

@@ -26,13 +26,13 @@ from math import inf
 from typing import Final, NamedTuple
 
 from gateway.limits.queues import Askers, ignore
-from gateway.upstream.call import Endpoint
 from gateway.upstream.connection import OriginConnection
 from gateway.upstream.failures import ConnectionLost, Delay, NoSlot, NotConnected, Refusal
 from gateway.upstream.http2_connection import Http2OriginConnection
 from gateway.upstream.http2_stream import Http2Stream
 from gateway.upstream.incoming import Carrier, Intake
-from gateway.upstream.keep_alive import KeepAlive
+from gateway.upstream.kept_connections import KeepAlive
+from gateway.upstream.origin_call import Endpoint
 from gateway.upstream.reply import Stalls
 from gateway.upstream.slots import Lane, SlotLimits, Slots, SlotUse
 
@@ -357,7 +357,7 @@ class ConnectionPool:
             return found
         if self._slots.exceeded_by(len(self) + len(self._idle)):
             # A new connection would require closing an idle one.  Reusing a connection that still rests
-            # (`gateway.upstream.keep_alive`) costs less.
+            # (`gateway.upstream.kept_connections`) costs less.
             found = self._idle.take_resting(endpoint, now, named, is_head=is_head)
         return found or (self._stream(endpoint, now, named) if self._http2 else None)
 

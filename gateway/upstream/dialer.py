@@ -25,12 +25,12 @@ from gateway.errors import bare
 from gateway.http.http2.flood_limits import SessionCounts
 from gateway.http.reply import ReplyParser
 from gateway.http.reply_lines import ReadLines, read_with_own
-from gateway.protocol.hop_headers import HOP_RECORD, HOP_SAVED
-from gateway.upstream.call import Endpoint
+from gateway.protocol.worker_headers import HOP_RECORD, HOP_SAVED
 from gateway.upstream.connection import ConnectionOwner, OriginConnection
 from gateway.upstream.connection_pool import ConnectionPool
 from gateway.upstream.failures import ConnectTimedOut, NoHttp2, NotConnected
 from gateway.upstream.http2_connection import ALPN, Http2OriginConnection, Http2Owner
+from gateway.upstream.origin_call import Endpoint
 from gateway.upstream.origin_state import Say
 from gateway.upstream.resolver import LookUp, Resolver, ignore, look_up
 
@@ -202,7 +202,7 @@ class _HopReplyParser(ReplyParser):
     not belong to the lines that these replies share.
 
     A head has no bounds here.  It repeats headers of the origin, which were within the bounds for origins.  But it may
-    have the headers of several replies, and may repeat them (`gateway.protocol.hop_headers.Remembered`).
+    have the headers of several replies, and may repeat them (`gateway.protocol.worker_headers.Remembered`).
     """
 
     __slots__ = ()

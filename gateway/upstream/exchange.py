@@ -10,7 +10,8 @@ Bodies are passed on as they are.  Nothing is decompressed, no redirect is follo
 refused.  Reading a truncated body raises an exception, so a body that was read without an exception is complete.  This
 module translates exceptions of other libraries into the exceptions of `errors.py`.
 
-A request may be sent once more if a kept connection proves to be dead.  `gateway.upstream.retries` has the rule.
+A request may be sent once more if a kept connection proves to be dead.  `gateway.upstream.repeats_and_retries` has the
+rule for this.
 
 If the host is an origin of a route, the outcome is reported to the origin's state (`OriginRequest`).
 """
@@ -30,14 +31,14 @@ from gateway.errors import GatewayError, UpstreamBroken, UpstreamCongested, Upst
 from gateway.http.outgoing import request_head
 from gateway.http.reply import Interim, ReplyBroken
 from gateway.telemetry.tracing import NO_TRACER, ExchangeSpan, Tracer
-from gateway.upstream.call import Endpoint, OriginCall, endpoint_of
 from gateway.upstream.connection_pool import ConnectionPool, Slot
 from gateway.upstream.dialer import Dialer, Http2Dials
 from gateway.upstream.failures import ConnectionLost, ConnectTimedOut, NoSlot, NotConnected, UploadFailed, reason_of
 from gateway.upstream.incoming import Carrier, IncomingReply, Upload, ignore, no_op
+from gateway.upstream.origin_call import Endpoint, OriginCall, endpoint_of
 from gateway.upstream.origin_state import OriginRequest
+from gateway.upstream.repeats_and_retries import is_repeatable
 from gateway.upstream.reply import Reply, Requester
-from gateway.upstream.retries import is_repeatable
 from gateway.upstream.slots import Lane, Purpose
 
 _log = logging.getLogger("gateway.upstream")

@@ -35,9 +35,9 @@ from gateway.config.origins import HealthCheckConfig
 from gateway.config.routes import RouteConfig
 from gateway.errors import GatewayError
 from gateway.upstream.breaker import BreakerState
-from gateway.upstream.call import Bounds, OriginCall
 from gateway.upstream.client import Exchanges
 from gateway.upstream.failures import reason_of, reason_of_status
+from gateway.upstream.origin_call import Bounds, OriginCall
 from gateway.upstream.origin_pool import Origins, authority_of
 from gateway.upstream.origin_state import FAILING, Origin
 from gateway.upstream.reply import Reply

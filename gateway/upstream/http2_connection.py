@@ -37,11 +37,11 @@ from gateway.http.http2.streams import (
     StreamReset,
 )
 from gateway.http.reply import ReplyBroken
-from gateway.upstream.call import Endpoint
 from gateway.upstream.failures import ConnectionLost, NoHttp2, NotConnected
 from gateway.upstream.http2_stream import Http2Stream
 from gateway.upstream.incoming import HIGH_WATER_BYTES, Carrier, Intake
-from gateway.upstream.keep_alive import KeepAlive
+from gateway.upstream.kept_connections import KeepAlive
+from gateway.upstream.origin_call import Endpoint
 
 ALPN: Final = "h2"
 PONG_S: Final = 5.0

@@ -22,9 +22,9 @@ from gateway.http.http2.client_session import ClientSession
 from gateway.http.http2.frames import ErrorCode
 from gateway.http.http2.streams import Stream
 from gateway.http.reply import END, Event, Interim, ReplyBroken, TooManyInterim
-from gateway.upstream.call import Endpoint
 from gateway.upstream.failures import ConnectionLost, RequestReset, Unprocessed, UploadFailed
 from gateway.upstream.incoming import IncomingReply, send_body
+from gateway.upstream.origin_call import Endpoint
 
 
 class StreamOwner(Protocol):

@@ -37,8 +37,8 @@ from gateway.errors import bare
 from gateway.http.outgoing import InvalidRequest
 from gateway.http.reply import END, Event, Interim
 from gateway.http.reply_lines import Head
-from gateway.upstream.call import Endpoint
 from gateway.upstream.failures import ConnectionLost, UploadFailed
+from gateway.upstream.origin_call import Endpoint
 
 HIGH_WATER_BYTES: Final = 1 << 16
 """With this many unread bytes, an HTTP/1.1 connection stops reading until the reader has taken them.  A reply up to

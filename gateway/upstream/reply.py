@@ -6,8 +6,8 @@ replies with the slowest readers must release their slots (`Stalls`).  To releas
 rest of its reply into memory.  If the cache has no room, the fetch fails.  A relayed reply that must release its slot
 always fails.
 
-A requester that gives up closes its reply.  `gateway.upstream.keep_alive` decides whether the connection then waits for
-the rest of the reply, or is closed.
+A requester that gives up closes its reply.  `gateway.upstream.kept_connections` decides whether the connection then
+waits for the rest of the reply, or is closed.
 
 All waits are bounded.  This module translates exceptions of other modules into the exceptions of `errors.py`.  Reading
 a truncated body raises an exception, so a body that was read without an exception is complete.  The body comes from a
@@ -31,11 +31,11 @@ from multidict import CIMultiDictProxy
 from gateway.errors import GatewayError, UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
 from gateway.http.reply import Interim, ReplyBroken
 from gateway.http.reply_lines import Head
-from gateway.protocol.hop_headers import HopSaid
+from gateway.protocol.worker_headers import HopSaid
 from gateway.telemetry.tracing import ExchangeSpan
-from gateway.upstream.call import Bounds, OriginCall
 from gateway.upstream.failures import ConnectionLost, UploadFailed
 from gateway.upstream.incoming import no_op
+from gateway.upstream.origin_call import Bounds, OriginCall
 from gateway.upstream.origin_state import OriginRequest
 from gateway.upstream.slots import Lane
 

@@ -19,7 +19,7 @@ from gateway.s2.errors import Other, S2ErrorCode, Unwritten, parse_error, says_d
 from gateway.s2.json_format import CONTENT_TYPE, BadJson, decode_tail
 from gateway.s2.read_query import FromSeqNum, FromTailOffset, ReadQuery, encode_read_query
 from gateway.s2.records import Record, StreamPosition
-from gateway.upstream.call import Bounds, OriginCall
+from gateway.upstream.origin_call import Bounds, OriginCall
 from gateway.upstream.reply import Reply
 
 T = TypeVar("T")

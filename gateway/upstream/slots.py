@@ -40,8 +40,8 @@ from typing import Final, NamedTuple
 
 from gateway.limits.accounts import UNKNOWN
 from gateway.limits.queues import FairQueue
-from gateway.upstream.call import Endpoint
 from gateway.upstream.failures import Delay, NoSlot, Refusal
+from gateway.upstream.origin_call import Endpoint
 
 
 class Purpose(StrEnum):

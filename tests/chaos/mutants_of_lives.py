@@ -19,7 +19,7 @@ from gateway.engine.writes import Writes
 from gateway.errors import GatewayError, UpstreamUnavailable
 from gateway.live.topics import LiveTopics
 from gateway.protocol.cache_status import Outcome
-from gateway.protocol.forwarded_headers import Headers
+from gateway.protocol.header_forwarding import Headers
 from gateway.protocol.mode import Mode
 from gateway.protocol.sharing import Ground, Partition, SharingRules
 from gateway.server import request_keys
@@ -27,9 +27,9 @@ from gateway.server.client_connections import Clients
 from gateway.server.remembered import RememberedAnswers
 from gateway.server.request_keys import Sections
 from gateway.tape.stream import End, Stream
-from gateway.upstream.call import OriginCall
 from gateway.upstream.collapse import Collapse
 from gateway.upstream.flight import Flight, FlightReader
+from gateway.upstream.origin_call import OriginCall
 from gateway.upstream.reply import Reply
 from tests.chaos.mutant import Mutant, Patches, always, never, nothing, registrar
 

@@ -11,10 +11,10 @@ from typing import Any, Final
 from gateway.auth.remembered_verdicts import Allowed
 from gateway.engine import catchup, reply_recorder, route
 from gateway.engine.catchup import _Attempt
-from gateway.engine.classifier import TapeFacts
 from gateway.engine.confirming import Patience
 from gateway.engine.live_start import LiveReads
 from gateway.engine.relayed_request import SentRequest
+from gateway.engine.reply_classifier import TapeFacts
 from gateway.engine.sse import SseOpening
 from gateway.engine.writes import Writes
 from gateway.errors import GatewayError

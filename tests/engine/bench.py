@@ -33,7 +33,7 @@ from gateway.tape.stream import Stream
 from gateway.telemetry.access_record import CloseReason
 from gateway.telemetry.metrics import NoMetrics
 from gateway.telemetry.surroundings import Surroundings
-from gateway.upstream.call import Body
+from gateway.upstream.origin_call import Body
 from gateway.upstream.reply import Reply
 from tests.memory_upstream import Asked, MemoryUpstream
 from tests.waiting import eventually

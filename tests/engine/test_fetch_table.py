@@ -10,8 +10,8 @@ import pytest
 from gateway.engine.reply_recorder import ReplyRecorder, SentFetch
 from gateway.errors import ShortOfMemory, TailMovedBack, UpstreamTimeout, UpstreamUnreachable
 from gateway.protocol.freshness_headers import Lifetime
-from gateway.protocol.hop_headers import HopSaid, Remembered
 from gateway.protocol.mode import Mode
+from gateway.protocol.worker_headers import HopSaid, Remembered
 from gateway.tape.stream import End, Stream
 from gateway.upstream.flight import METADATA, Beyond, Head, OriginError, StreamHead
 from tests.engine.bench import TEXT, BinaryOrigin, EngineBench, Start, part_of_stream

@@ -10,16 +10,16 @@ from multidict import CIMultiDict
 
 from gateway.aio.clock import ManualClock
 from gateway.config.gateway import GatewayConfig
-from gateway.engine.classifier import Learned, Personal, SharedRefusal, TapeFacts, classify
+from gateway.engine.reply_classifier import Learned, Personal, SharedRefusal, TapeFacts, classify
 from gateway.engine.reply_recorder import Applied, Effect, ReplyRecorder
 from gateway.engine.route import Route
 from gateway.engine.writes import Writes
 from gateway.errors import TailMovedBack
 from gateway.protocol.freshness_headers import Lifetime
-from gateway.protocol.hop_headers import HopSaid, Remembered
 from gateway.protocol.names import START
 from gateway.protocol.sharing import Group
 from gateway.protocol.target import parse_target
+from gateway.protocol.worker_headers import HopSaid, Remembered
 from gateway.tape.eviction import POLICIES
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream

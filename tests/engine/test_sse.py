@@ -13,8 +13,8 @@ from gateway.engine.read import Uncacheable
 from gateway.engine.sse import Subscription
 from gateway.live.subscriber import Subscriber
 from gateway.protocol.freshness_headers import Lifetime
-from gateway.protocol.hop_headers import HopSaid, Remembered
 from gateway.protocol.mode import Mode
+from gateway.protocol.worker_headers import HopSaid, Remembered
 from gateway.telemetry.access_record import CloseReason
 from tests.engine.bench import BINARY, BinaryOrigin, EngineBench, EventStream, Start, bring, confirm
 from tests.memory_upstream import Asked

@@ -25,8 +25,8 @@ from gateway.protocol.mode import Mode
 from gateway.protocol.target import parse_target
 from gateway.tape.stream import Stream
 from gateway.telemetry.metrics import NoMetrics
-from gateway.upstream.call import Source
 from gateway.upstream.flight import Flight, NotShareable, OriginError, StreamHead
+from gateway.upstream.origin_call import Source
 from gateway.upstream.reply import Reply
 from tests.live.test_topic import topic_of
 from tests.tape.test_stream import new_stream

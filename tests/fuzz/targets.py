@@ -37,13 +37,13 @@ from gateway.protocol import (
     target,
 )
 from gateway.protocol.client_hello import BadServerName, ClientHello, read_client_hello
-from gateway.protocol.forwarded_headers import (
+from gateway.protocol.freshness_headers import surrogate_keys
+from gateway.protocol.header_forwarding import (
     passed_nodes,
     request_headers_for_origin,
     response_headers_for_client,
     trace_id_of,
 )
-from gateway.protocol.freshness_headers import surrogate_keys
 from gateway.protocol.json_body import ArrayUnwrapper, NotAnArray, unwrap
 from gateway.protocol.sharing import SharingRules, cure
 from gateway.protocol.sse import Control, SseParser, SseTooLarge, encode_control, encode_data, parse_control

@@ -13,9 +13,9 @@ from gateway.engine.answer import Answer
 from gateway.engine.sse import Subscription
 from gateway.errors import CircuitOpen, UpstreamUnreachable
 from gateway.protocol.freshness_headers import Lifetime
-from gateway.protocol.hop_headers import HOP_RECORD, Alone, HopSaid
 from gateway.protocol.names import SSE_DATA_ENCODING
 from gateway.protocol.sse import Control, encode_control, encode_data
+from gateway.protocol.worker_headers import HOP_RECORD, Alone, HopSaid
 from tests.engine.bench import EngineBench, part_of_stream
 from tests.memory_upstream import Asked
 from tests.waiting import eventually, pass_turns

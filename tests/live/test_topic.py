@@ -13,9 +13,9 @@ from gateway.aio.clock import ManualClock
 from gateway.aio.tasks import Tasks
 from gateway.engine.sse import SseOpening
 from gateway.limits.accounts import Accounts, client_nets
+from gateway.live.followed_streams import LiveTable
 from gateway.live.frames import KeptFrames
 from gateway.live.subscriber import Subscriber
-from gateway.live.table import LiveTable
 from gateway.live.topic import MOST_READERS, MOST_S, DeliveryTimes, LiveTimes, OriginAccess, Topic
 from gateway.live.topics import LiveTopics
 from gateway.protocol.names import START

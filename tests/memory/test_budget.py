@@ -10,8 +10,8 @@ from itertools import count
 import pytest
 from multidict import CIMultiDict
 
-from gateway.protocol.forwarded_headers import storable_headers
 from gateway.protocol.freshness_headers import Lifetime, stated_reuse
+from gateway.protocol.header_forwarding import storable_headers
 from gateway.protocol.sharing import Group, Partition, StreamKey
 from gateway.tape.eviction import S3Fifo
 from gateway.tape.origin_statements import Caching

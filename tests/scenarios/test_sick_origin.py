@@ -17,7 +17,7 @@ from gateway.origin.faults import Faults
 from gateway.origin.requests import Kind
 from gateway.upstream.breaker import BreakerState
 from gateway.upstream.origin_pool import OriginState
-from gateway.upstream.retries import LITTLE_BURST, LITTLE_PER_S
+from gateway.upstream.repeats_and_retries import LITTLE_BURST, LITTLE_PER_S
 from tests.effort import examples
 from tests.scenarios.conftest import Edge, Hostile, Start, bounded
 from tests.scenarios.hostile import Asked, HostileOrigin, answer, part_of_stream

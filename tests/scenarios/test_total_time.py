@@ -6,8 +6,8 @@ import pytest
 from multidict import CIMultiDict
 
 from gateway.errors import UpstreamTimeout
-from gateway.upstream.call import Bounds, OriginCall
 from gateway.upstream.client import OriginClient
+from gateway.upstream.origin_call import Bounds, OriginCall
 from tests.scenarios.conftest import Hostile, Start, bounded
 from tests.scenarios.hostile import Asked, part_of_stream
 from tests.waiting import eventually

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from gateway.limits.queues import Askers
-from gateway.upstream.call import endpoint_of
 from gateway.upstream.connection_pool import UNBOUNDED, ConnectionPool, Slot
 from gateway.upstream.failures import NoSlot, NotConnected, Refusal
+from gateway.upstream.origin_call import endpoint_of
 from gateway.upstream.slots import Lane, Purpose, SlotLimits, Slots
 from tests.waiting import pass_turns
 

@@ -19,11 +19,11 @@ from gateway.errors import GatewayError, UpstreamBroken, UpstreamTimeout, Upstre
 from gateway.http.reply import Interim
 from gateway.upstream import connection as connection_module
 from gateway.upstream.breaker import BreakerState
-from gateway.upstream.call import Bounds, OriginCall
 from gateway.upstream.client import Exchanges
 from gateway.upstream.failures import reason_of
 from gateway.upstream.incoming import no_op
-from gateway.upstream.keep_alive import KeepAlive
+from gateway.upstream.kept_connections import KeepAlive
+from gateway.upstream.origin_call import Bounds, OriginCall
 from gateway.upstream.origin_state import Origin as Books
 from gateway.upstream.origin_state import OriginRequest
 from gateway.upstream.reply import Reply

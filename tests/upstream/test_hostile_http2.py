@@ -14,8 +14,8 @@ from gateway.http.framing import MOST_INTERIM
 from gateway.http.http2 import frames
 from gateway.http.http2.frames import ErrorCode, Setting
 from gateway.upstream import http2_connection
-from gateway.upstream.call import Bounds, OriginCall
 from gateway.upstream.client import Exchanges
+from gateway.upstream.origin_call import Bounds, OriginCall
 from gateway.upstream.slots import SlotLimits
 from tests.http.http2.peer import (
     NO_SETTINGS,

@@ -18,10 +18,10 @@ from gateway.http.http2.client_session import MOST_STREAMS, REPLY_WINDOW
 from gateway.http.http2.frames import ErrorCode, Setting
 from gateway.upstream import http2_connection
 from gateway.upstream.breaker import BreakerState
-from gateway.upstream.call import Bounds, OriginCall
 from gateway.upstream.client import Exchanges
 from gateway.upstream.failures import reason_of
-from gateway.upstream.keep_alive import KeepAlive
+from gateway.upstream.kept_connections import KeepAlive
+from gateway.upstream.origin_call import Bounds, OriginCall
 from gateway.upstream.origin_state import Origin as Books
 from gateway.upstream.reply import Reply
 from gateway.upstream.slots import Purpose, SlotLimits

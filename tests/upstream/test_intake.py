@@ -6,10 +6,10 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
-from gateway.upstream.call import endpoint_of
 from gateway.upstream.connection import ConnectionOwner, OriginConnection
 from gateway.upstream.incoming import HIGH_WATER_BYTES, MOST_READ_BYTES, IncomingReply, Intake
-from gateway.upstream.keep_alive import KeepAlive
+from gateway.upstream.kept_connections import KeepAlive
+from gateway.upstream.origin_call import endpoint_of
 from tests.waiting import pass_turns
 
 HOST = endpoint_of("http://a.test")

@@ -8,8 +8,8 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.errors import GatewayError, UpstreamBroken, UpstreamTimeout
 from gateway.http.reply import ReplyBroken
 from gateway.http.reply_lines import Head
-from gateway.upstream.call import Bounds
 from gateway.upstream.failures import ConnectionLost
+from gateway.upstream.origin_call import Bounds
 from gateway.upstream.reply import Reply
 from tests.memory_upstream import MemoryInflow
 

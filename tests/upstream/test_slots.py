@@ -9,8 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gateway.upstream.call import Endpoint, endpoint_of
 from gateway.upstream.failures import NoSlot
+from gateway.upstream.origin_call import Endpoint, endpoint_of
 from gateway.upstream.slots import Lane, Purpose, SlotLimits, Slots, Waiting, three_quarters
 from tests.effort import examples
 

@@ -16,9 +16,9 @@ from gateway.config.errors import ConfigError
 from gateway.config.gateway import GatewayConfig
 from gateway.config.origin_tls import load_tls
 from gateway.errors import GatewayError, UpstreamUnreachable
-from gateway.upstream.call import Bounds, OriginCall
 from gateway.upstream.client import Exchanges
 from gateway.upstream.failures import reason_of
+from gateway.upstream.origin_call import Bounds, OriginCall
 from gateway.upstream.slots import SlotLimits
 from tests.tls_origin import behind_tls, made, server_context
 from tests.upstream.http2_peer import good, http2_origin

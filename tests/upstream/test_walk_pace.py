@@ -7,7 +7,7 @@ import pytest
 from gateway.protocol.sharing import Group, Partition, StreamKey
 from gateway.tape.stream import Stream
 from gateway.tape.tape import Tape
-from gateway.upstream.retries import LITTLE_BURST, LITTLE_BYTES, LITTLE_PER_S, LONGEST_PAUSE_S, WalkPace
+from gateway.upstream.repeats_and_retries import LITTLE_BURST, LITTLE_BYTES, LITTLE_PER_S, LONGEST_PAUSE_S, WalkPace
 
 
 def a_stream() -> Stream:

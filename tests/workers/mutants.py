@@ -10,11 +10,11 @@ from gateway.engine.hop_upstream import HopUpstream
 from gateway.engine.others_writes import OthersWrites
 from gateway.ops.gathering.peers import PeerAnswer, Peers
 from gateway.ops.gathering.private import PURGE
-from gateway.protocol.hop_headers import HOP, HopAsk
 from gateway.protocol.sharing import Group
+from gateway.protocol.worker_headers import HOP, HopAsk
 from gateway.server.context import RequestContext
 from gateway.server.hop import HopHandler
-from gateway.upstream.call import Shared
+from gateway.upstream.origin_call import Shared
 from gateway.workers.owners import Owners
 from gateway.workers.shared_origins import SharedOrigins
 from gateway.workers.write_log import WriteLog

@@ -11,8 +11,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+from gateway.cli.supervisor.configuration_reading import Found, Reading
 from gateway.cli.supervisor.forking import Workers
-from gateway.cli.supervisor.reading import Found, Reading
 from gateway.cli.supervisor.reloads import TAKE_S, Reloads
 from gateway.cli.supervisor.slots import Slot, may_accept
 from gateway.config.gateway import GatewayConfig

@@ -24,22 +24,22 @@ from gateway.http.reply import MOST_HEAD_BYTES, MOST_LINE_BYTES
 from gateway.http.request_parser import LONGEST_LINE, MOST_FIELDS, Mark, RequestHead, RequestParser
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.coding import PLAIN, AcceptedCodings, Coding
-from gateway.protocol.forwarded_headers import request_headers_for_origin, response_headers_for_client, storable_headers
 from gateway.protocol.freshness_headers import Lifetime
-from gateway.protocol.hop_headers import HOP, HOP_OUTCOME, HOP_RECORD, HOP_SAVED, Alone, HopAsk, HopSaid, Remembered
+from gateway.protocol.header_forwarding import request_headers_for_origin, response_headers_for_client, storable_headers
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import MAX_OFFSET_CHARS
 from gateway.protocol.sharing import Group, Partition, StreamKey
 from gateway.protocol.target import parse_target
+from gateway.protocol.worker_headers import HOP, HOP_OUTCOME, HOP_RECORD, HOP_SAVED, Alone, HopAsk, HopSaid, Remembered
 from gateway.server.hop import HEAD_TIMES, HopInterpreter, HopLiveAnswers, HopSection
-from gateway.server.hop_dress import HopDress
+from gateway.server.hop_statements import HopStatements
 from gateway.server.live import LiveRequest
 from gateway.server.request import Request
 from gateway.tape.stream import Stream
 from gateway.tape.tape import Tape
-from gateway.upstream.call import Bounds, OriginCall, Shared
 from gateway.upstream.client import HopClient
 from gateway.upstream.flight import OriginError
+from gateway.upstream.origin_call import Bounds, OriginCall, Shared
 from gateway.upstream.reply import Requester, Upstream
 from gateway.workers.owners import Owners
 from gateway.workers.shared_memory import SharedMemory, SlotState
@@ -137,7 +137,7 @@ async def test_an_error_keeps_the_origins_cache_control(stated: str | None, pass
         read = bench.read("/s?offset=-1")
         fields = CIMultiDict({"Cache-Control": stated} if stated is not None else {})
         answer = origin_error_answer(read.route, OriginError(404, fields, b""), Outcome.MISS)
-        HopDress(bench.engine, "1.1.1").dress_answer(read, answer)
+        HopStatements(bench.engine, "1.1.1").restate(read, answer)
         assert answer.headers.get("Cache-Control") == passed
     finally:
         await bench.close()
@@ -152,7 +152,7 @@ async def test_an_answer_from_memory_that_ends_before_the_tail_is_told_from_one_
         (await bench.engine.catch_up(bench.read("/s?offset=-1"))).close()
         bench.upstream.script = lambda asked: asked.fail(UpstreamUnreachable())
         answer = await bench.engine.catch_up(bench.read("/s?offset=-1"))
-        HopDress(bench.engine, "1.1.1").dress_answer(bench.read("/s?offset=-1"), answer)
+        HopStatements(bench.engine, "1.1.1").restate(bench.read("/s?offset=-1"), answer)
         said = HopSaid.of(answer.headers)
         assert said is not None
         assert said.is_tail_unknown is not is_short
@@ -528,7 +528,7 @@ def test_a_connection_that_the_owner_has_cut_costs_no_wait_and_no_request_to_the
 async def test_a_live_request_of_another_worker_is_refused_while_the_stream_is_not_followed() -> None:
     bench = EngineBench(part_of_stream(b"ab", "2"))
     try:
-        live = HopLiveAnswers("edge", bench.engine, HopDress(bench.engine, "1.1.1"))
+        live = HopLiveAnswers("edge", bench.engine, HopStatements(bench.engine, "1.1.1"))
         closed: list[str] = []
         for begin in (live.subscribe, live.wait):
             topic = SimpleNamespace(failure=UpstreamTimeout())
@@ -553,19 +553,19 @@ async def test_a_read_that_an_owner_makes_is_one_of_another_worker() -> None:
 async def test_an_owner_states_the_facts_that_its_own_readers_would_use() -> None:
     bench = EngineBench(part_of_stream(b"ab", "2"))
     try:
-        dress, read = HopDress(bench.engine, "1.1.1"), bench.read("/s")
+        statements, read = HopStatements(bench.engine, "1.1.1"), bench.read("/s")
         await bench.body()
-        assert dress.facts(read) is None, "the lifetime is not known"
+        assert statements.facts(read) is None, "the lifetime is not known"
         await bench.engine.fetches.fresh_facts(bench.stream, bench.route, read.source)
-        said = dress.facts(read)
+        said = statements.facts(read)
         assert said is not None
         assert said.remembered is not None
         assert (said.is_stale, said.life, said.remembered.tail) == (True, bench.stream.own_record().life, "2")
         bench.clock.advance(bench.route.trust_s + 1)
-        assert dress.facts(read) is None
+        assert statements.facts(read) is None
         await bench.body()
-        assert dress.facts(read) is not None
+        assert statements.facts(read) is not None
         bench.stream.may_be_another()
-        assert dress.facts(read) is None
+        assert statements.facts(read) is None
     finally:
         await bench.close()

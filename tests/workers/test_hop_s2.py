@@ -8,8 +8,8 @@ from multidict import CIMultiDict
 from gateway.aio.clock import ManualClock
 from gateway.config.gateway import GatewayConfig
 from gateway.engine.route import Route
-from gateway.protocol.hop_headers import HopAsk
 from gateway.protocol.target import parse_target
+from gateway.protocol.worker_headers import HopAsk
 from gateway.s2 import protobuf, session
 from gateway.server.hop_s2 import s2_read
 

@@ -17,8 +17,8 @@ from gateway.engine.passed_read import PassedRead, PassedReads
 from gateway.engine.read import Read, Uncacheable
 from gateway.engine.read_runner import ReadRunner
 from gateway.errors import GatewayError, UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
-from gateway.protocol.hop_headers import HOP, HOP_OUTCOME, Alone, HopAsk
 from gateway.protocol.sharing import Group
+from gateway.protocol.worker_headers import HOP, HOP_OUTCOME, Alone, HopAsk
 from tests.engine.bench import EngineBench, part_of_stream
 from tests.waiting import pass_turns
 from tests.workers.site import JSON, Site, made_site, read_all

@@ -8,8 +8,8 @@ import signal
 from collections.abc import Callable
 from functools import partial
 
-from gateway.cli.supervisor import reading
-from gateway.cli.supervisor.reading import Found, Reading
+from gateway.cli.supervisor import configuration_reading
+from gateway.cli.supervisor.configuration_reading import Found, Reading
 from gateway.cli.supervisor.reloads import TAKE_S
 from gateway.config.errors import ConfigError
 from gateway.config.gateway import GatewayConfig
@@ -66,7 +66,7 @@ def test_a_process_that_hangs_ends_in_time() -> None:
 def test_a_process_that_is_killed_is_replaced() -> None:
     assert found_by(hang, within_s=0.05, kills=1).error == "the configuration could not be read within 0.05 s"
     killed = "the process that reads the configuration is killed each time"
-    assert found_by(hang, kills=reading._ATTEMPTS).error == killed
+    assert found_by(hang, kills=configuration_reading._ATTEMPTS).error == killed
 
 
 def test_a_process_that_is_given_up_ends() -> None:

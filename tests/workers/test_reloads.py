@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from gateway.cli.supervisor.reading import Reading
+from gateway.cli.supervisor.configuration_reading import Reading
 from gateway.cli.supervisor.reload_round import Asker
 from gateway.cli.supervisor.reloads import TAKE_S
 from gateway.cli.supervisor.slots import START_S

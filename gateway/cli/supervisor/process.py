@@ -25,9 +25,9 @@ from gateway.cli.errors import FailedToRunError, StoppedAtOnce
 from gateway.cli.messages import print_message, print_ready
 from gateway.cli.sd_notify import ServiceManager
 from gateway.cli.starting import bind_addresses, cannot_listen
+from gateway.cli.supervisor.configuration_reading import Found, Reading
 from gateway.cli.supervisor.forking import Workers
 from gateway.cli.supervisor.private_sockets import ARRIVALS, HOP, PEER, PrivateSockets
-from gateway.cli.supervisor.reading import Found, Reading
 from gateway.cli.supervisor.reload_round import Asker
 from gateway.cli.supervisor.reloads import Reloads
 from gateway.cli.supervisor.slots import Slot, may_accept

@@ -1,9 +1,9 @@
 """The configuration in effect, the configurations offered to the workers, and the reloads.
 
-Configurations are numbered.  A reload is a round: one process reads the configuration (`reading`), the supervisor gives
-it the next number, and offers it to all workers.  A SIGHUP asks for a round, and so does a request to the admin port of
-any worker.  Requests that arrive during a round get one further round, because the file may have changed since it was
-read.
+Configurations are numbered.  A reload is a round: a process reads the configuration (`configuration_reading`), the
+supervisor gives it the next number, and offers it to all workers.  A SIGHUP asks for a round, and so does a request to
+the admin port of any worker.  Requests that arrive during a round get one further round, because the file may have
+changed since it was read.
 
 An offer comes into effect when the first worker takes it, unless a later one is in effect.  An offer that all workers
 refuse never comes into effect, nor does one at which all of them end.  An offer stays open while a worker has not
@@ -24,8 +24,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, Protocol
 
+from gateway.cli.supervisor.configuration_reading import Found, Reading, cannot_fork
 from gateway.cli.supervisor.forking import Workers
-from gateway.cli.supervisor.reading import Found, Reading, cannot_fork
 from gateway.cli.supervisor.reload_round import Asker, Outcome, ReloadRound
 from gateway.cli.supervisor.slots import START_S, Slot
 from gateway.config.change import change as config_change

@@ -21,8 +21,8 @@ from multidict import CIMultiDict
 
 from gateway.aio.clock import Clock
 from gateway.aio.tasks import Tasks
-from gateway.engine.classifier import PERSONAL
 from gateway.engine.negative_cache import NegativeCache
+from gateway.engine.reply_classifier import PERSONAL
 from gateway.engine.route import Route
 from gateway.errors import CircuitOpen, GatewayError, UpstreamCongested
 from gateway.limits.queues import Askers
@@ -31,8 +31,8 @@ from gateway.s2.read_query import FromSeqNum, ReadQuery, Start
 from gateway.tape.records import Limits
 from gateway.telemetry.access_record import AccessLog, RecordedStream
 from gateway.telemetry.metrics import MetricsRecorder
-from gateway.upstream.call import Bounds, OriginCall, Shared
 from gateway.upstream.collapse import Collapse, FetchEnd, Lead, SharedFetch
+from gateway.upstream.origin_call import Bounds, OriginCall, Shared
 from gateway.upstream.reply import Reply, Upstream
 from gateway.upstream.s2_client import AtTail, S2Client, S2Outcome, S2Refused
 

@@ -32,8 +32,8 @@ from gateway.engine.s2.unary_read import (
     unwritten_answer,
 )
 from gateway.errors import GatewayError, TailMovedBack, UpstreamBroken
+from gateway.live.followed_streams import LiveTable
 from gateway.live.subscriber import Wire
-from gateway.live.table import LiveTable
 from gateway.protocol.cache_status import Outcome
 from gateway.s2 import json_format, protobuf
 from gateway.s2.read_query import FromSeqNum, FromTailOffset, FromTimestamp, ReadQuery

@@ -35,7 +35,7 @@ from gateway.s2.records import fixed_width
 from gateway.s2.session import Compression, choose_compression
 from gateway.s2.sse import BadEventId, parse_event_id
 from gateway.telemetry.access_record import RecordedStream
-from gateway.upstream.call import Shared
+from gateway.upstream.origin_call import Shared
 
 BASIN_HEADER: Final = "s2-basin"
 _HEADERS: Final = frozenset({BASIN_HEADER, FORMAT_HEADER})

@@ -1,8 +1,8 @@
 """The S2 streams in use, and the sessions at their origins that keep live readers up to date.
 
 A stream is in use while a request needs it, and while it is followed.  The gateway follows a stream from the time when
-a reader waits at its tail.  It stops following the stream when the live table (`gateway.live.table`) removes the
-stream's topic, the object that holds its live readers.
+a reader waits at its tail.  It stops following the stream when the table of topics (`gateway.live.followed_streams`)
+removes the stream's topic, the object that holds its live readers.
 
 A followed stream has one session at its origin (`S2Follower`).  After a failure, a new session continues at the same
 position; repeated failures lead to growing pauses.  If the origin stays unreachable or refuses, the live readers get an
@@ -31,7 +31,7 @@ from math import inf
 from typing import Final
 
 from gateway.aio.clock import DETACHED, Clock, Timer
-from gateway.engine.classifier import PERSONAL
+from gateway.engine.reply_classifier import PERSONAL
 from gateway.engine.s2.fetch import S2Origin, S2Source
 from gateway.engine.s2.stream import S2Shared, S2Stream
 from gateway.engine.s2.topic import LOST, REFUSED, REPLACED, S2Topic
@@ -45,7 +45,7 @@ from gateway.errors import (
     bare,
 )
 from gateway.limits.queues import Askers
-from gateway.live.table import LiveTable, pause_before_reconnect
+from gateway.live.followed_streams import LiveTable, pause_before_reconnect
 from gateway.protocol.mode import Mode
 from gateway.protocol.sharing import Group, StreamKey
 from gateway.s2 import protobuf

@@ -47,7 +47,7 @@ from gateway.tape.paths import PathEvent
 from gateway.tape.record_stream import RecordStream
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
-from gateway.upstream.call import Body
+from gateway.upstream.origin_call import Body
 
 _MOST_BYTES: Final = 4_096
 """The most bytes read of an acknowledgement.  Acknowledgements hold three positions and are always shorter."""

@@ -16,7 +16,7 @@ from gateway.engine.negative_cache import NegativeCache
 from gateway.engine.s2.reader import S2SessionReader
 from gateway.engine.s2.reads import S2Reads
 from gateway.limits.accounts import Accounts, client_nets
-from gateway.live.table import LiveTable
+from gateway.live.followed_streams import LiveTable
 from gateway.tape.eviction import POLICIES
 from gateway.tape.store import TapeStore
 from gateway.telemetry.metrics import NoMetrics

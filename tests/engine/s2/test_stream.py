@@ -27,7 +27,7 @@ from gateway.tape.records import Limits
 from gateway.tape.store import TapeStore
 from gateway.telemetry.access_record import RecordedStream
 from gateway.telemetry.metrics import NoMetrics
-from gateway.upstream.call import Bounds, Shared
+from gateway.upstream.origin_call import Bounds, Shared
 from gateway.upstream.s2_client import AtTail, FoundRecords, S2Refused
 from tests.waiting import pass_turns
 

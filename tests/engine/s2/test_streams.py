@@ -21,10 +21,10 @@ from gateway.engine.s2.streams import S2Streams
 from gateway.errors import CircuitOpen, GatewayError, UpstreamCongested, UpstreamTimeout, UpstreamUnreachable
 from gateway.limits.accounts import Accounts, client_nets
 from gateway.limits.queues import Askers
-from gateway.live.table import LiveTable
-from gateway.protocol.hop_headers import HopSaid
+from gateway.live.followed_streams import LiveTable
 from gateway.protocol.mode import Mode
 from gateway.protocol.sharing import Group, Partition, StreamKey
+from gateway.protocol.worker_headers import HopSaid
 from gateway.s2 import protobuf
 from gateway.s2.records import ReadBatch, StreamPosition
 from gateway.s2.session import encode_message
@@ -34,7 +34,7 @@ from gateway.telemetry.access_record import NO_ACCESS_LOG, Record, RecordedStrea
 from gateway.telemetry.metrics import NoMetrics
 from gateway.telemetry.surroundings import Surroundings
 from gateway.telemetry.tracing import NO_REQUEST, RequestSpan, request_now
-from gateway.upstream.call import Bounds
+from gateway.upstream.origin_call import Bounds
 from tests.memory_upstream import MemoryUpstream
 from tests.waiting import eventually, pass_turns
 

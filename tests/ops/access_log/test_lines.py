@@ -18,7 +18,7 @@ from gateway.ops.access_log.lines import Hit, Lines
 from gateway.ops.partition_ids import PartitionIds
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.coding import Coding
-from gateway.protocol.forwarded_headers import trace_id_of
+from gateway.protocol.header_forwarding import trace_id_of
 from gateway.protocol.mode import Mode
 from gateway.protocol.sharing import Partition
 from gateway.telemetry.access_record import Client, CloseReason, CommonFacts, Record, Repeated

@@ -22,8 +22,8 @@ from gateway.errors import GatewayError
 from gateway.ops.access_log.sinks.producer import Producer, Step, Verdict
 from gateway.ops.access_log.sinks.sink import Trouble
 from gateway.protocol.names import JSON_TYPE
-from gateway.upstream.call import Bounds, OriginCall
 from gateway.upstream.client import OriginClient
+from gateway.upstream.origin_call import Bounds, OriginCall
 from gateway.upstream.slots import SlotLimits
 
 _BOUNDS = Bounds(connect_s=5.0, first_byte_s=15.0, idle_s=5.0, total_s=30.0)

@@ -1,4 +1,4 @@
-"""The live table: all topics, their followers, and the bound on live requests at origins.
+"""Which streams are followed: all topics with their followers, and the bound on live requests at origins.
 
 A topic is the group of live readers of one stream.  Its follower is a task with one live request at the origin.  A
 topic is created for its first live reader and survives its last live reader by a linger time, because a long-poll

@@ -11,7 +11,7 @@ import pytest
 from gateway.errors import UpstreamUnreachable
 from gateway.upstream import resolver
 from gateway.upstream.client import Exchanges
-from gateway.upstream.keep_alive import KeepAlive
+from gateway.upstream.kept_connections import KeepAlive
 from gateway.upstream.slots import SlotLimits
 from tests.upstream.http2_peer import good, http2_origin
 from tests.upstream.test_exchange import GOOD, Origin, Peer, always_good, body_of, origin, send

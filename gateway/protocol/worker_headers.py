@@ -9,7 +9,7 @@ The asking worker usually records the answer in its own memory.  It can also ask
 get (`HopAsk.accepted`), and pass this answer on without recording it.  Such an answer has `HOP_OUTCOME` instead of
 `HOP_RECORD`.
 
-These fields are never sent to clients and origins (`gateway.protocol.forwarded_headers`), and are read only from the
+These fields are never sent to clients and origins (`gateway.protocol.header_forwarding`), and are read only from the
 workers' sockets, so no client can set them.
 
 Each worker holds the bytes of a stream in its own record.  Each record has a name (its *life*), which its worker sends

@@ -22,7 +22,7 @@ from yarl import URL
 
 from gateway.http.outgoing import request_head
 from gateway.limits.queues import Askers
-from gateway.protocol.forwarded_headers import Headers
+from gateway.protocol.header_forwarding import Headers
 from gateway.protocol.sharing import StreamKey
 from gateway.protocol.target import Target, upstream_query
 

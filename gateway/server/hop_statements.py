@@ -1,4 +1,4 @@
-"""The fields that an owner adds to its answers to other workers (`gateway.protocol.hop_headers`)."""
+"""What an owner states about its streams in its answers to other workers (`gateway.protocol.worker_headers`)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from gateway.engine.hit_for_miss import HEAD
 from gateway.engine.read import Read
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.freshness_headers import SURROGATE_KEY
-from gateway.protocol.hop_headers import HOP_OUTCOME, HOP_RECORD, HOP_SAVED, Alone, HopSaid, Remembered
 from gateway.protocol.names import STREAM_UP_TO_DATE
 from gateway.protocol.sharing import StreamKey
+from gateway.protocol.worker_headers import HOP_OUTCOME, HOP_RECORD, HOP_SAVED, Alone, HopSaid, Remembered
 from gateway.tape.stream import Stream
 
 OWN: Final = ("Age", "Cache-Control", "Cache-Status", "Via")
@@ -24,8 +24,8 @@ _FRESH: Final = frozenset({Outcome.MISS, Outcome.COLLAPSED})
 """Outcomes of answers whose bytes have just arrived from the origin."""
 
 
-class HopDress:
-    """Makes the field `HOP_RECORD` of this worker's answers."""
+class HopStatements:
+    """Makes the statements (`HopSaid`) of this worker for the header field `HOP_RECORD`."""
 
     def __init__(self, engine: Engine, owner: str) -> None:
         self._engine = engine
@@ -84,13 +84,13 @@ class HopDress:
         return HopSaid(self._owner, self._now(), alone=alone)
 
     @staticmethod
-    def dress_passed(answer: Answer) -> None:
+    def add_to_passed(answer: Answer) -> None:
         """Add the fields that the other worker needs to pass this answer on to its client."""
         answer.headers[HOP_OUTCOME] = answer.outcome
         if answer.saved_bytes:
             answer.headers[HOP_SAVED] = str(answer.saved_bytes)
 
-    def dress_answer(self, read: Read, answer: Answer) -> None:
+    def restate(self, read: Read, answer: Answer) -> None:
         """Turn the headers of an answer for a client into those of an answer for another worker."""
         headers = answer.headers
         stated = headers.get("Cache-Control") if answer.status >= 400 else None

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.protocol.forwarded_headers import (
+from gateway.protocol.header_forwarding import (
     HOP_BY_HOP,
     is_looping,
     nominated,

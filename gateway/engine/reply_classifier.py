@@ -18,15 +18,15 @@ from gateway.engine.manner import Manner
 from gateway.engine.route import Route
 from gateway.errors import UpstreamBroken
 from gateway.http.reply_lines import FieldLine, ReplyShape
-from gateway.protocol.forwarded_headers import Headers, response_headers_for_client
 from gateway.protocol.freshness_headers import Lifetime, lifetime_from_headers, lifetime_here
-from gateway.protocol.hop_headers import HopSaid
+from gateway.protocol.header_forwarding import Headers, response_headers_for_client
 from gateway.protocol.names import NOW, START, is_before, is_position, stated_offset
 from gateway.protocol.stream_version import Version
+from gateway.protocol.worker_headers import HopSaid
 from gateway.tape.stream import Stream
 from gateway.tuples import make
-from gateway.upstream.call import Source
 from gateway.upstream.flight import METADATA, Beyond, NotShareable, OriginError, StreamHead
+from gateway.upstream.origin_call import Source
 from gateway.upstream.reply import Reply
 
 NO_HEAD = frozenset({405, 501})

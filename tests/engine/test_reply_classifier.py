@@ -9,7 +9,7 @@ from multidict import CIMultiDict
 
 from gateway.aio.clock import ManualClock
 from gateway.config.gateway import GatewayConfig
-from gateway.engine.classifier import Learned, Personal, SharedRefusal, TapeFacts, classify
+from gateway.engine.reply_classifier import Learned, Personal, SharedRefusal, TapeFacts, classify
 from gateway.engine.route import Route
 from gateway.errors import GatewayError, TailMovedBack, UpstreamBroken
 from gateway.protocol.stream_version import FIRST

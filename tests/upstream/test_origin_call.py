@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from multidict import CIMultiDict
 
 from gateway.http.outgoing import RenderedHeaders, request_head
-from gateway.upstream.call import RepeatedUrl
+from gateway.upstream.origin_call import RepeatedUrl
 
 HEADERS = [
     RenderedHeaders.of(CIMultiDict({"Accept": "*/*"})),
