@@ -6,8 +6,8 @@ While a body that may be stored arrives, the cache's budget is charged for the b
 its readers.
 
 A *confirmation* is a request for bytes that are already in memory.  Its reply shows that the origin has not trimmed the
-bytes, and that they belong to the present stream.  One confirmation is enough for all readers, and for all later
-offsets.
+bytes, and that they belong to the present stream.  A confirmation at one offset holds for all readers, and for all
+offsets after this one.
 
 A `Comparison` compares the bytes in memory with the bytes of a confirmation.  Equal offsets are no proof, for three
 reasons.  A re-created stream may have equal offsets.  The start sentinel (`-1`) names another position once the origin
@@ -56,12 +56,12 @@ used again."""
 MOST_COUNTED: Final = 1 << 20
 """How many bytes are compared if the Content-Length does not show that the reply is as long as the bytes in memory."""
 MOST_CLOSED_UP: Final = 1 << 14
-"""In this many first bytes, only the white space between messages may differ.  In later bytes all white space may
-differ, because the strict check is slow."""
+"""In the first `MOST_CLOSED_UP` bytes, only the white space between messages may differ.  In later bytes all white
+space may differ, because the strict check is slow."""
 _SPACE: Final = b" \t\r\n"
 _MOST_SPACE: Final = 1 << 12
-"""The reply may have this many bytes of white space between messages, and one more for each byte in memory.  Further
-bytes are not read."""
+"""If a whole reply is compared, its white space between messages may have this many bytes more than the bytes in
+memory.  Further bytes are not read."""
 
 _OUTER: Final = re.compile(rb'[ \t\r\n]+|["\[\]{}]')
 _INNER: Final = re.compile(rb'["\[\]{}]')
@@ -155,8 +155,8 @@ class Comparison:
 
 
 def _close_up(text: bytes) -> bytes:
-    """Remove the white space around the commas between JSON messages and after the last message, which may be cut
-    off."""
+    """Remove the white space around the commas between JSON messages, and the white space at the end of the text.  The
+    last message may be cut off."""
     out = bytearray()
     depth = at = position = 0
     while (token := (_INNER if depth else _OUTER).search(text, position)) is not None:
@@ -287,7 +287,7 @@ class FlightBodies:
                 if comparison.is_past and flight.start == START:
                     # The compared bytes are too few to show that the reply begins where the tape begins: after a trim
                     # of the stream, the start sentinel names a later position.  Let this confirmation expire soon.  The
-                    # next one can compare more, because the tape will reach the end of this reply.
+                    # next confirmation can compare more, once a fetch has extended the tape to the end of this reply.
                     confirmed_at = min(confirmed_at, self._clock.now() - reusable_s + LEAST_GAP_S)
                 stream.confirm(flight.start, confirmed_at)
             else:

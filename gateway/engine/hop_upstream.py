@@ -48,8 +48,8 @@ _AGAIN_S: Final = 0.01
 _MOST_WAITS: Final = 30
 """How often a failed request waits `_AGAIN_S` for the supervisor to notice that the owner has died."""
 LEAST_FOLLOWED: Final = 1_024
-"""The worker forgets the live requests of ended topics from time to time: when it remembers at least this many live
-requests, and twice as many as it had topics the last time."""
+"""From time to time, the worker forgets the live requests of ended topics.  It does so when it remembers at least this
+many live requests, and at least twice as many as it had topics the last time."""
 _UNSETTLED_S: Final = 1.0
 """Seconds after a change of the owners in which workers may have different views of them."""
 
@@ -130,7 +130,7 @@ class HopUpstream:
         """Return the slot to ask; None stands for the origin."""
         self.notice_change()
         if shared.is_handed and self.clock.now() < self._changed_at + _UNSETTLED_S:
-            # The other worker regards this one as the owner.
+            # The other worker regards this worker as the owner.
             return None
         return self.owners.other_owner(self._others.index_of(shared.key.group))
 

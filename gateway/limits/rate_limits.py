@@ -16,11 +16,12 @@ does not apply to clients without a network.  A limit per principal or tenant do
 principal or tenant.
 
 `Bans` excludes client networks that keep sending refused requests.  A refusal costs almost as much processor time as an
-answer, so such clients would still slow down other clients.  A network with more than `per_s` refusals a second is
-banned, after a burst of ten seconds' refusals.  The connections of a banned network are closed.  New connections of
-this network are closed at once, which costs a tenth of a refusal.  The first ban lasts for `BAN_S`.  A later ban lasts
-for `BAN_S` again, unless it begins sooner after the end of the last ban than the last ban lasted.  It is then twice as
-long as the last ban, up to `LONGEST_S`.  After a ban only a quarter of the burst is allowed.
+answer, so such clients would still slow down other clients.  A network may have `per_s` refusals a second, and at once
+ten times as many (the burst).  A network with more refusals is banned.  The connections of a banned network are closed.
+New connections of this network are closed at once, which costs a tenth of a refusal.  The first ban lasts for `BAN_S`.
+If the network has gone without a ban for at least the length of its last ban, its next ban lasts for `BAN_S` again.
+Otherwise the next ban is twice as long as the last ban, up to `LONGEST_S`.  After a ban only a quarter of the burst is
+allowed.
 """
 
 from __future__ import annotations
@@ -168,8 +169,8 @@ class Bans:
         is_again = length_s and now < account.banned_until + length_s
         length_s = min(2 * length_s, LONGEST_S) if is_again else BAN_S
         account.banned_until, account.ban_s = now + length_s, length_s
-        # The bucket refills during the ban.  Take these tokens now, so that only a share of the burst is left when the
-        # ban ends.
+        # The bucket refills during the ban.  Take the tokens of that time in advance, so that only a share of the burst
+        # is left when the ban ends.
         refusals.take(account, now, length_s * refusals.per_s - _LEFT_AFTER_BAN * refusals.burst)
         return length_s
 
@@ -217,7 +218,7 @@ class RateLimit:
         return not self.config.routes or route in self.config.routes
 
     def shared(self, route: str) -> Account | None:
-        """Return the account that all clients of the route share; None if each client has its own."""
+        """Return the account that all clients of the route share; None if each client has an account of its own."""
         match self.config.per:
             case "client" | "principal" | "tenant":
                 return None

@@ -1,8 +1,8 @@
 """Make the cache plan: a memory budget, and lists of streams that need other treatment than the cache's usual one.
 
 The budget is the smallest memory that reaches the target hit ratio on the curve of the gateway's eviction policy.  If
-no memory reaches the target, it is the smallest that comes within `_NEAR` of the best ratio.  No memory reaches a ratio
-of 1, because first reads count as misses.
+no memory reaches the target, the budget is the smallest memory that comes within `_NEAR` of the best ratio.  No memory
+reaches a ratio of 1, because first reads count as misses.
 
 The lists are
 
@@ -70,9 +70,9 @@ _LARGE_SHARE: Final = 1 / 1_000
 _HOT_WINDOWS: Final = WINDOWS // 2
 _WARM_WINDOWS: Final = WINDOWS - 1
 _REFETCHED: Final = 0.5
-"""A stream of which at least this share was fetched again was evicted too early."""
+"""If at least this share of a stream's bytes was fetched again, the cache had evicted the stream too early."""
 _SURELY: Final = 2.0
-"""Safety factor: decisions rely on a time only if it exceeds the observed time this many times."""
+"""Safety factor: observed times are multiplied by this number before another time is compared with them."""
 _RETURNS: Final = 5
 _MOST_BYTES: Final = 1024 * GIB
 """Largest size that an entry of the plan can have."""
@@ -111,7 +111,7 @@ class Basis:
 
 
 def basis_of(spark: SparkSession, reads: PlacedReads) -> Basis:
-    """Compute the basis of a plan from placed reads.  This needs no curve."""
+    """Compute the basis of a plan from the reads in silver.  This needs no curve."""
     silver = reads.silver
     seen = silver.read(spark, columns=("node", "route", "protocol")).distinct().collect()
     return Basis(

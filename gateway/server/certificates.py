@@ -2,9 +2,9 @@
 
 Several certificates may have the same name.  Among the certificates with the same kind of key, handshakes use the one
 that expires last.  An `ssl.SSLContext` presents one certificate for each kind of key, and the client chooses one that
-it can verify.  The contexts of a listener differ only in their certificates.  For a client that sends no server name,
-or an unknown name, the candidates are the first certificate in the configuration, and each certificate that has all
-names of the first one.  A context in use never changes.  A reload makes new contexts for later handshakes, and open
+it can verify.  The contexts of a listener differ only in their certificates.  If a client sends no server name, or an
+unknown name, its handshake uses the first certificate in the configuration, or a certificate that has all names of the
+first certificate.  A context in use never changes.  A reload makes new contexts for later handshakes, and open
 connections keep the earlier contexts.
 
 A TLS session can be resumed only under its original server name (RFC 6066 section 3).  Session keys belong to the
@@ -73,7 +73,8 @@ class LoadedCertificates:
     by_name: Mapping[str, ssl.SSLContext] = field(default_factory=dict)
     """The context with the certificates for each server name."""
     default: ssl.SSLContext | None = None
-    """The context for clients that send no server name or an unknown name; None for the first certificate's context."""
+    """The context for clients that send no server name or an unknown name.  If this is None, these clients get the
+    context of the first certificate."""
     _sessions: dict[str | None, ssl.SSLContext] = field(default_factory=dict, compare=False, repr=False)
     """First contexts of handshakes with a name in the certificates, or without a name."""
     _wildcard_sessions: OrderedDict[str, ssl.SSLContext] = field(default_factory=OrderedDict, compare=False, repr=False)
@@ -116,8 +117,8 @@ class LoadedCertificates:
         )
 
     def make_session_contexts(self) -> None:
-        """Make the first contexts of all names in the certificates.  The processes forked afterwards share them, and a
-        session that one has begun can be resumed at another one."""
+        """Make the first contexts of all names in the certificates.  The processes forked afterwards share these
+        contexts, so a session that began at one process can be resumed at another process."""
         for name in (None, *(name for name in self.by_name if not name.startswith("*"))):
             self.session_context(name)
 

@@ -323,7 +323,8 @@ class PollGroup:
         rendered: Rendered | None,
         now: float,
     ) -> None:
-        """Record the end for all clients, except for a first client whose end the note records."""
+        """Record the end for all clients, except the client that `_note` belongs to: the note records that client's
+        end."""
         subscribers = self.subscribers
         if rendered is None:
             for channel, client in self._channels.items():

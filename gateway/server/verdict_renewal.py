@@ -7,12 +7,12 @@ new answer, in the same way as they shared the first.  The reads end if the serv
 expires and no new verdict has come.
 
 A renewal without reads is idle or rests.  An idle renewal keeps its timer, because the next read of a long-poll client
-may come at once.  Only renewals of verdicts that later requests find are idle, and `KeptRenewals` bounds them.  All
-other renewals rest: they have no timer.
+may come at once.  A renewal may be idle only if later requests find its verdict.  `KeptRenewals` bounds these renewals.
+All other renewals rest: they have no timer.
 
 The HTTP/1.1 connection of a kept renewal's read stays with the renewal until the renewal rests, until the connection
-closes, or until it reads with another kept verdict.  Further reads of this connection therefore change no state of the
-renewal.  A renewal looks for reads in progress only when it has to act on them.
+closes, or until the connection begins a read with another kept verdict.  Further reads of this connection therefore
+change no state of the renewal.  A renewal looks for reads in progress only when it has to act on them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ _AGAIN_S: Final = 1.0
 
 
 MOST_KEPT_BYTES: Final = 1 << 23
-"""The most bytes of all kept renewals.  The header sections, with which verdicts are remembered, may take as many."""
+"""The most bytes of all kept renewals.  The header sections with which verdicts are remembered may take as many bytes
+again."""
 _COST: Final = 1_500
 """Bytes of a renewal, and of its table of reads, in addition to its inquiry."""
 

@@ -41,7 +41,7 @@ TAIL_READ_BURST = 3
 MAX_OTHER_QUERIES = 16
 
 SEVERAL: Final = -1
-"""The value of `Stream.found_by` for requests with several sets of headers.  No hash is -1."""
+"""The value of `Stream.found_by` for requests with several sets of headers.  Python's `hash` never returns -1."""
 
 
 class End(StrEnum):
@@ -88,7 +88,7 @@ class Stream:
     """When the origin last served a read or write of the stream (monotonic seconds).  Each read or write renews a
     sliding TTL."""
     confirmed: Confirmations = field(default_factory=Confirmations)
-    """The offsets from which the origin was last seen to have the bytes, with times."""
+    """When the origin was last seen to have the bytes after an offset, for several offsets."""
     used_at: float = 0.0
     """When the `TapeStore` last counted a use of the stream (monotonic seconds)."""
     is_followed: bool = False
@@ -127,8 +127,8 @@ class Stream:
     sent_bytes: int = 0
     """The number of body bytes written to client connections."""
     in_memory: SharedBytes | None = None
-    """Counts the tape's bytes once for all answers that refer to them.  None if no answer refers to them, or after
-    bytes were dropped."""
+    """The size of the tape's bytes, so that all answers that refer to these bytes are counted as one.  None if no
+    answer refers to the bytes, or after bytes were dropped."""
     ended: End | None = None
     """Why the stream has ended; None while it exists."""
     has_topic: bool = False
@@ -147,7 +147,8 @@ class Stream:
     facts_cost: int = 0
     """The bytes that the budget is charged for this object without its tape.  Only the `TapeStore` sets this."""
     elsewhere: OwnersRecord | None = None
-    """The records of other workers; None if none was asked, and none has asked."""
+    """The names of this worker's and other workers' records of the stream.  None if no worker has asked another worker
+    for the stream."""
 
     def __repr__(self) -> str:
         state = self.ended or "in memory"
@@ -312,7 +313,7 @@ class Stream:
         return True
 
     def own_record(self) -> OwnersRecord:
-        """Return the record that names this object to other workers."""
+        """Return the record whose name this worker sends to other workers with the stream's bytes."""
         if self.elsewhere is None:
             self.elsewhere = OwnersRecord()
         return self.elsewhere
@@ -503,8 +504,8 @@ class Stream:
         return self._trusted_s(min(trust_s, self.caching.fresh_s))
 
     def confirmed_before(self, now: float, trust_s: float, max_age_s: float | None) -> float:
-        """Return the time of the latest confirmation that is too old for a client.  The client accepts bytes up to the
-        age `max_age_s`, or of any age if `max_age_s` is None."""
+        """Return the time after which the origin must have confirmed bytes that are sent to a client (monotonic
+        seconds).  The client accepts bytes up to the age `max_age_s`, or of any age if `max_age_s` is None."""
         reusable_s = self.reusable_s(trust_s)
         return now - (reusable_s if max_age_s is None else min(reusable_s, max(LEAST_AGE_S, max_age_s)))
 

@@ -42,9 +42,9 @@ class TapeReading(NamedTuple):
     end: str = ""
     stored_at: float = 0.0
     copied: int = 0
-    """How many bytes of `pieces` use memory that the tape does not use.  Copied bytes use such memory, and so does the
-    last piece of a block if it is small.  The tape replaces such a piece when the block grows, and then only this
-    reading refers to the old piece."""
+    """How many bytes of `pieces` use, or will use, memory that the tape does not use.  These are copied bytes, and a
+    small last piece of a block: when the block grows, the tape replaces this piece, and then only this reading refers
+    to the old piece."""
 
 
 class Extent(NamedTuple):
@@ -92,6 +92,7 @@ class Tape:
         """Blocks by their first token, in the order they were stored."""
         self._index: dict[str, tuple[Block, int]] = {}
         self._ending: dict[str, Block] = {}
+        """For each token at which blocks end, one of these blocks."""
         self._synonyms = _NO_SYNONYMS
         """Pairs of tokens without bytes between them.  In an empty stream, for example, the start sentinel leads to the
         first token."""
@@ -165,8 +166,8 @@ class Tape:
             found = self._index.get(goal)
             stop = found[1] if found is not None and found[0] is block and found[1] > position else 0
             if self.is_json:
-                # Count one comma before these bytes, unless they are the first.  Inside a block,
-                # the byte at `position` is this comma, and the next line counts it.
+                # Count one comma before these bytes, unless they are the first.  Inside a block, this comma is the byte
+                # at `position`, so it is a part of `size - position` already.
                 size += (size > 0) - (position > 0)
             size += (stop or block.size) - position
             at = goal if stop else self.resolve(block.end)
@@ -361,7 +362,7 @@ class Tape:
                     self._shorten(block, *kept)
         for block in self._blocks.values():
             block.unmark(is_dropped)
-            # If a dropped block also ended at `block.end`, this block takes its place in `_ending`.
+            # If `_ending` had a dropped block for this token, a block that is left takes its place.
             self._ending.setdefault(block.end, block)
         for held in (self._index, self._synonyms):
             for known in [known for known in held if is_dropped(known)]:

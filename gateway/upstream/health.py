@@ -48,7 +48,7 @@ _WATCH_JITTER: Final = (0.5, 1.0)
 """The bounds of the random pause before a probe that is already due, as shares of the breaker's first open time."""
 
 TOLD: Final = "told"
-"""The entry for an ejection that another worker has reported, in place of a health check of this process."""
+"""Stands for the health checks of another worker in `Origin.eject` and `Origin.readmit`."""
 
 
 @dataclass(frozen=True, slots=True)

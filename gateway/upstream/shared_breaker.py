@@ -134,7 +134,7 @@ class SharedBreaker(Breaker):
         self._report(was_closed, before)
 
     def _report(self, was_closed: bool, state: BreakerState) -> None:
-        """Report a state to which another worker has changed the breaker, if that has opened or closed it."""
+        """Report the state that another worker has set, if this change has opened or closed the breaker."""
         if was_closed is not (state is BreakerState.CLOSED):
             self._on_change()
 
@@ -287,7 +287,8 @@ def policy_of(config: OriginsConfig) -> Policy:
 def make_breaker(
     config: OriginsConfig, rng: random.Random, now: float, row: OriginRow | None, on_change: Callable[[], None]
 ) -> Breaker:
-    """Return the breaker of an origin: that of all workers if they share a row, else one of this process."""
+    """Return the breaker of an origin: the breaker of all workers if they share a row for the origin, otherwise a
+    breaker of this process alone."""
     policy = policy_of(config)
     return Breaker(policy, rng, now) if row is None else SharedBreaker(policy, rng, now, row, on_change)
 

@@ -11,10 +11,10 @@ reads.  Each worker writes only the counts of its own place, and reads all of th
 A key belongs to one *bucket* of `_ROWS` rows.  A row is taken and changed under the lock of its bucket.  Far from a
 limit, a worker counts without the lock, in a row that it has counted in before: such a row stays, whatever other
 workers do.  A row without counts, whose times have passed, is free for another key.  A bucket whose rows are all in use
-has no room: limits then hold for each worker alone, for keys that are not in the table.  This needs far more networks
-than there are buckets.
+has no room.  For keys that are not in the table, limits then hold for each worker alone.  This happens only with far
+more networks than there are buckets.
 
-A worker that is stopped within its few microseconds with a lock does not stop the others, which then go on without the
+A worker holds a lock for a few microseconds.  If it is stopped during this time, the other workers go on without the
 lock (`SharedMemory.lock`).  Counts may then be off by one.  Without the lock, workers use no free row: the bucket then
 has no room for a key that has no row in use.
 """
@@ -35,7 +35,7 @@ _NO_ROW: Final = -1
 
 
 class Counted(IntEnum):
-    """What a count of a row counts."""
+    """The kinds of clients that a row counts."""
 
     CONNECTIONS = 0
     LIVE_READS = 1
@@ -110,9 +110,9 @@ class SharedCounts:
     def _take_at_once(self, key: int, what: Counted, most: int) -> bool:
         """Count one more without the lock, if the limit is far.  Returns whether it is counted.
 
-        Several workers may do so at once.  Each worker counts one at a time, and looks at the sum again afterwards.
-        Together they can pass the sum that one of them sees by one for each worker at most.  This way is taken only if
-        the limit is further away than that.
+        Several workers may count without the lock at once.  Each worker counts one client, and then reads the sum
+        again.  The sum that a worker has read may therefore be too small by one for each worker at most.  The lock is
+        left out only if the limit is further away than that.
         """
         row = self._find(key)
         if row == _NO_ROW:
@@ -183,8 +183,8 @@ class SharedCounts:
                 self._unlock(key)
 
     def advance(self, key: int, seen: float, to: float, now: float) -> bool:
-        """Move the first time of a key from `seen` to `to`.  If another worker has moved it since, move it on by the
-        same difference, so that no worker's tokens are forgotten.  Returns False if the table has no room."""
+        """Move the first time of a key from `seen` to `to`.  If another worker has moved the time since, move it on by
+        the same difference, so that no worker's tokens are forgotten.  Returns False if the table has no room."""
         is_locked = self._lock(key)
         try:
             row = self._find_or_claim(key, now, is_locked=is_locked)
@@ -215,7 +215,7 @@ class SharedCounts:
         return _NO_ROW
 
     def _find_or_claim(self, key: int, now: float, *, is_locked: bool) -> int:
-        """Return the key's row, or a free row that now is the key's.
+        """Return the key's row, or a free row that now belongs to the key.
 
         Without the lock of the bucket, no free row is returned: the worker with the lock may be about to take it for
         another key, and the row would count both."""

@@ -1,7 +1,7 @@
 """The memory that the workers of one gateway share.
 
-The supervisor makes it before it forks.  Each worker writes only what belongs to its own *place*, and reads all places,
-so no locks are needed: a value of eight aligned bytes is written and read whole.
+The supervisor makes this memory before it forks the workers.  Each worker writes only what belongs to its own *place*,
+and reads all places, so no locks are needed: a value of eight aligned bytes is written and read whole.
 
 A place is a row of the memory.  During an upgrade the workers of both versions share one memory: the new supervisor
 attaches to it and takes places that the old one does not use.  So there are at least twice as many places as workers.
@@ -43,10 +43,10 @@ COMMON_BYTES: Final = 1 << 19
 ORIGINS: Final = 1_024
 """How many origins have a row of their own."""
 ORIGIN_BYTES: Final = 320
-"""The bytes of an origin's row for its breaker, and again for each place."""
+"""The bytes for the breaker in an origin's row.  The row has as many bytes again for each place."""
 
 _TRIES: Final = 1_000
-"""How often a lock is tried.  This takes some milliseconds."""
+"""The number of attempts to take a lock.  All attempts together take some milliseconds."""
 _HEADER: Final = struct.Struct("=QQQQ16s")
 _PAGE: Final = 4_096
 _EPOCH: Final = 3
@@ -69,7 +69,7 @@ class SharedMemory:
 
     def __init__(self, descriptor: int, workers: int, first: int, places: int) -> None:
         self.descriptor = descriptor
-        """The memory's file, which a supervisor that takes over maps too."""
+        """The memory's file.  A supervisor that takes over maps the same file."""
         self.workers = workers
         self.first = first
         """The place of slot 0."""

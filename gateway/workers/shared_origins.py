@@ -39,11 +39,11 @@ STATE_BYTES: Final = 120
 _CHECKSUM: Final = struct.Struct("=Q")
 _COPY_BYTES: Final = _CHECKSUM.size + STATE_BYTES
 _READS: Final = 100
-"""How often a state is read whose checksum is wrong."""
+"""The number of attempts to read a state whose checksum is wrong."""
 _JOIN_TRIES: Final = 20_000
-"""How often the lock of the table is tried.  This takes a tenth of a second."""
+"""The number of attempts to take the lock of the table.  All attempts together take a tenth of a second."""
 _FURTHER_JOIN_TRIES: Final = 1_000
-"""How often it is tried once it was not free in time."""
+"""The number of attempts after the lock was not free in time once."""
 BUCKETS: Final = 10
 """The buckets of a place."""
 _KEY, _VERSION, _COPIES = range(3)
@@ -232,7 +232,7 @@ class SharedOrigins:
         return shared.words[first + _KEY : first + ORIGINS * step : step].tolist()
 
     def _find_or_claim(self, key: int) -> int | None:
-        """Return the key's row, or a row that now is the key's.  Call this only with the lock of the table."""
+        """Return the key's row, or a row that now belongs to the key.  Call this only with the lock of the table."""
         shared, words = self._shared, self._shared.words
         for number in range(key, key + ORIGINS):
             row = number % ORIGINS

@@ -1,8 +1,8 @@
 """A process that reads the configuration for the supervisor, which must not wait for a disk.
 
-It reads the configuration and every file that the configuration names, so that an unusable file is refused before a
-worker hears of it.  It hands back the configuration alone: OpenSSL loads a private key only by its path, so each worker
-reads the named files again.
+The process reads the configuration and every file that the configuration names, so that an unusable file is refused
+before the configuration is offered to a worker.  The process hands back the configuration without these files: OpenSSL
+loads a private key only by its path, so each worker reads the named files again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gateway.config.gateway import GatewayConfig
 from gateway.config.reader import READ_S
 
 _SPARE_S: Final = 1.0
-"""A process that has not ended so many seconds after its time is given up."""
+"""A process that still runs this many seconds after its time limit is given up."""
 _ATTEMPTS: Final = 3
 _READ_BYTES: Final = 1 << 20
 
@@ -47,8 +47,8 @@ class Found:
 class Reading:
     """One attempt to read the configuration.
 
-    `done` is called once with the result, unless `give_up` or `close` is called before.  A process that is killed says
-    nothing of the configuration, so another one reads it.
+    `done` is called once with the result, unless `give_up` or `close` is called before.  If the process is killed, this
+    shows nothing about the configuration, so another process reads the configuration.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Reading:
             except BaseException:
                 traceback.print_exc()
             finally:
-                # The rest of the supervisor's program is not for this process.
+                # This process must not go on with the supervisor's program.
                 os._exit(1)
         theirs.close()
         self._selector.register(ours, selectors.EVENT_READ, self._hear)
@@ -100,7 +100,7 @@ class Reading:
             return
         self._selector.unregister(self._sock)
         self._sock.close()
-        # The process has closed its end, which is the last thing that it does.
+        # The process has closed its end of the socket, and does nothing after that, so it ends at once.
         _, status = os.waitpid(self._pid, 0)
         ended_by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         if not ended_by:
@@ -132,12 +132,12 @@ class Reading:
         return None if os.waitpid(self._pid, os.WNOHANG)[0] else self._pid
 
     def close(self) -> None:
-        """Close the socket: in a process that has been forked meanwhile."""
+        """Close the socket.  Called in a process that was forked during the reading."""
         self._sock.close()
 
 
 def cannot_fork(error: OSError) -> Found:
-    """Return the result if there can be no process."""
+    """Return the result of a reading whose process cannot be forked."""
     return Found(error=f"no process can be forked to read the configuration: {error.strerror}")
 
 

@@ -46,7 +46,7 @@ from gateway.workers.control import Control, Message
 from gateway.workers.place import WorkerPlace
 
 _SPARE_S: Final = 5.0
-"""A worker that has not ended so many seconds after the longest drain is killed."""
+"""A worker that still runs this many seconds after the longest drain is killed."""
 
 _LOADED: Final = ("gateway.app", "encodings.idna", "uvloop")
 """Modules that every worker needs."""
@@ -63,7 +63,8 @@ def supervise(load: Callable[[], GatewayConfig], *, has_file: bool) -> None:
     predecessor = Predecessor(os.environ)
     try:
         config = load()
-        # The workers share the memory of what is loaded before they are forked, as long as nobody writes there.
+        # The workers share the memory of all code that is loaded before they are forked, as long as no process writes
+        # there.
         for name in _LOADED:
             import_module(name)
         from gateway.ops.gathering.endpoints import make_adapters
@@ -219,15 +220,15 @@ class WorkerSupervisor:
     def _start(self, slot: Slot) -> None:
         """Start a worker in a slot."""
         if slot.generation:
-            # Certificates may have changed.  The running workers load changed ones by themselves.
+            # Certificates may have changed.  The running workers load changed certificates by themselves.
             with suppress(ConfigError):
                 self._load_certificates(self._reloads.config)
         self._reloads.begins(slot)
         self._workers.fork(slot, self._run_worker)
 
     def _end_hung(self, now: float) -> None:
-        """Kill the workers that hang at their start.  At the start of the gateway all others would wait for them, and
-        later the connections in their queues."""
+        """Kill the workers that hang at their start.  While the gateway starts, all other workers would wait for a
+        worker that hangs.  Later, the connections in the queues of its sockets would wait for it."""
         hung = [slot for slot in self._slots if slot.hangs_at is not None and slot.hangs_at <= now]
         for slot in hung:
             slot.hangs()
@@ -288,7 +289,7 @@ class WorkerSupervisor:
                 self._tell_when_empty()
 
     def _admit(self) -> None:
-        """Let the workers accept that may."""
+        """Have all workers that may accept connections begin to accept them."""
         is_starting = self._phase is _Phase.STARTING
         for slot in may_accept(self._slots, self._reloads.needed, is_starting=is_starting):
             self._workers.admit(slot)
@@ -409,14 +410,14 @@ class WorkerSupervisor:
         """Have all workers drain and end."""
         self._stop_upgrade("the gateway stops")
         self._manager.stopping()
-        # If this version does not serve yet, the previous one goes on.
+        # If this version does not serve yet, the previous version goes on serving.
         self._leave(self._predecessor.shared)
 
     def _leave(self, taken: Collection[str]) -> None:
         """Have all workers drain and end.  Another version goes on with the sockets of the addresses `taken`.
 
-        From now on each other socket belongs to its worker alone, which accepts what waits in the queue before it
-        closes the socket.
+        From now on, the sockets of all other addresses belong to the workers alone.  Each worker accepts the
+        connections that wait in the queue of its socket, and then closes the socket.
         """
         self._phase = _Phase.DRAINING
         self._reloads.close("the gateway stops")

@@ -11,11 +11,12 @@ from gateway.cli.reloading import has_reloaded, not_reloaded
 
 
 class Asker(NamedTuple):
-    """A worker's request for a reload, which one of its admin port's clients has made."""
+    """A request for a reload, made by a client of a worker's admin port."""
 
     slot: int
     generation: int
-    """The worker's number in its slot.  The slot's next worker has not asked."""
+    """The number of the worker among the workers of its slot.  A later worker of the slot gets no answer to this
+    request."""
     request: int
 
 
@@ -49,9 +50,9 @@ class ReloadRound:
     def __init__(self, askers: Iterable[Asker | None]) -> None:
         self._asked = tuple(askers)
         self._read: Outcome | None = None
-        """The outcome of reading; None if it is still to come."""
+        """The outcome of reading; None until the configuration has been read."""
         self._outcomes: dict[int, Outcome | None] = {}
-        """The outcome at each slot that takes part; None if it is still to come."""
+        """The outcome at each slot that takes part; None until the slot's worker has answered."""
 
     def __repr__(self) -> str:
         return f"<ReloadRound {self._outcomes if self._read is not None else 'reads'}>"
@@ -72,7 +73,7 @@ class ReloadRound:
         self._outcomes = dict.fromkeys(slots)
 
     def joins(self, slot: int) -> None:
-        """Note that one further slot's worker is to take the configuration."""
+        """Note that the worker of a further slot is to take the configuration."""
         self._outcomes[slot] = None
 
     def hears(self, slot: int, outcome: Outcome) -> bool:
@@ -83,12 +84,13 @@ class ReloadRound:
         return True
 
     def loses(self, slot: int) -> None:
-        """Note that a slot's worker has ended.  If it had taken the configuration, the next one begins with it."""
+        """Note that a slot's worker has ended.  If the worker had taken the configuration, the outcome stays, because
+        the slot's next worker begins with this configuration."""
         if slot not in self._outcomes or ((taken := self._outcomes[slot]) is not None and not taken.error):
             return
         del self._outcomes[slot]
         if not self._outcomes:
-            # The configuration may have ended them.
+            # The configuration may be the reason why all of them have ended.
             self._read = Outcome(error="every worker has ended before it took the configuration")
 
     @property
@@ -97,14 +99,14 @@ class ReloadRound:
         return {slot: one.error for slot, one in sorted(self._outcomes.items()) if one is not None and one.error}
 
     def ends_without_the_rest(self, within_s: float) -> None:
-        """Note that the outcomes still to come have not come within so many seconds."""
+        """Note that the other workers have not answered within `within_s` seconds."""
         text = f"no answer within {within_s:g} s, and a late worker may still take the configuration"
         late = Outcome(error=text, is_temporary=True)
         self._outcomes = {slot: late if one is None else one for slot, one in self._outcomes.items()}
 
     @property
     def is_over(self) -> bool:
-        """Whether all outcomes are there."""
+        """Whether the configuration has been read, and all workers that take part have answered."""
         return self._read is not None and None not in self._outcomes.values()
 
     def outcome(self) -> Outcome:

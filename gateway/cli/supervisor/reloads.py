@@ -2,17 +2,18 @@
 
 Configurations are numbered.  A reload is a round: a process reads the configuration (`configuration_reading`), the
 supervisor gives it the next number, and offers it to all workers.  A SIGHUP asks for a round, and so does a request to
-the admin port of any worker.  Requests that arrive during a round get one further round, because the file may have
-changed since it was read.
+the admin port of any worker.  All requests that arrive during a round are answered by the next round, because the file
+may have changed since it was read.
 
-An offer comes into effect when the first worker takes it, unless a later one is in effect.  An offer that all workers
-refuse never comes into effect, nor does one at which all of them end.  An offer stays open while a worker has not
-answered it, even after the end of its round: the late worker may still take it.  A worker takes configurations in the
-order in which it is handed them.
+An offer comes into effect when the first worker takes it, unless a later offer is in effect.  An offer never comes into
+effect if all workers refuse it, or if all of them end before they take it.  An offer stays open while a worker has not
+answered it, even after the end of the round: the late worker may still take it.  A worker takes configurations in the
+order in which the supervisor hands them to it.
 
-A worker starts with the configuration in effect.  If a later one comes into effect, or is offered, before the worker
-accepts connections, the worker has to take that one first (`slots.may_accept`).  No client therefore meets rules that a
-completed reload has replaced.  A worker that serves and refuses a configuration keeps its own, and the outcome says so.
+A worker starts with the configuration in effect.  If a later configuration comes into effect, or is offered, before the
+worker accepts connections, the worker has to take the later configuration first (`slots.may_accept`).  No client
+therefore meets rules that a completed reload has replaced.  A worker that serves and refuses a configuration keeps its
+own configuration, and the outcome says so.
 
 A round ends in bounded time, whatever a disk or a worker does.
 """
@@ -38,11 +39,11 @@ _MOST_OFFERS: Final = 16
 """The most open offers.  Each has an open file."""
 
 StartReading = Callable[[GatewayConfig, Callable[[Found], None]], Reading]
-"""Starts to read a configuration next to the given one.  Raises OSError."""
+"""Starts to read the configuration again.  The first argument is the configuration in effect.  Raises OSError."""
 
 
 class Announcer(Protocol):
-    """Hears of the rounds that a SIGHUP has asked for."""
+    """Is informed of the rounds that a SIGHUP has asked for."""
 
     def reloading(self) -> None:
         """Called when a round begins."""
@@ -55,13 +56,14 @@ class Announcer(Protocol):
 
 
 class _Offer:
-    """A configuration that workers are handed, and their answers."""
+    """A configuration that is handed to workers, and the workers' answers."""
 
     def __init__(self, config: GatewayConfig, number: int, memory: int | None) -> None:
         self.config = config
         self.number = number
         self.memory = memory
-        """The open file that workers read; None for the configuration that the gateway has started with."""
+        """The open file from which workers read the configuration; None for the configuration with which the gateway
+        has started."""
         self.unanswered: set[int] = set()
         """The slots whose workers have not answered yet."""
         self.refusals: dict[int, str] = {}
@@ -113,9 +115,9 @@ class Reloads:
         self._round: ReloadRound | None = None
         self._reading: Reading | None = None
         self._taken_by: float | None = None
-        """When the workers have to have taken the offer; None if none is to take one in a round."""
+        """When the round no longer waits for workers to take its offer; None if no round waits for workers."""
         self._unreaped: list[int] = []
-        """Readers that have been given up and may still run."""
+        """The pids of reading processes that were given up and may still run."""
         self._is_open = False
         self._why_closed = ""
 
@@ -139,7 +141,8 @@ class Reloads:
 
     @property
     def _offer_of_round(self) -> _Offer | None:
-        """The offer that the workers are to take in this round, as long as none has."""
+        """The offer of the round that waits for workers; None once a worker has taken this offer, or if no round waits
+        for workers."""
         return self._offers.get(self._latest) if self._taken_by is not None else None
 
     def open(self) -> None:
@@ -154,14 +157,14 @@ class Reloads:
         self._answer(waiting, Outcome(error=why, is_temporary=True))
 
     def end(self) -> None:
-        """End the process that reads, and close the files: the supervisor ends."""
+        """End the process that reads the configuration, and close the files: the supervisor ends."""
         if self._reading is not None:
             self._reading.give_up()
             self._reading = None
         self.close_files()
 
     def close_files(self) -> None:
-        """Close the files, in a worker that has just been forked or at the end."""
+        """Close the files.  Called in a worker that has just been forked, and at the end of the supervisor."""
         if self._reading is not None:
             self._reading.close()
         for one in (self._in_effect, *self._offers.values()):
@@ -188,8 +191,9 @@ class Reloads:
     def prepares(self, slot: Slot) -> None:
         """Hand the configuration to a worker that has prepared itself with an earlier one.
 
-        If no worker has taken the offer of a round yet, this one takes part in the round.  It can neither accept with a
-        configuration that the round replaces, nor fail because of one that all others refuse.
+        If no worker has taken the offer of a round yet, this worker takes part in the round.  It then does not accept
+        connections with a configuration that the round replaces.  If all workers refuse the offer, this worker goes on
+        like the others, with the configuration in effect.
         """
         if (offer := self._offer_of_round) is not None and self._round is not None:
             self._round.joins(slot.number)
@@ -206,7 +210,7 @@ class Reloads:
         for one in (self._in_effect, *self._offers.values()):
             if one.number == number:
                 one.hears(slot.number, outcome.error)
-        # The worker goes on with its start: the time to take the next configuration begins.
+        # The worker does not hang.  If it has to take a further configuration, `_settle` sets a new time limit.
         slot.hangs_at = None
         if not outcome.error:
             slot.configuration = max(slot.configuration, number)
@@ -227,7 +231,7 @@ class Reloads:
         self._settle()
 
     def look(self) -> None:
-        """End the reading, or the wait for the workers, if it has taken too long.  Called at `ends_at` or later."""
+        """End the reading or the wait for the workers, if either has taken too long.  Called at `ends_at` or later."""
         now = self._now()
         if self._reading is not None and self._reading.ends_at <= now:
             if (pid := self._reading.give_up()) is not None:
@@ -239,7 +243,7 @@ class Reloads:
             self._settle()
 
     def _begin(self) -> None:
-        """Begin a round, if one is asked for and none is under way."""
+        """Begin a round if there are requests for a reload and no round is under way."""
         if not self._is_open or self._round is not None or not self._waiting:
             return
         self._round, self._waiting = ReloadRound(self._waiting), []
@@ -279,17 +283,19 @@ class Reloads:
         self._workers.tell(slot, "configuration", offer.memory, number=offer.number)
 
     def _bring_into_effect(self, number: int) -> None:
-        """Bring an open offer into effect, because a worker has taken it.  Earlier ones can no longer come into effect.
+        """Bring an open offer into effect, because a worker has taken it.  Earlier offers can then no longer come into
+        effect.
 
-        The offer may be that of an earlier round: a later offer, which is still open, replaces it in turn.
+        The offer may be that of an earlier round.  If a worker takes the later offer afterwards, the later offer comes
+        into effect in place of this offer.
         """
         if number in self._offers:
             self._in_effect.close()
             self._in_effect = self._offers.pop(number)
 
     def _settle(self) -> None:
-        """Decide what the workers need that have not taken the configuration in effect, and close offers that no worker
-        can take any more.  Called after each event."""
+        """Hand the configuration in effect to workers that have not taken it, or end these workers, and close offers
+        that no worker can take any more.  Called after each event."""
         offers, number = self._offers, self.number
         of_round = self._offer_of_round
         kept = [one for one in offers.values() if one.number > number and (one.unanswered or one is of_round)]
@@ -306,8 +312,8 @@ class Reloads:
 
     def _settle_one(self, slot: Slot) -> None:
         current = self._in_effect
-        # Wait for the worker's answer to a later configuration: if it were handed the one in effect now, it would go
-        # back to it.
+        # Wait for the worker's answer to a later configuration.  If it were handed the configuration in effect
+        # meanwhile, it would take the later configuration first, and then return to the earlier one.
         has_later = any(slot.number in one.unanswered for one in self._offers.values())
         if slot.configuration < current.number and not has_later:
             why = current.refusals.get(slot.number)
@@ -321,20 +327,20 @@ class Reloads:
             slot.hangs_at = self._now() + START_S
 
     def _replace(self, slot: Slot, why: str) -> None:
-        """End a worker that may not accept, because it cannot take the configuration in effect.  The next one begins
-        with it."""
+        """End a worker that may not accept connections, because it has refused the configuration in effect.  The slot's
+        next worker begins with this configuration."""
         slot.failure = {"text": why, "is_misuse": False}
         self._workers.kill([slot])
 
     def _end_round(self) -> None:
-        """Tell the outcome of the round, once it is over, and begin the next one."""
+        """Report the outcome of the round once the round is over, and begin the next round."""
         ended = self._round
         if ended is None or not ended.is_over:
             return
         self._round, self._taken_by = None, None
         outcome = ended.outcome()
         if not outcome.error:
-            # Without workers, none has taken the offer.
+            # If no worker runs, no worker's answer has brought the offer into effect yet.
             self._bring_into_effect(self._latest)
         self._answer(ended.askers, outcome)
         if ended.is_hung_up:
@@ -357,7 +363,8 @@ class Reloads:
 
 
 def _memory_with(pickled: bytes) -> int | str:
-    """Write a configuration into an open file that workers can read.  Returns the file, or why there can be none."""
+    """Write a configuration into an open file that workers can read.  Returns the file's descriptor, or the reason why
+    the file could not be written."""
     try:
         memory = os.memfd_create("durable-gateway-configuration")
         with os.fdopen(os.dup(memory), "wb") as file:

@@ -15,22 +15,24 @@ STEADY_S: Final = 10.0
 LEAST_DELAY_S: Final = 0.1
 MOST_DELAY_S: Final = 2.0
 START_S: Final = 60.0
-"""A worker that is not prepared so many seconds after its start hangs.  So does a prepared worker that has not taken,
-in as many seconds, the configuration that it needs before it may accept."""
+"""A worker hangs if it is not prepared this many seconds after its start.  A prepared worker may need another
+configuration before it may accept connections.  It hangs if it has not taken this configuration within the same time.
+"""
 
 
 class Backoff:
     """The least times between two starts of a slot's workers: none after the first death, then from 0.1 s up to 2 s.
 
-    The time that a worker has served counts.  So a worker that is killed now and then is replaced at once, and clients
-    wait for no one; a worker that always dies at its start costs one start in 2 s.
+    The times are counted from the worker's start.  A worker that is killed now and then is therefore replaced at once,
+    and no client waits.  A worker that always dies at its start costs one start in 2 s.
     """
 
     def __init__(self) -> None:
         self._deaths = 0
 
     def after(self, served_s: float) -> float:
-        """Count the death of a worker that has served for so long, and return the delay in seconds."""
+        """Count the death of a worker that has served for `served_s` seconds.  Return the delay until the next start in
+        seconds."""
         self._deaths = 1 if served_s >= STEADY_S else self._deaths + 1
         if self._deaths == 1:
             return 0.0
@@ -54,7 +56,8 @@ class Slot:
     """Whether the worker has been allowed to accept connections."""
     is_serving: bool = False
     configuration: int = 0
-    """The number of the configuration that the worker runs with: it began with it, or has taken it since."""
+    """The number of the configuration that the worker runs with.  The worker began with this configuration, or has
+    taken it since."""
     hangs_at: float | None = None
     """When the worker has taken too long to start, or to take the configuration that it needs before it may accept;
     None if it may accept, or if there is no worker."""
@@ -63,9 +66,9 @@ class Slot:
     upgrade_requests: list[int] = field(default_factory=list)
     """The worker's requests for an upgrade that are still to be answered."""
     failure: dict[str, Any] | None = None
-    """Why the worker could not start, in its own words."""
+    """Why the worker could not start, as the worker itself has reported it."""
     next_at: float | None = None
-    """When the next worker starts; None if there is one, or if there will be none."""
+    """When the slot's next worker starts; None if the slot has a worker, or will get no further worker."""
     backoff: Backoff = field(default_factory=Backoff)
 
     def begins(self, now: float) -> None:

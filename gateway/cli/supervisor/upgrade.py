@@ -32,7 +32,7 @@ _BOUND_S: Final = 120.0
 
 
 class Upgrade:
-    """The next version, as the version before it sees it until it serves."""
+    """The next version from its start until it serves, as seen by the version that has started it."""
 
     def __init__(
         self,
@@ -67,7 +67,8 @@ class Upgrade:
             theirs.close()
         self.pid = self._process.pid
         self.reloads = 0
-        """How many reloads had been asked for when this version began, which it therefore knows of."""
+        """The number of reloads that had been requested when the next version was started.  It reads the configuration
+        after these requests."""
 
     def __repr__(self) -> str:
         return f"<Upgrade to process {self.pid}>"
@@ -80,7 +81,7 @@ class Upgrade:
         self.channel.close()
 
     def failure(self) -> str:
-        """Wait for the end of a version that does not serve, and describe it.  It has closed its channel."""
+        """Wait for the end of a next version that has closed its channel without serving, and describe how it ended."""
         try:
             status = self._process.wait(1.0)
         except subprocess.TimeoutExpired:
@@ -90,14 +91,14 @@ class Upgrade:
         return f"it ended with status {status}" if status >= 0 else f"it was ended by {signal.Signals(-status).name}"
 
     def release(self) -> None:
-        """Leave the next version to itself, which serves."""
+        """Stop watching the next version, because it serves."""
         self.channel.close()
-        # Nobody waits for a process that outlives this one.
+        # The next version outlives this process, which therefore never waits for its exit status.
         self._process.returncode = 0
 
 
 class Predecessor:
-    """The version that has started this one; without one, there is nothing to take over."""
+    """The version that has started this one.  If no version has started this one, there is nothing to take over."""
 
     def __init__(self, environ: MutableMapping[str, str]) -> None:
         """Take the descriptors that the environment names, and remove the variable."""
@@ -116,7 +117,7 @@ class Predecessor:
     @property
     def shared(self) -> tuple[str, ...]:
         """The addresses on which the previous version accepts connections too.  These are all addresses that it has
-        handed over.  It stops accepting when this version reports that it serves."""
+        handed over.  The previous version stops accepting when this version reports that it serves."""
         return tuple(self.sockets.taken) if self._channel is not None else ()
 
     def shared_memory(self, workers: int) -> SharedMemory:
@@ -130,13 +131,13 @@ class Predecessor:
         return shared or SharedMemory.create(workers)
 
     def tell(self, message: Message) -> None:
-        """Tell the version before this one, which is waiting, and close the channel."""
+        """Send the message to the previous version, which waits for it, and close the channel."""
         if self._channel is not None:
             self._channel.send(message)
         self.close()
 
     def close(self) -> None:
-        """Close the channel: in a worker, which has nothing to say to the version before."""
+        """Close the channel.  Called in a worker, which has nothing to report to the previous version."""
         if self._channel is not None:
             self._channel.close()
             self._channel = None

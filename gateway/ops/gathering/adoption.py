@@ -31,7 +31,8 @@ from gateway.ops.gathering.private import SETTINGS, WorkerSettings
 _ADOPT_S: Final = 2.0
 """The most seconds to wait for the others."""
 _SAME_S: Final = 1.0
-"""Two ends of a revocation that differ by less are the same: the answers have taken some time."""
+"""Two stated ends of a revocation that differ by fewer seconds than this are the same end, because the answers have
+taken some time."""
 
 _log = logging.getLogger("gateway.admin")
 
@@ -51,7 +52,7 @@ async def adopt_at_start(
     before."""
     drain_changes, level_changes = subject.drain_changes, subject.level_changes
     found, found_before = await asyncio.gather(_settings_of(siblings, but), _settings_of(earlier))
-    # What operators have changed at this worker too meanwhile may be newer than the others' answers.
+    # Settings that operators have meanwhile changed at this worker may be newer than the others' answers.
     drains, levels = subject.drain_changes == drain_changes, subject.level_changes == level_changes
     apply_settings(subject, found, drains=drains, levels=levels)
     if levels and any(one.is_level_set for one in found):
@@ -96,7 +97,8 @@ def apply_settings(subject: Subject, found: Iterable[WorkerSettings], *, drains:
         known = dict(verdicts.revocations())
         for one in settings.revocations:
             revocation = Revocation(one.subject, one.name, one.issuer)
-            # A revocation that has come meanwhile may hold for longer.  Repeating one would drop kept verdicts.
+            # A revocation that has come meanwhile may hold for longer.  Applying a revocation again would drop kept
+            # verdicts.
             if revocation not in known or known[revocation] < one.for_s - _SAME_S:
                 verdicts.revoke(revocation, one.for_s)
         if drains and settings.is_draining and not subject.engine.drain.is_set:

@@ -1,9 +1,9 @@
 """The counters of workers that have ended, so that the sums of `/metrics` never fall.
 
-Prometheus takes a counter that falls for one that has begun again at 0, and would count everything twice that the other
-workers have counted.  Each worker therefore writes its counters to a file of its slot before it shows them, and from
-time to time.  The next worker of the slot adds the counters of the file to its own.  While a slot has no worker, the
-file stands for it.  At most the counts since the latest write are lost, and none of these has been shown.
+If a sum falls, Prometheus assumes that it has begun again at 0, and counts the events at the other workers a second
+time.  Each worker therefore writes its counters to a file of its slot before it shows them, and from time to time.  The
+next worker of the slot adds the counters of the file to its own.  While a slot has no worker, the file stands for it.
+At most the counts since the latest write are lost, and none of these has been shown.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gateway.ops.gathering.families import Key, RawFamily, is_counted, key_of, r
 _KEEP_EVERY_S: Final = 10.0
 """Seconds between two writes, if no one asks for metrics."""
 _SAMPLES_PER_S: Final = 500
-"""With many samples, writes are rarer: they take less than one percent of the processor."""
+"""With many samples, writes are rarer, so that they take less than one percent of the processor's time."""
 
 _log = logging.getLogger("gateway.admin")
 

@@ -33,8 +33,8 @@ _FOLLOW_S: Final = 0.5
 
 
 class WorkerAdmin:
-    """Owner of the private application, the sessions with the other workers, and the kept counters.  `close` is owed
-    after `open`."""
+    """Owner of the private application, the sessions with the other workers, and the kept counters.  After `open`, the
+    caller must call `close`."""
 
     def __init__(self, place: WorkerPlace, subject: Subject, partitions: PartitionIds) -> None:
         self._place = place
