@@ -7,7 +7,7 @@ its readers.
 
 A *confirmation* is a request for bytes that are already in memory.  Its reply shows that the origin has not trimmed the
 bytes, and that they belong to the present stream.  A confirmation at one offset holds for all readers, and for all
-offsets after this one.
+bytes after this offset.
 
 A `Comparison` compares the bytes in memory with the bytes of a confirmation.  Equal offsets are no proof, for three
 reasons.  A re-created stream may have equal offsets.  The start sentinel (`-1`) names another position once the origin

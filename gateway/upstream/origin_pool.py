@@ -373,7 +373,7 @@ class OriginState:
     overflows: int
     """The number of requests not sent because too many were waiting."""
     redirects: int
-    """The number of requests that another origin redirected to this one."""
+    """The number of requests that another origin redirected to this origin."""
     ejections: int
     checks: dict[bool, int]
     """The numbers of successful (True) and failed (False) health checks."""

@@ -1,7 +1,7 @@
 """The channel between the supervisor and one worker: messages as lines of JSON over a pair of Unix sockets.
 
 If the supervisor dies, the kernel closes its end of the channel, and the worker notices this.  The queue of a socket
-keeps messages for a worker whose event loop does not run yet.  Such a worker would not survive a signal.
+keeps messages for a worker whose event loop does not run yet.  A signal in place of a message would end such a worker.
 
 A message can carry an open file, as `descriptor`.
 """
@@ -73,8 +73,8 @@ class ChannelEnd:
     def receive(self) -> list[Message] | None:
         """Return the messages that have arrived; None if the other end is gone.
 
-        If a message carries an open file, the caller has to close its `descriptor`.  That is None if this process could
-        not receive the file, because it has too many open files."""
+        If a message carries an open file, the caller has to close its `descriptor`.  The `descriptor` is None if this
+        process could not receive the file, because it has too many open files."""
         try:
             data, descriptors, _, _ = socket.recv_fds(self.sock, _READ_BYTES, _MOST_DESCRIPTORS)
         except BlockingIOError:

@@ -1,8 +1,8 @@
 """The owner of each stream: the worker that asks the origin for the stream on behalf of all workers.
 
 The owner is found by rendezvous hashing of the path's cell (`gateway.workers.write_log`) over the workers that serve.
-If a worker dies, only its own streams get other owners, and they get them back when it serves again.
-`gateway.engine.hop_upstream` decides whether a request goes to the owner.
+If a worker dies, only its own streams get other owners.  When the worker serves again, these streams get their former
+owner back.  `gateway.engine.hop_upstream` decides whether a request goes to the owner.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Owners:
         """Return the slot that owns the paths of this cell; None if this worker does, or if no worker serves."""
         if (epoch := self._shared.epoch) != self._epoch:
             shared = self._shared
-            # All workers drain together, and each owns its streams until it ends.
+            # All workers drain together, and each worker owns its streams until it ends.
             states = ((slot, shared.state(slot)) for slot in range(shared.workers))
             self._epoch, self._serving = epoch, tuple(slot for slot, state in states if state in _OWNING)
             self._known.clear()

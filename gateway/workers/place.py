@@ -11,7 +11,8 @@ from gateway.workers.shared_memory import SharedMemory
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WorkerPlace:
-    """A worker's slot, and everything it shares with the other workers.  A gateway of one process has no place."""
+    """A worker's slot, and everything that the worker shares with the other workers.  A gateway of one process has no
+    place."""
 
     slot: int
     workers: int
@@ -20,7 +21,7 @@ class WorkerPlace:
     """The number of processes that have had this slot, including this one."""
     shared: SharedMemory
     hop_socket: socket.socket
-    """The listening Unix socket for requests that other workers pass to this one."""
+    """The listening Unix socket for requests that other workers pass to this worker."""
     hop_paths: tuple[str, ...]
     """The path of each slot's `hop_socket`."""
     peer_socket: socket.socket
@@ -28,14 +29,15 @@ class WorkerPlace:
     peer_paths: tuple[str, ...]
     """The path of each slot's `peer_socket`."""
     predecessors: tuple[str, ...]
-    """The paths of the private admin sockets of the version that this one replaces; none after an ordinary start."""
+    """The paths of the private admin sockets of the previous version, which this version replaces.  Empty after an
+    ordinary start."""
     arrivals_socket: socket.socket
-    """The Unix socket for new connections that other workers pass to this one."""
+    """The Unix socket for new connections that other workers pass to this worker."""
     arrivals_paths: tuple[str, ...]
     """The path of each slot's `arrivals_socket`."""
     folder: str
-    """A folder that only the gateway's user can enter.  The supervisor removes it at its end, or the workers do if it
-    was killed."""
+    """A folder that only the gateway's user can enter.  The supervisor removes the folder at its end.  If the
+    supervisor was killed, the workers remove the folder."""
     secret: bytes
     """32 random bytes, the same at all workers of a gateway."""
     control: Control

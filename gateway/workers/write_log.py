@@ -54,7 +54,7 @@ class News(NamedTuple):
     """The result of a look at a row."""
 
     row: bytes
-    """The row as it is now."""
+    """The present content of the row."""
     records: list[Record]
     """The records that the reader had not seen, in the order of their times."""
     lost: tuple[int, ...]
@@ -70,7 +70,7 @@ class WriteLog:
         self._now = now
         self._width = shared.places * 8
         self.raw = shared.raw
-        """The shared memory.  `raw[log.row(index)]` is the row as it is now."""
+        """The shared memory.  `raw[log.row(index)]` is the present content of a row."""
         self.blank: Final = bytes(self._width)
         """A row without records."""
 

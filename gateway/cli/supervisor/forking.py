@@ -1,4 +1,4 @@
-"""The workers' processes: how they are forked, what they say, and how they end."""
+"""The workers' processes: how they are forked, which messages they send, and how they end."""
 
 from __future__ import annotations
 
@@ -88,14 +88,14 @@ class Workers:
         except BaseException:
             traceback.print_exc()
         finally:
-            # The rest of the supervisor's program is not for this process.
+            # This process must not go on with the supervisor's program.
             with suppress(OSError):
                 sys.stdout.flush()
                 sys.stderr.flush()
             os._exit(status)
 
     def admit(self, slot: Slot) -> None:
-        """Let a slot's worker accept connections and own streams, unless it may already or has to end."""
+        """Let a slot's worker accept connections and own streams, unless the worker may do so already or has to end."""
         if self.shared.state(slot.number) is SlotState.STARTING:
             self.shared.set_slot(slot.number, SlotState.SERVING, slot.generation, slot.pid)
             slot.is_accepting = True
@@ -106,7 +106,7 @@ class Workers:
         self.shared.set_slot(slot.number, SlotState.DRAINING, slot.generation, slot.pid)
 
     def reap(self) -> None:
-        """Look which workers have ended.  Called at SIGCHLD."""
+        """Find out which workers have ended.  Called at SIGCHLD."""
         for slot in self.slots:
             if slot.pid:
                 pid, status = os.waitpid(slot.pid, os.WNOHANG)
@@ -136,7 +136,7 @@ class Workers:
             slot.channel.send({"kind": kind, **fields}, descriptor)
 
     def _read(self, slot: Slot) -> None:
-        """Read what a worker says."""
+        """Read a worker's messages."""
         messages = slot.channel.receive() if slot.channel is not None else []
         if messages is None:
             # The worker is about to end, which SIGCHLD reports.

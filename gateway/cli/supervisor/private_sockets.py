@@ -1,6 +1,6 @@
 """The Unix sockets between the workers, in a folder that only the gateway's user can enter.
 
-The supervisor opens them, so that what waits in a socket outlives the worker that reads it.
+The supervisor opens these sockets, so that requests that wait in a socket outlive the worker that reads from it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class PrivateSockets:
     """One socket of each kind for each slot."""
 
     def __init__(self, slots: int) -> None:
-        """Raises FailedToRunError if there is no place for the sockets."""
+        """Raises FailedToRunError if no folder can be made for the sockets."""
         try:
             self.folder = tempfile.mkdtemp(prefix="durable-gateway-")
         except OSError as error:
@@ -46,7 +46,7 @@ class PrivateSockets:
         return tuple(self._path(kind, slot) for slot in range(len(self._sockets[kind])))
 
     def close_others(self, slot: int) -> None:
-        """Close the descriptors that a slot's worker has no use for."""
+        """Close the descriptors that a slot's worker does not use."""
         for sockets in self._sockets.values():
             for other, sock in enumerate(sockets):
                 if other != slot:

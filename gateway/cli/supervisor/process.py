@@ -324,7 +324,7 @@ class WorkerSupervisor:
         print_message(f"{name} {why}; another one starts {again}")
         if not was_serving and self._upgrade is None:
             # The next worker may fail in the same way.  Clients are better served by the other workers.  During an
-            # upgrade, however, a worker of the next version may have begun to accept from the same queues.
+            # upgrade, however, a worker of the next version may have begun to accept connections from the same queues.
             self._sockets.stop_listening(slot.number)
 
     # -- reload and drain
@@ -370,7 +370,7 @@ class WorkerSupervisor:
         self._selector.register(self._upgrade.channel.sock, selectors.EVENT_READ, self._hear_upgrade)
 
     def _hear_upgrade(self) -> None:
-        """Read what the next version says: that it serves, or why it does not."""
+        """Read the message of the next version, which states that it serves, or why it does not serve."""
         upgrade = self._upgrade
         messages = upgrade.channel.receive() if upgrade is not None else []
         if upgrade is None or messages == []:

@@ -1,9 +1,9 @@
 """The listening sockets of a gateway with several workers, which the supervisor opens and keeps open.
 
 Each worker has a socket of its own at each TCP address.  The kernel spreads new connections over the sockets of one
-address (SO_REUSEPORT).  With one socket for all workers, the worker that wakes up first would get most connections.
-Unix sockets cannot be opened like that, so all workers accept from one; and so they do from sockets of systemd and from
-the socket of the admin port.
+address (SO_REUSEPORT).  With one socket for all workers, the worker that wakes up first would get most connections.  A
+Unix socket cannot be opened once for each worker, so all workers accept from the same socket.  They also share the
+sockets of systemd, and the socket of the admin port.
 """
 
 from __future__ import annotations
@@ -112,12 +112,13 @@ class ListeningSockets:
         }
 
     def stop_listening(self, slot: int) -> None:
-        """Close the queues of a slot's own sockets.  The connections there are reset, and new ones reach other slots
-        until a worker of this slot listens again."""
+        """Close the queues of a slot's own sockets.  The connections in these queues are reset.  New connections reach
+        other slots until a worker of this slot listens again."""
         for place in self.places.values():
             if len(place.by_slot) > 1:
                 for sock in place.of(slot):
-                    # A socket that does not listen would keep the shutdown, and later pass it on to each connection.
+                    # A socket that does not listen would remain shut down, and would later pass this on to each
+                    # connection.
                     if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                         with suppress(OSError):
                             sock.shutdown(socket.SHUT_RDWR)
@@ -169,7 +170,7 @@ def _inherited(fd: int) -> socket.socket:
 
 
 def _complete(place: Place, address: Address, *, is_shared: bool) -> None:
-    """Bind the sockets that `place` has not been handed."""
+    """Bind the sockets of `place` that the previous version has not handed over."""
     given = place.by_slot
     if (missing := place.workers - len(given)) > 0:
         if given:
@@ -197,8 +198,9 @@ def _bind(address: Address, count: int, *, is_shared: bool) -> list[list[socket.
         for family, ip in [one for host in address.hosts for one in _resolved(host)]:
             try:
                 if not port or not is_shared:
-                    # Unlike the sockets below, this one cannot be bound beside those of another process.  And a socket
-                    # that is bound to a named port, unlike port 0, keeps it when it stops listening.
+                    # Unlike the sockets below, this socket cannot be bound while a socket of another process is bound
+                    # to the address.  And a socket that is bound to a named port, unlike port 0, keeps it when it stops
+                    # listening.
                     with _bound(family, ip, port, reuses_port=False) as free:
                         port = free.getsockname()[1]
                 for sockets in found:

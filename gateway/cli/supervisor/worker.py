@@ -27,8 +27,8 @@ from gateway.server.listeners import Handed
 from gateway.workers.control import Control, Message
 
 _FOR_SUPERVISOR: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
-"""Signals that a terminal or a service manager sends to all processes of the gateway.  The supervisor acts on them, and
-tells its workers."""
+"""Signals that a terminal or a service manager sends to all processes of the gateway.  The supervisor acts on these
+signals, and informs its workers."""
 
 Take = Callable[[], Awaitable[Change]]
 """Makes the gateway take the configuration that its `load` returns."""
@@ -67,7 +67,8 @@ async def _serve(handed: Handed, config: GatewayConfig, *, has_file: bool) -> No
             start_gateway(config, load=orders.configuration, handed=handed), *bind_addresses(config)
         )
     except _SupervisorGoneError:
-        # The sockets may be those of a previous version, which goes on.  This worker has not touched them.
+        # The sockets may be those of a previous version, which goes on serving.  This worker has not touched the
+        # sockets.
         shutil.rmtree(handed.place.folder, ignore_errors=True)
         return
     gateway.has_file = has_file
@@ -77,15 +78,15 @@ async def _serve(handed: Handed, config: GatewayConfig, *, has_file: bool) -> No
         gateway.engine.health.probe_all()
     inherited = await orders.end
     if orders.is_alone:
-        # Another gateway may want the ports.  If the supervisor has ended during an upgrade, another version of this
-        # gateway accepts from the same sockets.
+        # Another gateway may be waiting for the ports.  If the supervisor has ended during an upgrade, another version
+        # of this gateway accepts from the same sockets.
         gateway.listeners.is_shared = True
         await gateway.listeners.stop_accepting()
     await gateway.stop(inherited)
     await orders.tasks.close()
     if orders.is_alone:
         # The supervisor, which would remove the folder of the workers' sockets, is gone.  Workers that still drain then
-        # ask the origin instead of each other.
+        # ask the origin instead of other workers.
         shutil.rmtree(handed.place.folder, ignore_errors=True)
 
 
@@ -99,10 +100,10 @@ class _Orders:
     def __init__(self, control: Control) -> None:
         self._control = control
         self.end: asyncio.Future[Sequence[int]] = asyncio.get_running_loop().create_future()
-        """Set when the worker has to end: the listeners that another process goes on with."""
+        """Set when the worker has to end.  The value names the listeners whose sockets another process goes on with."""
         self.tasks = Tasks()
         self._taking = asyncio.Lock()
-        """Held while a configuration is taken.  The next ones are taken in their order."""
+        """Held while a configuration is taken, so that configurations are taken one after another, in their order."""
         self._pickled: bytes | None = b""
         """The configuration that is taken; None if it could not be received."""
         self.is_alone = False
@@ -119,11 +120,11 @@ class _Orders:
     async def until_accepting(self, take: Take, count_refusal: Callable[[], None]) -> None:
         """Tell the supervisor that this worker is prepared, and wait until it may accept connections.
 
-        From then on, take each configuration that the supervisor hands over.  Before this worker may accept, that is
-        the configuration of a reload that it has missed while it started.
+        From then on, take each configuration that the supervisor hands over.  Before this worker may accept, this is
+        the configuration of a reload that took place while the worker started.
 
-        At the start of a gateway, no worker accepts before all are prepared: if one of them cannot start, the gateway
-        ends, and would cut connections that another one has accepted.
+        At the start of a gateway, no worker accepts before all are prepared: if a worker cannot start, the gateway
+        ends, and would cut connections that another worker has accepted.
 
         Raises _SupervisorGoneError if the supervisor ends first: another worker may never have been prepared, and a
         previous version may go on with the sockets.

@@ -1,8 +1,8 @@
 """The settings that a worker takes over when it starts: revocations, a drain, and the log level.
 
 Operators set these at run time, at all workers.  A worker that has died has lost them, so its successor asks the other
-workers before it accepts connections.  It listens on its private socket before it asks.  A change that begins meanwhile
-therefore reaches the successor too.
+workers before it accepts connections.  The successor listens on its private socket before it asks.  A change that
+begins meanwhile therefore reaches the successor too.
 
 While an upgrade ends, the admin port of the version before this one still answers.  A revocation that it confirms has
 to hold at the next version too.  Each worker that starts during that time therefore asks the version before, and goes
