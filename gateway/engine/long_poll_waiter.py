@@ -161,6 +161,9 @@ class Waiter:
     def __repr__(self) -> str:
         return f"<Waiter {self.clients} clients at {self.at}>"
 
+    carrier = 0
+    """Answers are sent to the clients together, whatever their connections are."""
+
     @property
     def at(self) -> str:
         """The offset from which the clients read.  The clients have all bytes before this offset."""

@@ -45,6 +45,11 @@ class LiveReader(Protocol):
     def is_handed(self) -> bool:
         """Whether the reader is another worker."""
 
+    @property
+    def carrier(self) -> int:
+        """The number of the HTTP/2 connection that carries the reader's answer, maybe with answers of other readers; 0
+        for any other connection."""
+
     def pump(self) -> None:
         """Send the stream's new bytes.  Called when the topic has changed."""
 

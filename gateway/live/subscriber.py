@@ -37,6 +37,10 @@ class Wire(Protocol):
     """The view of a client's connection that a subscriber needs."""
 
     @property
+    def carrier(self) -> int:
+        """The number of the HTTP/2 connection of which this is a stream; 0 for any other connection."""
+
+    @property
     def live_bytes(self) -> int:
         """The number of body bytes written so far."""
 
@@ -147,6 +151,7 @@ class Subscriber:
         "_tick",
         "at",
         "began",
+        "carrier",
         "first",
         "is_handed",
         "least_cursor",
@@ -170,6 +175,9 @@ class Subscriber:
         """The least cursor for this client's control events."""
         self.wire = wire
         """The client's connection.  The caller may replace it between two writes."""
+        self.carrier = wire.carrier
+        if self.carrier:
+            topic.shares_connections = True
         self._context = context
         self._large: LargeEvent | None = None
         """The event that is being sent in parts."""

@@ -20,6 +20,7 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Final, NamedTuple, Protocol
 
 from gateway.aio.clock import DETACHED
@@ -41,6 +42,7 @@ MOST_S: Final = 0.001
 MOST_READERS: Final = 256
 """The most readers that a turn serves.  `MOST_S` does not include the time in which uvloop writes for them at the end
 of the turn."""
+_carrier: Final = attrgetter("carrier")
 
 
 class DeliveryTimes:
@@ -150,6 +152,8 @@ class Topic:
         self.readers_now: set[LiveReader] = set()
         """The readers whose `pump` is called when the topic changes.  Readers with a task wait for `changed`
         instead."""
+        self.shares_connections = False
+        """Whether readers may share connections.  Set when a reader is made for a stream of an HTTP/2 connection."""
         self.extra_clients = 0
         """How many more clients than readers `readers_now` has, because one reader may serve several clients."""
         self.handed: dict[LiveReader, Callable[[], object]] = {}
@@ -273,7 +277,9 @@ class Topic:
         unpumped, present = self._unpumped, self.readers_now
         if not unpumped:
             self._has_news = False
-            unpumped.extend(present)
+            # What a turn sends to a connection goes out in one write.  Serve the readers of a connection one after the
+            # other, because a turn that serves a few readers of each connection costs a write for each.
+            unpumped.extend(sorted(present, key=_carrier) if self.shares_connections else present)
             self._round_clients = len(unpumped) + self.extra_clients
             self.cursors.rise()
             self._delivery_times.begin()

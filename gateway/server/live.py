@@ -243,6 +243,10 @@ class _Opening:
         """The head; empty once it is written."""
 
     @property
+    def carrier(self) -> int:
+        return self._channel.carrier
+
+    @property
     def live_bytes(self) -> int:
         return self._channel.live_bytes
 

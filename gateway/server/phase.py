@@ -101,6 +101,10 @@ class PhasedChannel:
         self.renewing: LiveRenewal | None = None
         """The renewal of verdicts that an HTTP/1.1 connection stays with between its reads."""
 
+    @property
+    def carrier(self) -> int:
+        return 0
+
     def enter_phase(self, phase: Phase, live: LiveAnswer | None = None) -> None:
         """Enter this phase.  `live` is the answer in the phases RELAYED and LIVE.
 

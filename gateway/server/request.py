@@ -127,6 +127,10 @@ class Channel(Protocol):
     """Whether further reads may follow: on an HTTP/1.1 connection they may, on an HTTP/2 stream they may not."""
 
     @property
+    def carrier(self) -> int:
+        """The number of the HTTP/2 connection of which the channel is a stream; 0 for an HTTP/1.1 connection."""
+
+    @property
     def use(self) -> Account | None:
         """The account of the client's network; None if the connection belongs to no network."""
 

@@ -130,6 +130,8 @@ class LongPoll:
 class EventStream:
     """An SSE client without a connection; it takes nothing while `is_full`, and one part at a time if it `is_slow`."""
 
+    carrier = 0
+
     def __init__(self) -> None:
         self.is_full = False
         self.is_slow = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import count
+from itertools import count, groupby
 from random import Random
 from typing import Any, cast
 
@@ -46,6 +46,7 @@ class Reader:
 class Wire:
     """A client that takes nothing more once `is_full`."""
 
+    carrier = 0
     live_bytes = 0
     live_first_byte_s = 0.0
     is_full = False
@@ -184,6 +185,8 @@ async def test_live_readers_of_a_dropped_stream_are_woken_and_its_topic_is_gone(
 class Slow:
     """A live reader whose every call takes a while."""
 
+    carrier = 0
+
     def __init__(self, name: str, clock: ManualClock, served: list[str]) -> None:
         self.name = name
         self._clock = clock
@@ -224,6 +227,22 @@ async def test_a_round_of_slow_readers_takes_several_turns() -> None:
     turns = [await on.turn() for _ in range(4)]
     assert [len(served) for served in turns] == [2, 2, 1, 0]
     assert set.union(*turns) == set("abcde")
+
+
+async def test_a_turn_serves_the_readers_of_a_connection_one_after_the_other() -> None:
+    on = Round()
+    for number in range(24):
+        # Readers of four connections join by turns.
+        on.add(str(number % 4)).carrier = number % 4
+    wire = Wire()
+    wire.carrier = 3
+    Subscriber(on.topic, "4", 0, cast(Any, wire), cast(Any, Context()), 100.0, 60.0)
+    on.topic.wake()
+    order: list[str] = []
+    for _ in range(12):
+        await on.turn()
+        order += on.served
+    assert [key for key, _ in groupby(order)] == ["0", "1", "2", "3"]
 
 
 async def test_another_round_follows_a_round_during_which_news_arrives() -> None:

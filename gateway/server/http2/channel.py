@@ -53,6 +53,8 @@ class StreamConnection(Protocol):
     clients: Clients
     session: Session
     scheme: str
+    number: int
+    """Tells the connection from the others of the process; never 0."""
     use: Account | None
     """The account of the client's network; None if the connection belongs to no network."""
 
@@ -129,6 +131,10 @@ class StreamChannel(Handling):
     def use(self) -> Account | None:
         """The account of the client's network; None if the connection belongs to no network."""
         return self._connection.use
+
+    @property
+    def carrier(self) -> int:
+        return self._connection.number
 
     @property
     def is_full(self) -> bool:

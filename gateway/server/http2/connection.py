@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from itertools import count
 from typing import Final, cast
 
 from gateway.http.http2.blocks import block_of
@@ -36,6 +37,7 @@ from gateway.server.remembered import RememberedAnswer
 from gateway.server.request_keys import Presented
 
 _log = logging.getLogger("gateway.server")
+_numbers: Final = count(1)
 
 HEADS: Final = 2
 """The number of heads that are read between two checks of the turn's time: about a quarter of a millisecond of work if
@@ -66,6 +68,7 @@ class Http2Connection(TimedHttp2Connection):
         "_is_waiting",
         "_next_heads",
         "_unanswered",
+        "number",
         "scheme",
     )
 
@@ -84,6 +87,8 @@ class Http2Connection(TimedHttp2Connection):
         if is_expected:
             clients.unadmitted += 1
         self.scheme = "https" if is_secure else "http"
+        self.number = next(_numbers)
+        """Tells this connection from the others of the process; never 0."""
         self._unanswered: list[StreamChannel] = []
         """Channels whose requests are answered after the whole input has been read, so that small bodies are whole."""
         self._heads = HEADS

@@ -48,6 +48,8 @@ WAIT_S = 20.0
 class FakeWire:
     """A client's connection; it takes what it is sent, and may be full afterwards."""
 
+    carrier = 0
+
     def __init__(self) -> None:
         self.is_full = False
         self.fills_up = False
