@@ -5,6 +5,7 @@ A program says one line `READY <name> <url>` on stdout for each port it accepts 
 
 from __future__ import annotations
 
+import os
 import queue
 import subprocess
 import sys
@@ -83,13 +84,19 @@ def served(
 
 
 def durable_gateway(*arguments: str) -> list[str]:
-    """The command line of this project's own program."""
-    return [sys.executable, "-m", "gateway", *arguments]
+    """The command line of this program.  A gateway has one process, unless the environment asks for more."""
+    return [sys.executable, "-m", "gateway", *_with_workers(arguments)]
 
 
 def forked_gateway(*arguments: str) -> list[str]:
     """The same, forked from a process that has loaded the program: for tests of something else than its start."""
-    return warm.command(arguments, warm.clean_environ())
+    return warm.command(_with_workers(arguments), warm.clean_environ())
+
+
+def _with_workers(arguments: Sequence[str]) -> Sequence[str]:
+    if arguments[0] != "serve":
+        return arguments
+    return (*arguments, "--workers", os.environ.get("DURABLE_GATEWAY_SERVER__WORKERS", "1"))
 
 
 def dev_gateway() -> list[str]:

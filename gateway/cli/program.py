@@ -210,7 +210,9 @@ def serve(
     ] = None,
     workers: Annotated[
         str | None,
-        typer.Option("--workers", metavar="N", show_default="1", help="Processes that serve; auto: one per processor."),
+        typer.Option(
+            "--workers", metavar="N", show_default="auto", help="Processes that serve; auto: one per processor."
+        ),
     ] = None,
 ) -> None:
     """Run the gateway in front of an origin."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import sys
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -11,6 +11,7 @@ from gateway.config.addresses import DEFAULT_ADMIN, Address, parse_address
 from gateway.config.listener import TrustedProxies
 from gateway.config.model import MisfitError, Model
 from gateway.config.values import MOST_WORKERS, ListenAddress, NodeName, Workers
+from gateway.container import usable_processors
 
 
 class ServerConfig(Model):
@@ -39,9 +40,10 @@ class ServerConfig(Model):
         description="Longest drain after SIGTERM or SIGINT; remaining connections are then dropped.",
     )
     workers: Workers = Field(
-        default=1,
+        default="auto",
         description="Number of processes that serve clients, each on one core; auto: one for each processor that the "
-        "process may use. 1: one process, without a supervisor.",
+        "process may use, by its affinity and the quota of its container. 1: one process, without a supervisor. dev: "
+        "always 1.",
     )
     fast_path: bool = Field(
         default=True, description="Look up repeated requests by their bytes; false is for comparison only."
@@ -70,9 +72,8 @@ class ServerConfig(Model):
         """The number of workers, with `auto` resolved."""
         if self.workers != "auto":
             return self.workers
-        # Other systems than Linux have no affinity.
-        processors = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-        return min(MOST_WORKERS, len(processors))
+        # Other systems lack the shared memory and the socket options that several workers need.
+        return min(MOST_WORKERS, usable_processors()) if sys.platform == "linux" else 1
 
     @property
     def listen_address(self) -> Address:

@@ -18,9 +18,9 @@ from typing import Final, Protocol
 
 from gateway.aio.clock import Clock, pause
 from gateway.config.gateway import GatewayConfig
+from gateway.container import container_limit_bytes
 from gateway.limits.memory import MemoryGuard, Pressure
 from gateway.ops.memory_figures import MemoryState
-from gateway.ops.process_memory import container_limit_bytes
 from gateway.tape.store import TapeStore
 from gateway.upstream.incoming import Inflow
 from gateway.workers.portions import share

@@ -288,7 +288,13 @@ def _config(ports: Ports, admin: int) -> str:
         "client_new_streams_per_s": NEW_STREAMS_PER_S,
         "client_refusals_per_s": REFUSALS_PER_S,
     }
-    lines = ["[server]", f'listen = "127.0.0.1:{ports.gateway}"', f'admin = "127.0.0.1:{admin}"', "[limits]"]
+    lines = [
+        "[server]",
+        f'listen = "127.0.0.1:{ports.gateway}"',
+        f'admin = "127.0.0.1:{admin}"',
+        "workers = 1",
+        "[limits]",
+    ]
     lines += [f"{name} = {value}" for name, value in limits.items()]
     lines += ["[[rate_limit]]", 'name = "each"', f"requests_per_s = {REQUESTS_PER_S}", f"burst = {4 * REQUESTS_PER_S}"]
     routes = [("good", "", ports.origin)]

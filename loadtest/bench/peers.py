@@ -138,6 +138,7 @@ origin_http = "2"
 listen = "127.0.0.1:{listen}"
 admin = "127.0.0.1:{admin}"
 shutdown_timeout_s = 1
+workers = 1
 {switch}{more.server}
 [limits]
 cache_bytes = "{cache}"

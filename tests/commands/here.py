@@ -9,15 +9,16 @@ from io import BytesIO, TextIOWrapper
 from unittest.mock import patch
 
 from gateway.cli import main
-from tests.commands.warm import ROOT, clean_environ
+from tests.commands.warm import ONE_PROCESS, ROOT, clean_environ
 
 
 def run_here(*arguments: str, **changed: str) -> tuple[int, str, str]:
     """Exit status, stdout and stderr of the program, run from `ROOT` with these changes of the environment."""
     # Some output is bytes.
+    environ = {name: value for name, value in clean_environ().items() if name not in ONE_PROCESS}
     out, err = TextIOWrapper(BytesIO(), "utf-8"), TextIOWrapper(BytesIO(), "utf-8")
     with (
-        patch.dict(os.environ, {**clean_environ(), **changed}, clear=True),
+        patch.dict(os.environ, {**environ, **changed}, clear=True),
         patch.object(sys, "argv", ["durable-gateway", *arguments]),
         chdir(ROOT),
         redirect_stdout(out),

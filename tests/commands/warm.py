@@ -60,6 +60,8 @@ _BOUND_S: Final = 30.0
 _PRCTL: Final = ctypes.CDLL(None).prctl
 _OF_WORKERS: Final = "tests.workers.program"
 """The first argument for a program that the tests of workers alter before it runs."""
+ONE_PROCESS: Final = {"DURABLE_GATEWAY_SERVER__WORKERS": "1"}
+"""Makes a gateway one process, whatever the number of processors.  Tests of workers ask for several."""
 _LEFT_OUT: Final = frozenset({"NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "PYTEST_CURRENT_TEST"})
 
 
@@ -85,10 +87,11 @@ def _clean() -> Mapping[str, str]:
 
 
 def clean_environ() -> dict[str, str]:
-    """This process's environment without what changes what the program says or how it looks."""
+    """This process's environment without what changes what the program says or how it looks.  A gateway has one
+    process, unless a test asks for workers."""
     found = {key: value for key, value in os.environ.items() if not key.startswith("DURABLE_GATEWAY_")}
     found = {key: value for key, value in found.items() if key not in _LEFT_OUT}
-    return {**found, "TERM": "xterm-256color", "PYTHONPATH": str(ROOT)}
+    return {**found, **ONE_PROCESS, "TERM": "xterm-256color", "PYTHONPATH": str(ROOT)}
 
 
 _parents: list[tuple[subprocess.Popen[bytes], str]] = []

@@ -12,6 +12,8 @@ import urllib.request
 from pathlib import Path
 from typing import Final
 
+from tests.commands.warm import ONE_PROCESS
+
 MIB: Final = 1 << 20
 BOUND_S: Final = 60.0
 LISTENS: Final = 'listen = "127.0.0.1:0"'
@@ -60,7 +62,7 @@ class Gateway:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
-                env={**os.environ, "OPEN_FILES": str(open_files or 0)},
+                env={**os.environ, **ONE_PROCESS, "OPEN_FILES": str(open_files or 0)},
             )
         assert self._process.stdout is not None
         self._lines = self._process.stdout

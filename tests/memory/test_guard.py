@@ -12,7 +12,7 @@ from typing import Final
 
 import pytest
 
-from gateway.ops.process_memory import container_limit_bytes, resident_bytes
+from gateway.ops.process_memory import resident_bytes
 from tests.memory.process import BOUND_S, MIB, Gateway
 from tests.scenarios.hostile import Asked, HostileOrigin, part_of_stream
 from tests.scenarios.wire import Dropped, Wire
@@ -105,22 +105,6 @@ async def test_clients_that_leave_much_unread_are_dropped_and_a_good_one_is_serv
         await eventually(lambda: is_served(good), look_s=0.1)
     assert served > 15
     assert await asyncio.to_thread(gateway.stop) < LIMIT
-
-
-def test_the_limit_of_a_container_is_the_least_of_its_groups(tmp_path: Path) -> None:
-    own = tmp_path / "own"
-    own.write_text("0::/a.slice/b.service\n")
-    assert container_limit_bytes(tmp_path, own) is None
-    (tmp_path / "a.slice" / "b.service").mkdir(parents=True)
-    (tmp_path / "memory.max").write_text("max\n")
-    assert container_limit_bytes(tmp_path, own) is None
-    (tmp_path / "a.slice" / "memory.max").write_text("2000000\n")
-    assert container_limit_bytes(tmp_path, own) == 2_000_000
-    (tmp_path / "a.slice" / "b.service" / "memory.max").write_text("1000000\n")
-    assert container_limit_bytes(tmp_path, own) == 1_000_000
-    (tmp_path / "memory").mkdir()
-    (tmp_path / "memory" / "memory.limit_in_bytes").write_text("9223372036854771712\n")
-    assert container_limit_bytes(tmp_path, own) == 1_000_000
 
 
 def test_resident_memory_is_that_of_the_process() -> None:

@@ -959,6 +959,7 @@ async def test_sockets_passed_by_systemd_accept_connections(bench: Bench, author
     config.write_text(f"""
 [server]
 admin = "127.0.0.1:0"
+workers = 1
 [[listener]]
 address = "systemd"
 [[listener]]

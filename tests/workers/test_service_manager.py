@@ -93,7 +93,7 @@ async def test_a_service_manager_learns_of_all_that_happens_to_a_gateway_on_its_
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-c", SYSTEMD, str(listening.fileno()), "serve", "--config", str(file)),
             cwd=ROOT,
-            env={**clean_environ(), "NOTIFY_SOCKET": str(tmp_path / "notify")},
+            env={**clean_environ(), "DURABLE_GATEWAY_SERVER__WORKERS": "2", "NOTIFY_SOCKET": str(tmp_path / "notify")},
             pass_fds=[listening.fileno()],
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,

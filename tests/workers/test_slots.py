@@ -9,6 +9,7 @@ import pickle
 import selectors
 import signal
 import socket
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -338,3 +339,14 @@ def test_sockets_of_systemd_are_shared_by_all_workers(
         assert not list(opened[0].others(0))
         with pytest.raises(ConfigError, match="systemd has passed no such socket"):
             ListeningSockets.open(config("systemd:other"), 2, {}, HandedSockets({}))
+
+
+def test_the_sockets_are_in_shared_memory_if_no_other_place_may_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/proc/none")
+    private = PrivateSockets(1)
+    try:
+        assert Path(private.paths(PEER)[0]).is_socket()
+        assert private.folder.startswith("/dev/shm/")
+    finally:
+        private.close()
+    assert not Path(private.folder).exists()

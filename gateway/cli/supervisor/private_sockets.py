@@ -20,18 +20,16 @@ ARRIVALS: Final = "arrivals"
 """New connections that workers pass to each other."""
 
 _BACKLOG: Final = 1_024
+_PREFIX: Final = "durable-gateway-"
+_SHARED_MEMORY: Final = "/dev/shm"
 
 
 class PrivateSockets:
     """One socket of each kind for each slot."""
 
     def __init__(self, slots: int) -> None:
-        """Raises FailedToRunError if no folder can be made for the sockets."""
-        try:
-            self.folder = tempfile.mkdtemp(prefix="durable-gateway-")
-        except OSError as error:
-            text = f"cannot make a temporary folder for the workers' sockets: {error.strerror}"
-            raise FailedToRunError(text) from None
+        """Raises FailedToRunError if there is no place for the sockets."""
+        self.folder = _new_folder()
         self._sockets = {kind: [self._open(kind, slot) for slot in range(slots)] for kind in (HOP, PEER, ARRIVALS)}
 
     def __repr__(self) -> str:
@@ -73,3 +71,16 @@ class PrivateSockets:
 
     def _path(self, kind: str, slot: int) -> str:
         return f"{self.folder}/{kind}{slot}"
+
+
+def _new_folder() -> str:
+    """Make a temporary folder.  Raises FailedToRunError if there is no place for one."""
+    try:
+        return tempfile.mkdtemp(prefix=_PREFIX)
+    except OSError as error:
+        try:
+            # A container whose file systems are read-only has this one.
+            return tempfile.mkdtemp(prefix=_PREFIX, dir=_SHARED_MEMORY)
+        except OSError:
+            text = f"cannot make a temporary folder for the workers' sockets: {error.strerror}"
+            raise FailedToRunError(text) from None

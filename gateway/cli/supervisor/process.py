@@ -13,6 +13,7 @@ import os
 import selectors
 import signal
 import socket
+import sys
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from enum import Enum
@@ -60,6 +61,8 @@ def supervise(load: Callable[[], GatewayConfig], *, has_file: bool) -> None:
     Raises ConfigError or FailedToRunError if the workers cannot start, and StoppedAtOnce if a second signal ends
     them.
     """
+    if sys.platform != "linux":
+        raise FailedToRunError("server.workers: only Linux has what several workers need; use 1")
     predecessor = Predecessor(os.environ)
     try:
         config = load()

@@ -1,0 +1,71 @@
+"""The limits of a container, read from folders like those of control groups."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gateway.config.server import ServerConfig
+from gateway.container import container_limit_bytes, usable_processors
+
+
+def test_the_limit_of_a_container_is_the_least_of_its_groups(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.write_text("0::/a.slice/b.service\n")
+    assert container_limit_bytes(tmp_path, own) is None
+    (tmp_path / "a.slice" / "b.service").mkdir(parents=True)
+    (tmp_path / "memory.max").write_text("max\n")
+    assert container_limit_bytes(tmp_path, own) is None
+    (tmp_path / "a.slice" / "memory.max").write_text("2000000\n")
+    assert container_limit_bytes(tmp_path, own) == 2_000_000
+    (tmp_path / "a.slice" / "b.service" / "memory.max").write_text("1000000\n")
+    assert container_limit_bytes(tmp_path, own) == 1_000_000
+    (tmp_path / "memory").mkdir()
+    (tmp_path / "memory" / "memory.limit_in_bytes").write_text("9223372036854771712\n")
+    assert container_limit_bytes(tmp_path, own) == 1_000_000
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """The file that names the process's groups."""
+    file = tmp_path / "own"
+    file.write_text("0::/a.slice/b.service\n4:cpu,cpuacct:/c\n")
+    for group in ("a.slice/b.service", "cpu/c"):
+        (tmp_path / group).mkdir(parents=True)
+    return file
+
+
+@pytest.fixture(autouse=True)
+def sixteen_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process may run on sixteen processors."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
+
+
+@pytest.mark.parametrize(
+    ("quotas", "processors"),
+    [
+        ({}, 16),
+        ({"cpu.max": "max 100000"}, 16),
+        ({"a.slice/cpu.max": "400000 100000"}, 4),
+        ({"a.slice/cpu.max": "400000 100000", "a.slice/b.service/cpu.max": "50000 20000"}, 2),
+        ({"a.slice/b.service/cpu.max": "50000 100000"}, 1),
+        ({"cpu.max": "6400000 100000"}, 16),
+        ({"cpu.max": "3 0"}, 16),
+        ({"cpu.max": "what"}, 16),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 16),
+        ({"cpu/c/cpu.cfs_quota_us": "350000", "cpu/c/cpu.cfs_period_us": "100000"}, 3),
+    ],
+)
+def test_a_quota_of_processor_time_counts_as_its_whole_processors(
+    tmp_path: Path, own: Path, quotas: dict[str, str], processors: int
+) -> None:
+    for file, text in quotas.items():
+        (tmp_path / file).write_text(f"{text}\n")
+    assert usable_processors(tmp_path, own) == processors
+
+
+def test_a_gateway_has_a_worker_for_each_processor_that_it_may_use() -> None:
+    assert ServerConfig().worker_count == usable_processors()
+    assert ServerConfig(workers=3).worker_count == 3
