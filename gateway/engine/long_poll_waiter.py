@@ -162,7 +162,6 @@ class Waiter:
         return f"<Waiter {self.clients} clients at {self.at}>"
 
     carrier = 0
-    """Answers are sent to the clients together, whatever their connections are."""
 
     @property
     def at(self) -> str:
