@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.server import ServerConfig
+from gateway.config import gateway
+from gateway.config.gateway import GatewayConfig
 from gateway.container import container_limit_bytes, usable_processors
 
 
@@ -66,6 +67,26 @@ def test_a_quota_of_processor_time_counts_as_its_whole_processors(
     assert usable_processors(tmp_path, own) == processors
 
 
-def test_a_gateway_has_a_worker_for_each_processor_that_it_may_use() -> None:
-    assert ServerConfig().worker_count == usable_processors()
-    assert ServerConfig(workers=3).worker_count == 3
+@pytest.mark.parametrize(
+    ("workers", "memory_max_bytes", "count"),
+    [("auto", 0, 16), ("auto", 1 << 30, 4), ("auto", 100 << 20, 1), ("auto", 1 << 40, 16), (3, 100 << 20, 3)],
+)
+def test_a_gateway_has_a_worker_for_each_processor_and_256_mib_of_memory(
+    monkeypatch: pytest.MonkeyPatch, workers: int | str, memory_max_bytes: int, count: int
+) -> None:
+    monkeypatch.setattr(gateway, "container_limit_bytes", lambda: None)
+    monkeypatch.setattr(gateway, "usable_processors", lambda: 16)
+    config = GatewayConfig.model_validate(
+        {
+            "server": {"workers": workers},
+            "limits": {"memory_max_bytes": memory_max_bytes},
+            "routes": [{"origin": "http://127.0.0.1:1"}],
+        }
+    )
+    assert config.worker_count == count
+
+
+def test_the_memory_of_a_container_bounds_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway, "container_limit_bytes", lambda: 512 << 20)
+    monkeypatch.setattr(gateway, "usable_processors", lambda: 16)
+    assert GatewayConfig.model_validate({"routes": [{"origin": "http://127.0.0.1:1"}]}).worker_count == 2

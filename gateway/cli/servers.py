@@ -76,7 +76,7 @@ def serve(load: Callable[[], GatewayConfig], *, has_file: bool) -> None:
         return fit_open_files(load())
 
     allow_many_connections()
-    if HANDED_VARIABLE not in os.environ and (config := load()).server.worker_count == 1:
+    if HANDED_VARIABLE not in os.environ and (config := load()).worker_count == 1:
         run(_serve_alone(fit_open_files(config), load_fitting, has_file=has_file))
     else:
         from gateway.cli.supervisor.process import supervise

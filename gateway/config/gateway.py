@@ -8,8 +8,10 @@ The description of a field is its documentation.  `config/gateway.toml` has all 
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from pydantic import Field, model_validator
 
@@ -24,6 +26,11 @@ from gateway.config.rate_limits import RateLimitConfig
 from gateway.config.routes import RouteConfig
 from gateway.config.server import ServerConfig
 from gateway.config.telemetry import LogConfig, TracingConfig
+from gateway.config.values import MOST_WORKERS
+from gateway.container import container_limit_bytes, usable_processors
+
+_WORKER_BYTES: Final = 1 << 28
+"""The least memory for each worker that `auto` starts.  A worker takes some 70 MiB without streams and clients."""
 
 
 class GatewayConfig(Model):
@@ -50,6 +57,17 @@ class GatewayConfig(Model):
     routes: tuple[RouteConfig, ...] = Field(
         strict=False, description="Which requests go to which origin. At least one route is needed."
     )
+
+    @property
+    def worker_count(self) -> int:
+        """The number of workers, with `auto` resolved."""
+        if self.server.workers != "auto":
+            return self.server.workers
+        if sys.platform != "linux":
+            # Other systems lack the shared memory and the socket options that several workers need.
+            return 1
+        memory = self.limits.memory_max_bytes or container_limit_bytes() or math.inf
+        return int(max(1, min(MOST_WORKERS, usable_processors(), memory // _WORKER_BYTES)))
 
     @model_validator(mode="after")
     def _routes_differ(self) -> Self:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -10,8 +9,7 @@ from pydantic import Field, model_validator
 from gateway.config.addresses import DEFAULT_ADMIN, Address, parse_address
 from gateway.config.listener import TrustedProxies
 from gateway.config.model import MisfitError, Model
-from gateway.config.values import MOST_WORKERS, ListenAddress, NodeName, Workers
-from gateway.container import usable_processors
+from gateway.config.values import ListenAddress, NodeName, Workers
 
 
 class ServerConfig(Model):
@@ -42,8 +40,8 @@ class ServerConfig(Model):
     workers: Workers = Field(
         default="auto",
         description="Number of processes that serve clients, each on one core; auto: one for each processor that the "
-        "process may use, by its affinity and the quota of its container. 1: one process, without a supervisor. dev: "
-        "always 1.",
+        "process may use, by its affinity and the quota of its container, but at most one for each 256 MiB of "
+        "limits.memory_max_bytes. 1: one process, without a supervisor. dev: always 1.",
     )
     fast_path: bool = Field(
         default=True, description="Look up repeated requests by their bytes; false is for comparison only."
@@ -66,14 +64,6 @@ class ServerConfig(Model):
         description="Name of this gateway in Via, Cache-Status and CDN-Loop. Gateways on one path need different "
         "names.",
     )
-
-    @property
-    def worker_count(self) -> int:
-        """The number of workers, with `auto` resolved."""
-        if self.workers != "auto":
-            return self.workers
-        # Other systems lack the shared memory and the socket options that several workers need.
-        return min(MOST_WORKERS, usable_processors()) if sys.platform == "linux" else 1
 
     @property
     def listen_address(self) -> Address:

@@ -17,6 +17,7 @@ from typing import cast
 
 import pytest
 
+from gateway.cli.errors import FailedToRunError
 from gateway.cli.sd_notify import ServiceManager
 from gateway.cli.supervisor import sockets
 from gateway.cli.supervisor.forking import Workers
@@ -341,8 +342,11 @@ def test_sockets_of_systemd_are_shared_by_all_workers(
             ListeningSockets.open(config("systemd:other"), 2, {}, HandedSockets({}))
 
 
-def test_the_sockets_are_in_shared_memory_if_no_other_place_may_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", "/proc/none")
+@pytest.mark.parametrize("place", ["/proc/none", f"/tmp/{'long' * 20}"])
+def test_the_sockets_are_in_shared_memory_if_no_other_place_will_do(
+    monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", place)
     private = PrivateSockets(1)
     try:
         assert Path(private.paths(PEER)[0]).is_socket()
@@ -350,3 +354,22 @@ def test_the_sockets_are_in_shared_memory_if_no_other_place_may_be_written(monke
     finally:
         private.close()
     assert not Path(private.folder).exists()
+
+
+def test_sockets_that_cannot_be_opened_leave_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    opened: list[socket.socket] = []
+
+    class Scarce(socket.socket):
+        def __init__(self, family: int, kind: int) -> None:
+            if len(opened) == 4:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            super().__init__(family, kind)
+            opened.append(self)
+
+    monkeypatch.setattr(tempfile, "tempdir", "/tmp")
+    before = {path for path in Path("/tmp").glob("durable-gateway-*") if path.is_dir()}
+    monkeypatch.setattr(socket, "socket", Scarce)
+    with pytest.raises(FailedToRunError, match="cannot open the workers' sockets: Too many open files"):
+        PrivateSockets(2)
+    assert [sock.fileno() for sock in opened] == [-1] * 4
+    assert {path for path in Path("/tmp").glob("durable-gateway-*") if path.is_dir()} <= before

@@ -5,6 +5,7 @@ The supervisor opens these sockets, so that requests that wait in a socket outli
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import tempfile
@@ -22,15 +23,24 @@ ARRIVALS: Final = "arrivals"
 _BACKLOG: Final = 1_024
 _PREFIX: Final = "durable-gateway-"
 _SHARED_MEMORY: Final = "/dev/shm"
+_LONGEST_PLACE: Final = 64
+"""The most bytes of the path of the temporary folder: the path of a Unix socket has at most 107 (unix(7))."""
 
 
 class PrivateSockets:
     """One socket of each kind for each slot."""
 
     def __init__(self, slots: int) -> None:
-        """Raises FailedToRunError if there is no place for the sockets."""
+        """Raises FailedToRunError if there is no place for the sockets, or if they cannot be opened."""
         self.folder = _new_folder()
-        self._sockets = {kind: [self._open(kind, slot) for slot in range(slots)] for kind in (HOP, PEER, ARRIVALS)}
+        self._sockets: dict[str, list[socket.socket]] = {kind: [] for kind in (HOP, PEER, ARRIVALS)}
+        try:
+            for kind, opened in self._sockets.items():
+                for slot in range(slots):
+                    opened.append(self._open(kind, slot))
+        except OSError as error:
+            self.close()
+            raise FailedToRunError(f"cannot open the workers' sockets: {error.strerror}") from None
 
     def __repr__(self) -> str:
         return f"<PrivateSockets in {self.folder}>"
@@ -76,11 +86,13 @@ class PrivateSockets:
 def _new_folder() -> str:
     """Make a temporary folder.  Raises FailedToRunError if there is no place for one."""
     try:
-        return tempfile.mkdtemp(prefix=_PREFIX)
+        if len(os.fsencode(tempfile.gettempdir())) <= _LONGEST_PLACE:
+            return tempfile.mkdtemp(prefix=_PREFIX)
+    except OSError:
+        pass
+    try:
+        # A container whose file systems are read-only has this one.
+        return tempfile.mkdtemp(prefix=_PREFIX, dir=_SHARED_MEMORY)
     except OSError as error:
-        try:
-            # A container whose file systems are read-only has this one.
-            return tempfile.mkdtemp(prefix=_PREFIX, dir=_SHARED_MEMORY)
-        except OSError:
-            text = f"cannot make a temporary folder for the workers' sockets: {error.strerror}"
-            raise FailedToRunError(text) from None
+        text = f"cannot make a temporary folder for the workers' sockets: {error.strerror}"
+        raise FailedToRunError(text) from None

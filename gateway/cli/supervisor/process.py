@@ -98,7 +98,7 @@ class WorkerSupervisor:
         *,
         has_file: bool,
     ) -> None:
-        count = config.server.worker_count
+        count = config.worker_count
         self._load = load
         self._environ = environ
         self._has_file = has_file
