@@ -58,7 +58,7 @@ def _groups(root: Path, own: Path, controller: str) -> Iterator[tuple[Path, bool
     yield root, True
     yield root / controller, False
     try:
-        lines = own.read_text().splitlines()
+        lines = own.read_text(errors="surrogateescape").splitlines()
     except OSError:
         return
     for line in lines:

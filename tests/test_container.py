@@ -67,19 +67,36 @@ def test_a_quota_of_processor_time_counts_as_its_whole_processors(
     assert usable_processors(tmp_path, own) == processors
 
 
+def test_a_group_with_an_odd_name_is_read(tmp_path: Path, own: Path) -> None:
+    own.write_bytes(b"0::/\xff\n")
+    group = tmp_path / os.fsdecode(b"\xff")
+    group.mkdir()
+    (group / "cpu.max").write_text("200000 100000\n")
+    (group / "memory.max").write_text("3000000\n")
+    assert usable_processors(tmp_path, own) == 2
+    assert container_limit_bytes(tmp_path, own) == 3_000_000
+
+
 @pytest.mark.parametrize(
-    ("workers", "memory_max_bytes", "count"),
-    [("auto", 0, 16), ("auto", 1 << 30, 4), ("auto", 100 << 20, 1), ("auto", 1 << 40, 16), (3, 100 << 20, 3)],
+    ("workers", "memory_max_bytes", "cache_bytes", "count"),
+    [
+        ("auto", 0, 1 << 30, 16),
+        ("auto", 0, 1 << 28, 8),
+        ("auto", 1 << 30, 1 << 28, 4),
+        ("auto", 100 << 20, 1 << 25, 1),
+        ("auto", 0, 1 << 20, 1),
+        (3, 100 << 20, 1 << 20, 3),
+    ],
 )
-def test_a_gateway_has_a_worker_for_each_processor_and_256_mib_of_memory(
-    monkeypatch: pytest.MonkeyPatch, workers: int | str, memory_max_bytes: int, count: int
+def test_a_gateway_has_a_worker_for_each_processor_that_it_has_memory_for(
+    monkeypatch: pytest.MonkeyPatch, workers: int | str, memory_max_bytes: int, cache_bytes: int, count: int
 ) -> None:
     monkeypatch.setattr(gateway, "container_limit_bytes", lambda: None)
     monkeypatch.setattr(gateway, "usable_processors", lambda: 16)
     config = GatewayConfig.model_validate(
         {
             "server": {"workers": workers},
-            "limits": {"memory_max_bytes": memory_max_bytes},
+            "limits": {"memory_max_bytes": memory_max_bytes, "cache_bytes": cache_bytes},
             "routes": [{"origin": "http://127.0.0.1:1"}],
         }
     )

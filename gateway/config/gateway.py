@@ -8,7 +8,6 @@ The description of a field is its documentation.  `config/gateway.toml` has all 
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Sequence
 from typing import Any, Final, Self
@@ -31,6 +30,8 @@ from gateway.container import container_limit_bytes, usable_processors
 
 _WORKER_BYTES: Final = 1 << 28
 """The least memory for each worker that `auto` starts.  A worker takes some 70 MiB without streams and clients."""
+_WORKER_CACHE_BYTES: Final = 1 << 25
+"""The least part of `limits.cache_bytes` for each.  A stream that is larger than its owner's part is not kept whole."""
 
 
 class GatewayConfig(Model):
@@ -66,8 +67,9 @@ class GatewayConfig(Model):
         if sys.platform != "linux":
             # Other systems lack the shared memory and the socket options that several workers need.
             return 1
-        memory = self.limits.memory_max_bytes or container_limit_bytes() or math.inf
-        return int(max(1, min(MOST_WORKERS, usable_processors(), memory // _WORKER_BYTES)))
+        memory = self.limits.memory_max_bytes or container_limit_bytes() or sys.maxsize
+        most = min(memory // _WORKER_BYTES, self.limits.cache_bytes // _WORKER_CACHE_BYTES)
+        return max(1, min(MOST_WORKERS, usable_processors(), most))
 
     @model_validator(mode="after")
     def _routes_differ(self) -> Self:

@@ -277,6 +277,7 @@ class Topic:
         unpumped, present = self._unpumped, self.readers_now
         if not unpumped:
             self._has_news = False
+            self.shares_connections = self.shares_connections and bool(present)
             # What a turn sends to a connection goes out in one write.  Serve the readers of a connection one after the
             # other, because a turn that serves a few readers of each connection costs a write for each.
             unpumped.extend(sorted(present, key=_carrier) if self.shares_connections else present)
