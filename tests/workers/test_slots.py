@@ -216,16 +216,30 @@ def test_a_worker_that_cannot_be_forked_is_like_one_that_ends(monkeypatch: pytes
     assert repr(row) == "<OriginRow version 0, 0 workers, 0 waiting>"
 
 
-def test_no_process_waits_for_a_slot_without_a_next_worker() -> None:
-    """The next version asks the workers of a version that drains."""
-    private = PrivateSockets(2)
+@pytest.mark.parametrize("ends_first", [True, False])
+def test_no_process_waits_for_a_slot_without_a_next_worker(ends_first: bool) -> None:
+    """The next version asks the workers of a version that drains.  The worker of slot 0 ends before or in the drain."""
+    private, told = PrivateSockets(2), list[int]()
     supervisor = WorkerSupervisor.__new__(WorkerSupervisor)
     supervisor._slots, supervisor._private, supervisor._now = [Slot(0), Slot(1)], private, lambda: 0.0
-    supervisor._phase = _Phase.DRAINING
-    supervisor._workers = cast(Workers, SimpleNamespace())
-    supervisor._reloads = cast(Reloads, SimpleNamespace(loses=lambda _slot: None))
-    supervisor._slots[1].pid = 7
-    supervisor._ended(supervisor._slots[0], "was ended")
+    supervisor._phase, supervisor._upgrade, supervisor._kill_at = _Phase.SERVING, None, None
+    workers = SimpleNamespace(drains=lambda _: None, tell=lambda slot, _kind, **_fields: told.append(slot.number))
+    supervisor._workers = cast(Workers, workers)
+    server = SimpleNamespace(shutdown_timeout_s=10.0)
+    reloads = SimpleNamespace(loses=lambda _: None, close=lambda _: None, config=SimpleNamespace(server=server))
+    supervisor._reloads = cast(Reloads, reloads)
+    supervisor._sockets = cast(
+        ListeningSockets, SimpleNamespace(places={}, close=lambda _: None, stop_listening=lambda _: None)
+    )
+    first, second = supervisor._slots
+    first.pid, second.pid = 6, 7
+    steps: list[Callable[[], None]] = [
+        lambda: supervisor._ended(first, "was ended"),
+        lambda: supervisor._leave(()),
+    ]
+    for step in steps if ends_first else reversed(steps):
+        step()
+    assert told == ([1] if ends_first else [0, 1])
     for path, ends in zip(private.paths(PEER), (True, False), strict=True):
         with socket.socket(socket.AF_UNIX) as client:
             assert client.connect_ex(path) == (errno.ECONNREFUSED if ends else 0)

@@ -434,6 +434,8 @@ class WorkerSupervisor:
             if slot.pid:
                 self._workers.drains(slot)
                 self._workers.tell(slot, "end", inherited=inherited)
+            else:
+                self._private.close_slot(slot.number)
 
     def _tell_when_empty(self) -> None:
         if all(slot.is_empty or not slot.pid for slot in self._slots):

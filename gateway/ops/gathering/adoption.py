@@ -25,11 +25,16 @@ from gateway.auth.remembered_verdicts import Revocation
 from gateway.ops.admin.controls import set_level
 from gateway.ops.admin.endpoint import adapter_of
 from gateway.ops.admin.subject import Subject
-from gateway.ops.gathering.peers import Peers
+from gateway.ops.gathering.peers import PeerAnswer, Peers
 from gateway.ops.gathering.private import SETTINGS, WorkerSettings
 
 _ADOPT_S: Final = 2.0
-"""The most seconds to wait for the others."""
+"""The most seconds to wait for the others in one round of questions."""
+_ROUNDS: Final = 3
+"""How often a worker that starts asks the others if all of them are late."""
+MOST_PAUSES: Final = 300
+"""After so many rounds in succession without a good answer, the version before is no longer asked.  If its workers are
+late each time, this takes longer than the longest drain."""
 _SAME_S: Final = 1.0
 """Two stated ends of a revocation that differ by fewer seconds than this are the same end, because the answers have
 taken some time."""
@@ -46,12 +51,12 @@ async def adopt_at_start(
     subject: Subject, siblings: Peers | None, earlier: Peers | None, *, but: int, start: Callable[[Peers], None]
 ) -> None:
     """Take over the settings from the other workers of this version, if they have served before, and from the version
-    before, if there is one.  Takes at most `_ADOPT_S`.
+    before, if there is one.  Takes at most `_ADOPT_S` for each of `_ROUNDS` rounds.
 
     `but` is the slot of this worker.  `start` has to begin `follow_settings` with the given workers of the version
     before."""
     drain_changes, level_changes = subject.drain_changes, subject.level_changes
-    found, found_before = await asyncio.gather(_settings_of(siblings, but), _settings_of(earlier))
+    found, found_before = await asyncio.gather(_first_settings_of(siblings, but), _first_settings_of(earlier))
     # Settings that operators have meanwhile changed at this worker may be newer than the others' answers.
     drains, levels = subject.drain_changes == drain_changes, subject.level_changes == level_changes
     apply_settings(subject, found, drains=drains, levels=levels)
@@ -64,17 +69,41 @@ async def adopt_at_start(
 
 
 async def follow_settings(subject: Subject, earlier: Peers, pause: Callable[[], Awaitable[None]]) -> None:
-    """Take over the settings of the version before, until none of its workers answers.  `pause` is called between two
-    questions."""
-    while found := await _settings_of(earlier):
+    """Take over the settings of the version before, until it has ended.  `pause` is called between two rounds of
+    questions, and at most `MOST_PAUSES` times in succession without a good answer."""
+    pauses = 0
+    while pauses <= MOST_PAUSES:
+        answers = await _ask(earlier)
+        if all(one.has_ended for one in answers):
+            return
+        found = _settings_in(answers)
         _apply_earlier(subject, found)
-        await pause()
+        pauses = 0 if found else pauses + 1
+        if pauses <= MOST_PAUSES:
+            await pause()
 
 
-async def _settings_of(peers: Peers | None, but: int | None = None) -> list[WorkerSettings]:
-    """Ask workers for their settings, except the worker of the slot `but`."""
+async def _first_settings_of(peers: Peers | None, but: int | None = None) -> list[WorkerSettings]:
+    """Return the settings of workers, except the worker of the slot `but`.  If none answers, ask those again that are
+    late: they may know a revocation."""
+    if peers is None:
+        return []
+    for _ in range(_ROUNDS):
+        answers = await _ask(peers, but)
+        found = _settings_in(answers)
+        if found or not any(one.is_late for one in answers):
+            break
+    return found
+
+
+async def _ask(peers: Peers, but: int | None = None) -> list[PeerAnswer]:
+    return await peers.ask_all("GET", SETTINGS, within_s=_ADOPT_S, but=but)
+
+
+def _settings_in(answers: Iterable[PeerAnswer]) -> list[WorkerSettings]:
+    """Return the settings in the good answers."""
     found = []
-    for answer in await peers.ask_all("GET", SETTINGS, within_s=_ADOPT_S, but=but) if peers is not None else ():
+    for answer in answers:
         if answer.is_good:
             try:
                 found.append(adapter_of(WorkerSettings).validate_json(answer.body))

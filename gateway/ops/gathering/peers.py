@@ -42,6 +42,13 @@ class PeerAnswer:
     slot: int
     status: int
     body: bytes
+    has_ended: bool = False
+    """Whether no process listens at the worker's socket: it has ended, and so has its supervisor."""
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the worker may live, but has not answered in time."""
+        return self.status in (_LATE, _LOST)
 
     @property
     def is_good(self) -> bool:
@@ -112,7 +119,7 @@ class Peers:
             return PeerAnswer(slot, _LATE, b"")
         except (ClientError, OSError) as error:
             has_ended = isinstance(error, OSError) and error.errno in _ENDED
-            return PeerAnswer(slot, _GONE if has_ended else _LOST, b"")
+            return PeerAnswer(slot, _GONE if has_ended else _LOST, b"", has_ended)
 
     async def close(self) -> None:
         """Close the connections to the workers."""

@@ -16,9 +16,12 @@ from gateway.auth.remembered_verdicts import Revocation, Verdicts
 from gateway.ops.admin.controls import LOGGER, Level, LogLevel, controls_endpoints
 from gateway.ops.admin.endpoint import ApiRequest, Nothing
 from gateway.ops.admin.subject import Subject
-from gateway.ops.gathering.adoption import adopt_at_start, follow_settings, version_before
+from gateway.ops.gathering.adoption import MOST_PAUSES, adopt_at_start, follow_settings, version_before
 from gateway.ops.gathering.peers import PeerAnswer, Peers
 from gateway.ops.gathering.private import WorkerRevocation, WorkerSettings
+
+ENDED = PeerAnswer(0, 503, b"", has_ended=True)
+LATE = PeerAnswer(0, 504, b"")
 
 
 class Started:
@@ -78,7 +81,7 @@ async def test_a_revocation_that_the_version_before_still_confirms_holds_at_the_
         answers += 1
         revoked = [WorkerRevocation("principal", "bob", None, 60.0 + answers / 100)] if answers > 2 else []
         settings = WorkerSettings(revoked, True, "error")
-        return [PeerAnswer(0, 200, orjson.dumps(settings)) if answers < 6 else PeerAnswer(0, 502, b"")]
+        return [PeerAnswer(0, 200, orjson.dumps(settings)) if answers < 6 else ENDED]
 
     async def pause() -> None:
         editions.append(subject.verdicts.edition)
@@ -93,12 +96,68 @@ async def test_a_revocation_that_the_version_before_still_confirms_holds_at_the_
     assert subject.drains == 0
 
 
+class Before:
+    """A version that gives these answers in turn, and the last of them again and again."""
+
+    def __init__(self, *answers: list[PeerAnswer]) -> None:
+        self.answers = list(answers)
+        self.asked = self.pauses = 0
+
+    async def ask_all(self, *_: object, **__: object) -> list[PeerAnswer]:
+        self.asked += 1
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+
+    async def pause(self) -> None:
+        self.pauses += 1
+
+
+def revoking(*names: str) -> PeerAnswer:
+    revoked = [WorkerRevocation("principal", name, None, 60.0) for name in names]
+    return PeerAnswer(0, 200, orjson.dumps(WorkerSettings(revoked, False, "info")))
+
+
+@pytest.mark.parametrize("other", [LATE, PeerAnswer(0, 502, b""), PeerAnswer(0, 503, b"")])
+async def test_the_version_before_is_followed_until_it_has_ended_even_if_it_is_late_meanwhile(
+    level: logging.Logger, other: PeerAnswer
+) -> None:
+    subject = Started()
+    before = Before([revoking()], [other], [ENDED, other], [ENDED, revoking("bob")], [ENDED, ENDED])
+    await follow_settings(cast(Subject, subject), cast(Peers, before), before.pause)
+    assert [one for one, _ in subject.verdicts.revocations()] == [Revocation("principal", "bob")]
+    assert (before.asked, before.pauses) == (5, 4)
+
+
+async def test_a_version_that_never_answers_is_not_followed_for_ever(level: logging.Logger) -> None:
+    before = Before(*[[LATE]] * 5, [revoking()], [LATE])
+    await follow_settings(cast(Subject, Started()), cast(Peers, before), before.pause)
+    assert before.pauses == 6 + MOST_PAUSES
+
+
+@pytest.mark.parametrize("who", ["siblings", "earlier"])
+async def test_a_worker_that_starts_asks_again_if_the_others_are_late(level: logging.Logger, who: str) -> None:
+    subject, asked = Started(), Before([LATE], [LATE, ENDED], [LATE, revoking("bob")])
+    peers = {"siblings": None, "earlier": None} | {who: cast(Peers, asked)}
+    await adopt_at_start(cast(Subject, subject), peers["siblings"], peers["earlier"], but=0, start=lambda _: None)
+    assert [one for one, _ in subject.verdicts.revocations()] == [Revocation("principal", "bob")]
+
+
+@pytest.mark.parametrize(
+    ("answers", "times"), [([LATE], 3), ([ENDED], 1), ([], 1), ([revoking(), LATE], 1), ([PeerAnswer(0, 500, b"")], 1)]
+)
+async def test_a_start_waits_for_late_workers_in_bounded_time(
+    level: logging.Logger, answers: list[PeerAnswer], times: int
+) -> None:
+    asked = Before(answers)
+    await adopt_at_start(cast(Subject, Started()), cast(Peers, asked), None, but=0, start=lambda _: None)
+    assert asked.asked == times
+
+
 def answering(settings: WorkerSettings | None, asked: list[str], name: str) -> Peers:
     """Workers that all have these settings; None for workers that have ended."""
 
     async def ask_all(*_: object, **__: object) -> list[PeerAnswer]:
         asked.append(name)
-        return [PeerAnswer(0, 200, orjson.dumps(settings)) if settings is not None else PeerAnswer(0, 502, b"")]
+        return [PeerAnswer(0, 200, orjson.dumps(settings)) if settings is not None else ENDED]
 
     return cast(Peers, SimpleNamespace(ask_all=ask_all))
 

@@ -90,7 +90,10 @@ async def test_a_worker_is_not_asked_again_where_no_process_listens(crew: Crew, 
     crew.end(1, is_file_left=is_file_left)
     async with asyncio.timeout(BOUND_S):
         answers = await crew.peers.ask_all("GET", "/", within_s=10 * BOUND_S)
-    assert [(answer.slot, answer.is_good) for answer in answers] == [(0, True), (1, False)]
+    assert [(answer.slot, answer.is_good, answer.has_ended) for answer in answers] == [
+        (0, True, False),
+        (1, False, True),
+    ]
 
 
 async def test_a_worker_that_does_not_answer_in_time_is_named(crew: Crew) -> None:
