@@ -48,6 +48,8 @@ class Stage:
         self.untaken: list[list[int]] = [[], [], []]
         """The numbers that each worker has still to answer, in its order."""
         self.answers: list[tuple[int, dict[str, Any]]] = []
+        self.full: set[int] = set()
+        """The slots whose channels have no room."""
         self.killed: list[int] = []
         self.announced: list[str] = []
         self.done: Callable[[Found], None] | None = None
@@ -56,15 +58,18 @@ class Stage:
             config(), cast(Workers, workers), lambda: self.now, self._start_reading, self, has_file=True
         )
 
-    def _tell(self, slot: Slot, kind: str, descriptor: int | None = None, **fields: Any) -> None:
+    def _tell(self, slot: Slot, kind: str, descriptor: int | None = None, **fields: Any) -> bool:
+        if slot.number in self.full:
+            return False
         if kind == "answer":
             self.answers.append((slot.number, fields))
-            return
+            return True
         self.told.append((slot.number, kind))
         if descriptor is not None:
             self.handed.append(pickle.loads(os.pread(descriptor, 1 << 20, 0)))
             self.number = fields["number"]
             self.untaken[slot.number].append(self.number)
+        return True
 
     def _kill(self, slots: list[Slot]) -> None:
         self.killed += [slot.number for slot in slots]
@@ -123,6 +128,7 @@ class Crew:
 
     def step(self) -> None:
         stage, rng = self._stage, self._rng
+        stage.full = {number for number in range(3) if rng.random() < 0.1}
         slot = stage.slots[rng.randrange(3)]
         match rng.randrange(7):
             case 0:

@@ -189,6 +189,9 @@ def test_the_supervisor_knows_what_each_worker_runs_with(seed: int) -> None:
     for _ in range(150):
         crew.step()
         crew.check()
+    stage.full.clear()
+    stage.now += 1.0
+    stage.reloads.look()
     for slot in stage.slots:
         while stage.untaken[slot.number]:
             crew.answer(slot, is_good=True)
@@ -199,3 +202,55 @@ def test_the_supervisor_knows_what_each_worker_runs_with(seed: int) -> None:
     assert all(slot.is_accepting for slot in stage.slots if slot.is_prepared)
     assert open_files() == (stage.reloads.number > 0), "no file of an offer is left open"
     stage.reloads.end()
+
+
+@pytest.mark.parametrize("is_round_over", [True, False])
+@pytest.mark.parametrize("who", [1, 2])
+def test_a_configuration_that_could_not_be_sent_is_sent_again(stage: Stage, who: int, is_round_over: bool) -> None:
+    """The channel of a worker that serves, or that starts in the round, has no room."""
+    starting = stage.slots[2]
+    stage.full.add(who)
+    stage.reloads.ask()
+    stage.reads(config(7))
+    starting.prepares()
+    stage.reloads.prepares(starting)
+    others = {0, 1, 2} - {who}
+    if is_round_over:
+        for slot in others:
+            stage.takes(slot, "a")
+        assert stage.announced == ["reloading"], "the round waits for the worker"
+        stage.is_late()
+    stage.full.clear()
+    stage.told.clear()
+    ends_at = stage.ends_at()
+    assert ends_at is not None
+    assert ends_at <= stage.now + 1.0
+    stage.now = ends_at
+    stage.reloads.look()
+    assert stage.told == [(who, "configuration")]
+    for slot in {who} if is_round_over else {who, *others}:
+        stage.takes(slot, "a")
+    assert stage.slots[who].configuration == stage.reloads.number == 1
+    assert stage.accepting() == [0, 1, 2]
+    assert stage.ends_at() is None
+    if not is_round_over:
+        assert stage.announced[1:] == ["reloaded: a"]
+
+
+def test_a_worker_whose_channel_has_no_room_is_asked_again_until_it_ends(stage: Stage) -> None:
+    stage.full.add(1)
+    stage.reloads.ask()
+    stage.reads(config(7))
+    stage.takes(0)
+    stage.is_late()
+    for _ in range(3):
+        at = stage.ends_at()
+        assert at is not None
+        assert at > stage.now
+        stage.now = at
+        stage.reloads.look()
+    stage.slots[1].ends(stage.now)
+    stage.reloads.loses(stage.slots[1])
+    stage.now += 1.0
+    stage.reloads.look()
+    assert stage.ends_at() is None

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import selectors
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
+
+import pytest
 
 from gateway.cli.supervisor import configuration_reading
 from gateway.cli.supervisor.configuration_reading import Found, Reading
@@ -76,6 +82,30 @@ def test_a_process_that_is_given_up_ends() -> None:
         if pid is not None:
             os.waitpid(pid, 0)
         assert not selector.get_map()
+
+
+@pytest.mark.parametrize("has_proc", [True, False])
+def test_a_process_has_only_its_own_files(monkeypatch: pytest.MonkeyPatch, has_proc: bool) -> None:
+    """A process may be allowed a thousand million files, so each number is not tried."""
+
+    def refused(*_: object) -> list[str]:
+        raise OSError(errno.ENOENT, "No such file or directory")
+
+    def left() -> GatewayConfig:
+        opened = []
+        for number in range(3, 1_000):
+            with suppress(OSError):
+                os.fstat(number)
+                opened.append(number)
+        raise ConfigError(f"{len(opened)} files")
+
+    monkeypatch.setattr(Path, "iterdir", Path.iterdir if has_proc else refused)
+    monkeypatch.setattr(os, "closerange", refused if has_proc else os.closerange)
+    kept = fcntl.fcntl(0, fcntl.F_DUPFD, 900)
+    try:
+        assert found_by(left).error == "1 files"
+    finally:
+        os.close(kept)
 
 
 def test_the_wait_for_workers_is_longer_than_theirs_for_the_disk() -> None:

@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from gateway.cli.reloading import failure_text
@@ -149,6 +150,24 @@ def _found(data: bytes) -> Found:
     return Found(error="the process that reads the configuration has failed")
 
 
+def _close_all_but(kept: int) -> None:
+    """Close all files but the standard streams and `kept`.
+
+    The open ones are looked up, because the limit on their numbers may be so high that it takes minutes to try each.
+    """
+    try:
+        numbers = [int(one.name) for one in Path("/proc/self/fd").iterdir()]
+    except OSError:
+        os.closerange(3, kept)
+        os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))
+        return
+    for number in numbers:
+        if number > 2 and number != kept:
+            # The folder itself is closed already.
+            with suppress(OSError):
+                os.close(number)
+
+
 def _become_reader(read: Callable[[], GatewayConfig], sock: socket.socket, within_s: float) -> Any:
     """Read the configuration and send the result, in the process just forked."""
     signal.set_wakeup_fd(-1)
@@ -157,8 +176,7 @@ def _become_reader(read: Callable[[], GatewayConfig], sock: socket.socket, withi
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, within_s)
     # A worker would not notice its supervisor's end while this process had the channel.
-    os.closerange(3, sock.fileno())
-    os.closerange(sock.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
+    _close_all_but(sock.fileno())
     try:
         found = Found(pickle.dumps(read()))
     except Exception as error:

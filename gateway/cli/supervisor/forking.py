@@ -130,10 +130,9 @@ class Workers:
                 with suppress(ProcessLookupError):
                     os.kill(slot.pid, signal.SIGKILL)
 
-    def tell(self, slot: Slot, kind: str, descriptor: int | None = None, **fields: object) -> None:
+    def tell(self, slot: Slot, kind: str, descriptor: int | None = None, **fields: object) -> bool:
         """Send a message to a slot's worker, if there is one."""
-        if slot.channel is not None:
-            slot.channel.send({"kind": kind, **fields}, descriptor)
+        return slot.channel is not None and slot.channel.send({"kind": kind, **fields}, descriptor)
 
     def _read(self, slot: Slot) -> None:
         """Read a worker's messages."""

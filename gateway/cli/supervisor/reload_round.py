@@ -83,6 +83,10 @@ class ReloadRound:
         self._outcomes[slot] = outcome
         return True
 
+    def awaits(self, slot: int) -> bool:
+        """Whether a slot's worker has still to take the configuration."""
+        return slot in self._outcomes and self._outcomes[slot] is None
+
     def loses(self, slot: int) -> None:
         """Note that a slot's worker has ended.  If the worker had taken the configuration, the outcome stays, because
         the slot's next worker begins with this configuration."""

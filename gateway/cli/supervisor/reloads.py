@@ -35,6 +35,8 @@ from gateway.workers.control import Message
 
 TAKE_S: Final = 12.0
 """The longest wait for the workers: a worker itself waits for 10 s for the files that the configuration names."""
+_AGAIN_S: Final = 1.0
+"""How long to wait before a configuration that could not be sent to a worker is sent again."""
 _MOST_OFFERS: Final = 16
 """The most open offers.  Each has an open file."""
 
@@ -116,6 +118,8 @@ class Reloads:
         self._reading: Reading | None = None
         self._taken_by: float | None = None
         """When the round no longer waits for workers to take its offer; None if no round waits for workers."""
+        self._again_at: float | None = None
+        """When to send a configuration again that could not be sent; None if each one was sent."""
         self._unreaped: list[int] = []
         """The pids of reading processes that were given up and may still run."""
         self._is_open = False
@@ -172,8 +176,9 @@ class Reloads:
 
     @property
     def ends_at(self) -> float | None:
-        """When the reading or the wait for the workers has taken too long."""
-        return self._reading.ends_at if self._reading is not None else self._taken_by
+        """When the reading or the wait for the workers has taken too long, or when to send a configuration again."""
+        end = self._reading.ends_at if self._reading is not None else self._taken_by
+        return min((at for at in (end, self._again_at) if at is not None), default=None)
 
     def ask(self, asker: Asker | None = None) -> None:
         """Ask for a reload, for a client of a worker's admin port, or for a SIGHUP."""
@@ -231,8 +236,12 @@ class Reloads:
         self._settle()
 
     def look(self) -> None:
-        """End the reading or the wait for the workers, if either has taken too long.  Called at `ends_at` or later."""
+        """End the reading or the wait for the workers, if either has taken too long, and send configurations again that
+        could not be sent.  Called at `ends_at` or later."""
         now = self._now()
+        if self._again_at is not None and self._again_at <= now:
+            self._again_at = None
+            self._settle()
         if self._reading is not None and self._reading.ends_at <= now:
             if (pid := self._reading.give_up()) is not None:
                 self._unreaped.append(pid)
@@ -279,8 +288,12 @@ class Reloads:
         self._settle()
 
     def _hand(self, slot: Slot, offer: _Offer) -> None:
-        offer.unanswered.add(slot.number)
-        self._workers.tell(slot, "configuration", offer.memory, number=offer.number)
+        """Send an offer to a worker.  If the worker's channel has no room, the worker has nothing to answer yet, and
+        the offer is sent again later (`_settle_one`)."""
+        if self._workers.tell(slot, "configuration", offer.memory, number=offer.number):
+            offer.unanswered.add(slot.number)
+        elif self._again_at is None:
+            self._again_at = self._now() + _AGAIN_S
 
     def _bring_into_effect(self, number: int) -> None:
         """Bring an open offer into effect, because a worker has taken it.  Earlier offers can then no longer come into
@@ -321,6 +334,10 @@ class Reloads:
                 self._replace(slot, why)
             elif why is None and slot.number not in current.unanswered:
                 self._hand(slot, current)
+        offer = self._offer_of_round
+        is_awaited = self._round is not None and self._round.awaits(slot.number)
+        if offer is not None and is_awaited and slot.number not in offer.unanswered:
+            self._hand(slot, offer)
         if slot.is_accepting or slot.configuration >= self.needed:
             slot.hangs_at = None
         elif slot.hangs_at is None:
