@@ -363,7 +363,9 @@ class WorkerSupervisor:
             self._end_upgrade("not upgraded: this is process 1, and its end would end the container")
             return
         try:
-            peers = self._private.paths(PEER)
+            # After two upgrades in a row, the version before this one may drain too.
+            earlier = filter(os.path.exists, self._predecessor.peers)
+            peers = (*self._private.paths(PEER), *earlier)
             self._upgrade = Upgrade(self._sockets, self._shared, peers, self._environ, self._now())
             self._upgrade.reloads = self._reloads.requests
         except OSError as error:

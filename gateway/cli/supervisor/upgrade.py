@@ -106,7 +106,7 @@ class Predecessor:
         handed = json.loads(text) if text else {"sockets": {}}
         self.sockets = HandedSockets(handed["sockets"])
         self.peers: tuple[str, ...] = tuple(handed.get("peers", ()))
-        """The private admin sockets of that version's workers."""
+        """The private admin sockets of that version's workers, and of versions before it that had not ended."""
         self._memory: int | None = handed.get("memory")
         self._channel: ChannelEnd | None = None
         if (fd := handed.get("channel")) is not None:

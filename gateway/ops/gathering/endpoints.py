@@ -8,10 +8,14 @@ be made by every worker.  If a worker has not made the change, the answer is an 
 A purge is sent to the workers twice.  In the first round, a worker that has purged a stream may fetch it again from an
 owner that has not purged yet.  Before the second round begins, all owners have purged, so no earlier byte is left after
 it.
+
+While an upgrade ends, the version before still answers the clients that are connected to it.  A revocation and a purge
+therefore reach its workers too.  An error says if they have not all made the change.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -87,6 +91,8 @@ class Gathering:
     shape: Any = None
     """The type of a worker's answer; None for the type of the endpoint's."""
     rounds: int = 1
+    reaches_before: bool = False
+    """Whether the request is sent to the version before too, while that version drains."""
 
 
 def _overview(_: Asked, answers: Sequence[WorkerOverview]) -> Overview:
@@ -129,8 +135,8 @@ GATHERINGS: Final[Mapping[tuple[str, str], Gathering]] = {
     ("GET", "/api/tails"): Gathering(merge_tail_pages),
     ("POST", "/api/tails"): Gathering(merge_tails),
     ("GET", "/api/counts"): Gathering(merge_counts),
-    ("POST", "/api/purge"): Gathering(_purged, lambda _: PURGE, WorkerPurged, rounds=2),
-    ("POST", "/api/revoke"): Gathering(merge_revoked),
+    ("POST", "/api/purge"): Gathering(_purged, lambda _: PURGE, WorkerPurged, rounds=2, reaches_before=True),
+    ("POST", "/api/revoke"): Gathering(merge_revoked, reaches_before=True),
     ("GET", "/api/plan"): Gathering(merge_plans),
     ("GET", "/api/config"): Gathering(first_config),
     ("POST", "/api/drain"): Gathering(merge_drains),
@@ -165,11 +171,13 @@ def make_adapters() -> None:
 class Gathered:
     """The answers of a gateway with several workers (`gateway.ops.admin.app.Answering`)."""
 
-    def __init__(self, subject: Subject, peers: Peers, counts: EndedCounts) -> None:
-        """`subject` and `counts` belong to this worker."""
+    def __init__(self, subject: Subject, peers: Peers, counts: EndedCounts, before: Callable[[], Peers | None]) -> None:
+        """`subject` and `counts` belong to this worker.  `before` makes sessions with the workers of the version
+        before; None if it has ended."""
         self._subject = subject
         self._peers = peers
         self._counts = counts
+        self._before = before
 
     def __repr__(self) -> str:
         return f"<Gathered {self._peers!r}>"
@@ -187,14 +195,29 @@ class Gathered:
             given = body if endpoint.changes else b""
             found: list[Any] = []
             for _ in range(gathering.rounds):
-                answers = await self._peers.ask_all(endpoint.method, target, given, CHANGE_S if is_change else LOOK_S)
+                within_s = CHANGE_S if is_change else LOOK_S
+                asking = self._peers.ask_all(endpoint.method, target, given, within_s)
+                if gathering.reaches_before:
+                    answers, before = await asyncio.gather(asking, self._ask_before(endpoint.method, target, given))
+                else:
+                    answers, before = await asking, []
                 good = done_by_all(answers) if is_change else done_by_some(answers)
+                good += done_before(before)
                 found += [_parsed(shape.validate_json, answer) for answer in good]
             if endpoint.path == "/api/purge":
                 self._subject.metrics.operations.purge(is_soft=asked.body.soft)
             return gathering.merge(asked, found)
 
         return endpoint.route_with(answered)
+
+    async def _ask_before(self, method: str, target: str, body: bytes) -> list[PeerAnswer]:
+        before = self._before()
+        if before is None:
+            return []
+        try:
+            return await before.ask_all(method, target, body, CHANGE_S)
+        finally:
+            await before.close()
 
     async def unready(self) -> list[str]:
         """Return the workers that are not ready."""
@@ -224,12 +247,12 @@ def done_by_some(answers: Sequence[PeerAnswer]) -> list[PeerAnswer]:
 
 def done_by_all(answers: Sequence[PeerAnswer]) -> list[PeerAnswer]:
     """Return the answers to a change.  Raises Refused if a worker has not made the change."""
-    failed = [answer for answer in answers if not answer.is_good]
+    failed = _failed(answers)
     if not failed:
         if not answers:
             raise Refused(503, "no worker answers")
         return list(answers)
-    reasons = "; ".join(f"worker {one.slot}: {_refusal(one)}" for one in failed)
+    reasons = _reasons(failed)
     if len(failed) == len(answers) and len({one.status for one in failed}) == 1:
         if len({one.body for one in failed}) == 1:
             raise _refusal(failed[0])
@@ -237,6 +260,24 @@ def done_by_all(answers: Sequence[PeerAnswer]) -> list[PeerAnswer]:
             raise Refused(failed[0].status, reasons)
     done = [str(answer.slot) for answer in answers if answer.is_good]
     raise Refused(503, f"not done by all workers: {reasons}; done by {', '.join(done) or 'none'}")
+
+
+def done_before(answers: Sequence[PeerAnswer]) -> list[PeerAnswer]:
+    """Return the answers to a change of the workers of the version before that have not ended.  Raises Refused if one
+    of them has not made the change."""
+    living = [answer for answer in answers if not answer.has_ended]
+    if failed := _failed(living):
+        where = "done by the workers of this version, but not by all workers of the version before, which drains"
+        raise Refused(503, f"{where}: {_reasons(failed)}")
+    return living
+
+
+def _failed(answers: Sequence[PeerAnswer]) -> list[PeerAnswer]:
+    return [answer for answer in answers if not answer.is_good]
+
+
+def _reasons(failed: Sequence[PeerAnswer]) -> str:
+    return "; ".join(f"worker {one.slot}: {_refusal(one)}" for one in failed)
 
 
 def _refusal(answer: PeerAnswer) -> Refused:

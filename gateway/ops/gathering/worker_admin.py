@@ -53,7 +53,7 @@ class WorkerAdmin:
         """The origins whose news are being sent, and whether each origin has changed since then."""
         subject.engine.origins.on_change = self._tell
         subject.engine.health.sends_checks = self._sends_checks
-        self.answering = Gathered(subject, self._peers, self._counts)
+        self.answering = Gathered(subject, self._peers, self._counts, partial(version_before, place.predecessors))
         """The answers of the public port."""
 
     def __repr__(self) -> str:

@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
+import orjson
 import pytest
+from aiohttp import ClientSession, UnixConnector, web
 
 from gateway.ops.admin.app import admin_endpoints
 from gateway.ops.admin.directory import Directory
 from gateway.ops.admin.endpoint import Refused, adapter_of
 from gateway.ops.gathering.ended_counts import EndedCounts
-from gateway.ops.gathering.endpoints import ALONE, GATHERINGS, Gathered, done_by_all, done_by_some, make_adapters
+from gateway.ops.gathering.endpoints import (
+    ALONE,
+    GATHERINGS,
+    Gathered,
+    done_before,
+    done_by_all,
+    done_by_some,
+    make_adapters,
+)
 from gateway.ops.gathering.peers import PeerAnswer, Peers
 from gateway.ops.gathering.private import WorkerSettings, private_application
+from gateway.ops.gathering.worker_admin import WorkerAdmin
 from gateway.ops.partition_ids import PartitionIds
+from gateway.workers.place import WorkerPlace
+from gateway.workers.shared_memory import SharedMemory, SlotState
 
 DONE = PeerAnswer(0, 200, b"{}")
 UNKNOWN = PeerAnswer(1, 404, b'{"error": "no such stream is held"}')
@@ -38,7 +56,7 @@ def test_a_worker_makes_no_adapter_that_the_supervisor_could_have_made() -> None
     make_adapters()
     made = adapter_of.cache_info().misses
     private_application(subject, PartitionIds(), counts)
-    gathered = Gathered(subject, Peers([], lambda _: 0), counts)
+    gathered = Gathered(subject, Peers([], lambda _: 0), counts, lambda: None)
     for endpoint in admin_endpoints(subject, Directory(subject.engine, PartitionIds())):
         gathered.route(endpoint)
     adapter_of(WorkerSettings)
@@ -84,3 +102,98 @@ def test_a_change_that_all_workers_refuse_in_different_words_is_refused_for_good
 
 def test_a_change_by_all_workers_is_done() -> None:
     assert done_by_all([DONE, PeerAnswer(1, 202, b"{}")]) == [DONE, PeerAnswer(1, 202, b"{}")]
+
+
+def test_a_change_that_the_version_before_has_not_made_is_refused() -> None:
+    ended = PeerAnswer(3, 503, b"", has_ended=True)
+    assert done_before([]) == done_before([ended]) == []
+    assert done_before([DONE, ended]) == [DONE]
+    with pytest.raises(Refused) as refused:
+        done_before([DONE, LATE, ended])
+    assert refused.value.status == 503
+    assert str(refused.value) == (
+        "done by the workers of this version, but not by all workers of the version before, which drains: "
+        "worker 2: it has not answered in time"
+    )
+
+
+class Sites:
+    """Workers of two versions, which answer each change, and the admin port of the later version."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._runners: list[web.AppRunner] = []
+        self.asked: list[tuple[str, str, bytes]] = []
+
+    async def serve(self, name: str, *routes: web.RouteDef) -> str:
+        runner = web.AppRunner(made := web.Application())
+        made.add_routes(routes)
+        await runner.setup()
+        await web.UnixSite(runner, path := str(self._folder / name)).start()
+        self._runners.append(runner)
+        return path
+
+    async def worker(self, name: str) -> str:
+        async def answer(request: web.Request) -> web.Response:
+            self.asked.append((name, request.raw_path, await request.read()))
+            return web.Response(body=orjson.dumps({"live_reads": 2} if "revoke" in request.path else {"names": [7]}))
+
+        return await self.serve(name, web.post("/{rest:.*}", answer), web.put("/{rest:.*}", answer))
+
+    def ended(self, name: str) -> str:
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.bind(path := str(self._folder / name))
+        return path
+
+    async def admin(self, *predecessors: str) -> tuple[WorkerAdmin, str]:
+        shared = SharedMemory.create(1)
+        shared.set_slot(0, SlotState.SERVING, 1, 1)
+        own = await self.worker("own")
+        place = SimpleNamespace(folder="", slot=0, shared=shared, peer_paths=(own,), predecessors=predecessors)
+        subject = unused()
+        subject.engine.origins = subject.engine.health = SimpleNamespace()
+        subject.metrics = SimpleNamespace(operations=SimpleNamespace(purge=lambda **_: None))
+        admin = WorkerAdmin(cast(WorkerPlace, place), subject, PartitionIds())
+        endpoints = admin_endpoints(subject, Directory(subject.engine, PartitionIds()))
+        changes = [one for one in endpoints if one.path in ("/api/revoke", "/api/purge")]
+        return admin, await self.serve("admin", *map(admin.answering.route, changes))
+
+    async def close(self) -> None:
+        for runner in self._runners:
+            await runner.cleanup()
+
+
+@pytest.fixture
+async def sites() -> AsyncIterator[Sites]:
+    with TemporaryDirectory() as folder:
+        made = Sites(Path(folder))
+        yield made
+        await made.close()
+
+
+@pytest.mark.parametrize("drains", [True, False])
+@pytest.mark.parametrize(
+    ("path", "body", "target", "each", "of_each"),
+    [
+        ("/api/revoke", {"subject": "principal", "name": "eve"}, "/api/revoke", 1, {"live_reads": 2}),
+        ("/api/purge", {"all": True}, "/worker/purge", 2, {"purged": 1}),
+    ],
+)
+async def test_what_an_operator_takes_away_is_taken_away_at_the_version_that_drains_too(
+    sites: Sites, path: str, body: dict[str, object], target: str, each: int, of_each: dict[str, int], drains: bool
+) -> None:
+    before = [await sites.worker("old0"), sites.ended("old1")] if drains else []
+    admin, socket_path = await sites.admin(*before)
+    async with (
+        asyncio.timeout(30.0),
+        ClientSession(connector=UnixConnector(socket_path)) as session,
+        session.post(f"http://admin{path}", json=body) as reply,
+    ):
+        assert reply.status == 200
+        answer = await reply.json()
+    await admin._peers.close()
+    asked = [(name, where) for name, where, _ in sites.asked]
+    assert sorted(asked) == [("old0", target)] * each * drains + [("own", target)] * each
+    assert all(orjson.loads(given) == body for *_, given in sites.asked)
+    sums = {"live_reads": 2 + 2 * drains, "purged": 1}
+    assert answer == {name: sums[name] for name in of_each}
