@@ -153,9 +153,10 @@ class SharedCounts:
     def clear(self) -> None:
         """Forget the counts of this slot's worker, because it has died.  Only the supervisor calls this, before it
         starts the slot's next worker."""
-        for row in range(self.buckets * _ROWS):
-            if self._keys[row * self._row_bytes // 8]:
-                at = self._cell(row, Counted.CONNECTIONS)
+        first = self._cell(0, Counted.CONNECTIONS)
+        for row in self._shared.used(self._shared.common_at + first * 4, self._row_bytes, self.buckets * _ROWS):
+            at = first + row * self._row_bytes // 4
+            if self._counts[at] or self._counts[at + 1]:
                 self._counts[at] = self._counts[at + 1] = 0
 
     # -- times

@@ -16,15 +16,20 @@ A supervisor numbers its own places from 0, and calls these numbers *slots*.
 
 Some changes need several values at once.  They are made under POSIX record locks of the memory's file (`lock`).  The
 kernel releases the locks of a process that dies.
+
+Pages take memory from their first use, and reading a page is a use.  What reads a whole table therefore skips the pages
+that were never used (`used`).
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import mmap
 import os
 import struct
+from collections.abc import Iterator
 from enum import IntEnum
 from typing import Final
 
@@ -39,7 +44,7 @@ RECORD_BYTES: Final = 512
 RECORDS: Final = 4_096
 """How many records each place keeps."""
 COMMON_BYTES: Final = 1 << 19
-"""The room for counts of clients, for each place that there is.  Pages that are never used take no memory."""
+"""The room for counts of clients, for each place that there is."""
 ORIGINS: Final = 1_024
 """How many origins have a row of their own."""
 ORIGIN_BYTES: Final = 320
@@ -81,8 +86,9 @@ class SharedMemory:
         self.cells_at = _PAGE + _page_up(places * _PLACE_WORDS * 8)
         """Where the cells begin."""
         self.records_at = self.cells_at + HASHES * places * 8
-        self._common_at = self.records_at + places * RECORDS * RECORD_BYTES
-        self.origins_at = self._common_at + places * COMMON_BYTES
+        self.common_at = self.records_at + places * RECORDS * RECORD_BYTES
+        """Where the counts of clients begin."""
+        self.origins_at = self.common_at + places * COMMON_BYTES
         """Where the rows of origins begin."""
         self.secret: bytes = _HEADER.unpack_from(self.raw)[4]
         """The key of the path hash."""
@@ -164,7 +170,29 @@ class SharedMemory:
     @property
     def common(self) -> memoryview:
         """The room for counts of clients."""
-        return self.bytes[self._common_at : self._common_at + self.places * COMMON_BYTES]
+        return self.bytes[self.common_at : self.common_at + self.places * COMMON_BYTES]
+
+    def used(self, at: int, step: int, count: int) -> Iterator[int]:
+        """Yield the indices of the values that may have been written, of `count` values of eight aligned bytes.  The
+        first value is at the byte `at`, and each further one `step` bytes later.  All other values are 0."""
+        end = at + count * step
+        for first, last in self._used_parts(at, end):
+            yield from range(-((at - first) // step), min(count, -((at - last) // step)))
+
+    def _used_parts(self, at: int, end: int) -> Iterator[tuple[int, int]]:
+        """Yield the beginning and the end of each run of used pages between two bytes.  The first and the last run may
+        begin earlier or end later."""
+        while at < end:
+            try:
+                first = os.lseek(self.descriptor, at, os.SEEK_DATA)
+                last = os.lseek(self.descriptor, first, os.SEEK_HOLE)
+            except OSError as error:
+                if error.errno != errno.ENXIO:
+                    # This kernel does not say which pages are used.
+                    yield at, end
+                return
+            yield first, last
+            at = last
 
     # -- locks
 

@@ -220,10 +220,14 @@ class SharedOrigins:
     def clear(self) -> None:
         """Forget what this slot's worker has under way, because it has died.  Only the supervisor calls this, before it
         starts the slot's next worker."""
-        for row, key in enumerate(self._keys()):
-            if key:
-                at = self._place_word(row)
-                self._shared.words[at + _WAITING] = self._shared.words[at + _USES] = 0
+        shared = self._shared
+        words, step = shared.words, _row_words(shared)
+        first = self._place_word(0)
+        # The words of a place begin at a multiple of 64 bytes, so these two are in one page.
+        for row in shared.used(first * 8, step * 8, ORIGINS):
+            at = first + row * step
+            if words[at + _USES] or words[at + _WAITING]:
+                words[at + _WAITING] = words[at + _USES] = 0
 
     def _keys(self) -> list[int]:
         """Return the keys of all rows."""

@@ -110,12 +110,12 @@ class WriteLog:
         """
         shared = self._shared
         place = shared.first + slot
+        words, places = shared.words, shared.places
         first = (shared.cells_at >> 3) + place
-        cells = shared.words[first : first + (HASHES - 1) * shared.places + 1]
         found = [
-            (index, cells[index * shared.places] & _UNDER_WAY)
-            for index in range(HASHES)
-            if cells[index * shared.places] & _UNDER_WAY
+            (index, count)
+            for index in shared.used(first * 8, self._width, HASHES)
+            if (count := words[first + index * places] & _UNDER_WAY)
         ]
         for index, count in found:
             self._record(place, index, b"", -count)

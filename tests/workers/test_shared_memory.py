@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import random
 
 import pytest
 
+from gateway.workers.shared_counts import Counted, SharedCounts
 from gateway.workers.shared_memory import COMMON_BYTES, MOST_WORKERS, ORIGIN_BYTES, ORIGINS, SharedMemory, SlotState
+from gateway.workers.shared_origins import SharedOrigins
+from gateway.workers.write_log import WriteLog
 
 
 def test_a_slot_begins_dead_and_shows_what_the_supervisor_records() -> None:
@@ -65,3 +70,52 @@ def test_tables_have_rooms_of_their_own() -> None:
 def test_a_number_of_workers_out_of_range_is_refused(workers: int) -> None:
     with pytest.raises(ValueError, match="workers"):
         SharedMemory.create(workers)
+
+
+def test_the_tables_take_no_further_memory_when_a_worker_dies() -> None:
+    shared = SharedMemory.create(16)
+    log, counts, origins = WriteLog(shared, 3, lambda: 1.0), SharedCounts(shared, 3), SharedOrigins(shared, 3)
+    for index in (5, 65_535):
+        log.begin(index, b"a")
+    key = counts.key_of("net")
+    counts.add(key, Counted.LIVE_READS, 2, 1.0)
+    row = origins.join("http://a")
+    assert row is not None
+    row.set_waiting(3)
+    before = os.fstat(shared.descriptor).st_blocks
+    settled = log.settle(3)
+    counts.clear()
+    origins.clear()
+    assert os.fstat(shared.descriptor).st_blocks == before
+    assert (settled, counts.own(key, Counted.LIVE_READS)) == (2, 0)
+    assert repr(row) == "<OriginRow version 0, 0 workers, 0 waiting>"
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+@pytest.mark.parametrize("step", [8, 160, 4_096, 10_000])
+def test_no_value_that_was_written_is_taken_for_unused(
+    monkeypatch: pytest.MonkeyPatch, step: int, is_known: bool
+) -> None:
+    """`is_known`: whether the kernel says which pages are used."""
+
+    def refused(_descriptor: int, _at: int, _how: int) -> int:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    if not is_known:
+        monkeypatch.setattr(os, "lseek", refused)
+    rng = random.Random(step)
+    shared = SharedMemory.create(4)
+    at, count = shared.common_at + 40, COMMON_BYTES // step
+    assert list(shared.used(at, step, count)) == ([] if is_known else list(range(count)))
+    written = {0, count - 1, *(rng.randrange(count) for _ in range(5))}
+    for outside in (at - 8, at + count * step):
+        shared.words[outside // 8] = 1
+    for index in written:
+        shared.words[(at + index * step) // 8] = 1
+    used = list(shared.used(at, step, count))
+    assert used == sorted({*used})
+    assert written <= {*used} <= {*range(count)}
+    if is_known:
+        assert len(used) <= (len(written) + 2) * max(1, 4_096 // step + 1)
+    else:
+        assert len(used) == count
