@@ -131,7 +131,8 @@ def _fits(wanted: str, segment: str, claims: Mapping[str, object]) -> bool:
     if (place := _PLACE.fullmatch(wanted)) is None:
         return wanted == segment
     value = claims.get(place[1])
-    # With the claim `__ds`, the protocol's reserved path, a principal would get access to all subscriptions.
+    # If the claim had the value `__ds`, the protocol's reserved path, the principal would get access to all
+    # subscriptions.
     if not isinstance(value, str) or not value or value in (".", "..", "__ds"):
         return False
     try:

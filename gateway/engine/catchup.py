@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 
 from gateway.engine.answer import Answer, BodyRun, NamedTail, Parts
-from gateway.engine.first_read import FirstRead, miss_outcome
+from gateway.engine.cold_reads import FirstRead, miss_outcome
 from gateway.engine.live_start import LiveReads
 from gateway.engine.read import Read, Uncacheable
 from gateway.engine.response_heads import Said, head_answer, now_answer, origin_error_answer, part_answer

@@ -15,10 +15,10 @@ from gateway.config.limits import LimitsConfig
 from gateway.config.origin_tls import OriginTls
 from gateway.engine.answer import Answer
 from gateway.engine.catchup import CatchUp
+from gateway.engine.cold_reads import ColdReadLimit, FirstRead
 from gateway.engine.compression import Coder
 from gateway.engine.confirming import Confirming
 from gateway.engine.fetch_table import FetchTable
-from gateway.engine.first_read import ColdReadLimit, FirstRead
 from gateway.engine.hit_for_miss import HEAD
 from gateway.engine.hop_upstream import HopUpstream
 from gateway.engine.live_start import LiveReads

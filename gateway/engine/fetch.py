@@ -80,13 +80,13 @@ class FetchWork:
     ended: Callable[[Fetch], None]
     """Called with each fetch that is over."""
     backlog: Backlog
-    """Counts the steps of fetches and of first reads (`engine.first_read`) that wait for a turn of the loop."""
+    """Counts the steps of fetches and of first reads (`engine.cold_reads`) that wait for a turn of the loop."""
     started: Batch[Fetch] = field(init=False)
     """Fetches launched in this turn of the loop.  Other reads may still join their flights."""
     arrived: Batch[Fetch] = field(init=False)
     """Fetches whose replies have arrived as a whole."""
     looks: Batch[FirstReader] = field(init=False)
-    """First reads (`gateway.engine.first_read`) that may continue, because more of the reply has arrived."""
+    """First reads (`gateway.engine.cold_reads`) that may continue, because more of the reply has arrived."""
     is_closed: bool = False
     """Whether further requests are forbidden, because the engine is closing."""
 

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from gateway.aio.clock import Clock
 from gateway.engine.answer import Answer
-from gateway.engine.first_read import ColdReadLimit, FirstRead
+from gateway.engine.cold_reads import ColdReadLimit, FirstRead
 from gateway.engine.negative_cache import NegativeCache
 from gateway.engine.read import MOST_CHANGES, Closeable, Read, Uncacheable
 from gateway.engine.response_heads import origin_error_answer

@@ -16,12 +16,13 @@ does not apply to clients without a network.  A limit per principal or tenant do
 principal or tenant.
 
 `Bans` excludes client networks that keep sending refused requests.  A refusal costs almost as much processor time as an
-answer, so such clients would still slow down other clients.  A network may have `per_s` refusals a second, and at once
-ten times as many (the burst).  A network with more refusals is banned.  The connections of a banned network are closed.
-New connections of this network are closed at once, which costs a tenth of a refusal.  The first ban lasts for `BAN_S`.
-If the network has gone without a ban for at least the length of its last ban, its next ban lasts for `BAN_S` again.
-Otherwise the next ban is twice as long as the last ban, up to `LONGEST_S`.  After a ban only a quarter of the burst is
-allowed.
+answer, so such clients would still slow down other clients.  Each network has a token bucket for its refusals.  The
+bucket refills at the configured number of refusals a second, and holds ten times this number (the burst).  A network
+whose bucket has no token left for a refusal is banned.  The connections of a banned network are closed.  New
+connections of this network are closed at once, which costs a tenth of a refusal.  The first ban lasts for `BAN_S`.  If
+the network has gone without a ban for at least the length of its last ban, its next ban lasts for `BAN_S` again.
+Otherwise the next ban is twice as long as the last ban, up to `LONGEST_S`.  After a ban the bucket has only a quarter
+of the burst.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ class Rate:
 UNKNOWN_WAIT_S: Final = 5.0
 """The wait that a refusal states, in seconds, if the request has to wait until some live read ends."""
 _LONGEST_WAIT_S: Final = 86_400.0
-"""A Retry-After is computed from a wait of at most this many seconds."""
+"""A longer wait is cut to this many seconds before its Retry-After is computed."""
 
 
 def retry_after_s(wait_s: float, rng: random.Random) -> int:
@@ -130,9 +131,9 @@ BAN_S: Final = 10.0
 LONGEST_S: Final = 320.0
 """The length of the longest ban in seconds."""
 _BURST_S: Final = 10.0
-"""The allowed burst of refusals is the number that is allowed in this many seconds."""
+"""The burst of refusals, as the number of seconds in which the bucket refills from empty to full."""
 _LEFT_AFTER_BAN: Final = 0.25
-"""The share of the burst that is allowed after a ban."""
+"""The share of the burst that is in the bucket after a ban."""
 
 
 class Bans:
@@ -206,7 +207,7 @@ class RateLimit:
         self.counts_live = config.live_reads is not None or self.bytes is not None
         """Whether the end of a live read must be recorded in the limit."""
         self.party = {"principal": 0, "tenant": 1}.get(config.per)
-        """For a limit per principal or tenant, the index of its name in `Parties`; otherwise None."""
+        """For a limit per principal or tenant, the index in `Parties` of the party's name; otherwise None."""
         self._shared: dict[str, Account] = {}
         """For a limit per route, the account of each route.  For a limit on all requests, its one account."""
 

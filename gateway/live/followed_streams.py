@@ -2,7 +2,8 @@
 
 A topic is the group of live readers of one stream.  Its follower is a task with one live request at the origin.  A
 topic is created for its first live reader and survives its last live reader by a linger time, because a long-poll
-client is absent between two requests.  A topic holds its stream in memory, so a stream has at most one topic and one
+client is absent between two requests.  The table has at most one topic for each `Stream` object.  A topic holds this
+object in memory, so all requests for the stream find the same object.  Therefore a stream has at most one topic and one
 follower.
 
 The table serves both Durable Streams and S2, and keeps only what both need: the number of readers, a periodic timer

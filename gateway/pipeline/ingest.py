@@ -1,8 +1,9 @@
 """Ingest: write access-log lines to bronze and silver, and compute the sessions.  Repeated runs add no line twice.
 
 The lines of a batch are committed to bronze together with the progress in the source.  Then silver is updated from
-bronze, and the sessions are updated from silver.  Both tables are committed with the version that they were computed
-from (`gateway.pipeline.lake`).  A run therefore finds and finishes the work of an earlier run that was killed.
+bronze, and the sessions are updated from silver.  Silver is committed with the version of bronze that it was computed
+from, and the sessions with the version of silver (`gateway.pipeline.lake`).  A run therefore finds and finishes the
+work of an earlier run that was killed.
 
 If two runs overlap, the one that commits second repeats its batch.  While a source is followed, sessions and gold are
 computed at most once a minute, because each computation processes whole days and not only the new batch.
@@ -92,8 +93,9 @@ def ingest(
     """Ingest the lines of a source that the lake does not have yet.
 
     With `follow`, keep ingesting new lines until `stop` is set or SIGINT arrives.  Events more than `late_days` days
-    before silver's newest day are rejected as too late.  None accepts any day, or means three days with `follow`.  With
-    `again`, files are read from their beginnings, even if they were read before; silver still gets no line twice.
+    before silver's newest day are rejected as too late.  If `late_days` is None, the limit is three days with `follow`,
+    and there is no limit without it.  With `again`, files are read from their beginnings, even if they were read
+    before; silver still gets no line twice.
 
     Raises PipelineFailed if the source cannot be read, and Conflict if other runs keep writing to the lake.
     """
@@ -167,11 +169,13 @@ class _Ingest:
     _computed_at: float = float("-inf")
     _has_forgotten: bool = False
     _held: dict[int | None, Manifest] = field(default_factory=dict)
-    """The manifest at the end of the last turn, by the mark of the progress that it belongs to."""
+    """The manifest at the end of the last turn.  Its key is the mark of bronze (`gateway.pipeline.lake`) that was
+    committed with the manifest."""
     _prepared: Prepared | None = None
     """Rows of silver for the batch that is about to be committed to bronze."""
     _uncounted: dict[int, int] = field(default_factory=dict)
-    """Number of lines of each batch that `settle` has not counted yet, by the version of bronze that it made."""
+    """The number of lines of each batch that `settle` has not counted yet.  The key is the version of bronze that the
+    batch's commit made."""
 
     def follow(self, source: Source, stop: threading.Event) -> None:
         """Ingest new lines until `stop` is set."""
@@ -204,14 +208,15 @@ class _Ingest:
     def settle(self) -> None:
         """Count how many lines silver gained from the batches that are not counted yet.
 
-        Silver must be up to date with bronze.  This is called often while a source is followed, because the number is
-        read from silver's log, which is kept for thirty days.
+        Silver must be up to date with bronze.  The number is read from silver's log, whose entries are kept for thirty
+        days.  A source may be followed for longer, so this is called again and again while a source is followed.
         """
         if not self._uncounted:
             return
         silver = self.lake.snapshot(REQUESTS)
         count = gained(silver, self._uncounted, self._counted_to)
-        # A commit that recomputed whole days also counts lines of other runs, and may subtract lines that were undone.
+        # If a commit recomputed whole days, its count includes lines of other runs, so the sum may be too high.  Such a
+        # commit also subtracts the lines that the command `undo` has removed, so the sum may be negative.
         self.ingested.added += min(sum(self._uncounted.values()), max(0, count))
         self._uncounted, self._counted_to = {}, silver.version
 

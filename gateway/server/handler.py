@@ -18,8 +18,8 @@ from gateway.auth.remembered_verdicts import parties_of
 from gateway.auth.verdict import Concealed
 from gateway.config.gateway import GatewayConfig
 from gateway.engine.answer import Answer, BodyRun
+from gateway.engine.cold_reads import FirstRead
 from gateway.engine.core import Engine
-from gateway.engine.first_read import FirstRead
 from gateway.engine.hit_for_miss import HEAD
 from gateway.engine.live_start import TOO_LARGE
 from gateway.engine.passed_read import PassedRead

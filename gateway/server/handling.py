@@ -18,7 +18,7 @@ from urllib.parse import quote, unquote
 from multidict import CIMultiDict
 
 from gateway.aio.tasks import begin
-from gateway.engine.first_read import FirstRead
+from gateway.engine.cold_reads import FirstRead
 from gateway.engine.passed_read import PassedRead
 from gateway.engine.read import Read
 from gateway.engine.route import HeaderRules

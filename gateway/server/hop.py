@@ -21,8 +21,8 @@ from multidict import CIMultiDict
 
 from gateway.config.limits import LimitsConfig
 from gateway.engine.answer import Answer
+from gateway.engine.cold_reads import FirstRead
 from gateway.engine.core import Engine
-from gateway.engine.first_read import FirstRead
 from gateway.engine.long_poll_waiter import WaitingPoll
 from gateway.engine.read import Read, Uncacheable
 from gateway.engine.route import Route

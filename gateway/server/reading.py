@@ -42,7 +42,11 @@ _END: Final = Mark.END
 
 
 class ReadingConnection(WritingConnection):
-    """The part of a client's connection that reads requests.  The connection is the `Flow` of the requests' bodies."""
+    """The part of a client's connection that reads requests.
+
+    The connection implements `Flow` (`gateway.server.request_body`), by which the bodies of requests report how many of
+    their bytes are unread.
+    """
 
     __slots__ = (
         "_body",
@@ -71,8 +75,8 @@ class ReadingConnection(WritingConnection):
         self._is_busy = False
         """Whether new input must not be answered from memory, because an earlier answer may be unfinished or unsent."""
         self._is_taking = False
-        """Whether a caller further up the stack is beginning requests.  If so, that caller begins the next request, and
-        the end of an answer does not.
+        """Whether a caller further up the stack is beginning requests.  If so, that caller also begins the next
+        request.  At other times, the next request is begun by `_resume` at the end of an answer.
         """
         self._is_waiting = False
         """Whether the unparsed input waits for its turn (`gateway.server.turns`)."""
@@ -119,8 +123,8 @@ class ReadingConnection(WritingConnection):
 
     @property
     def alias(self) -> bytes | None:
-        """The request's bytes, if an answer may be remembered under these bytes.  None if routes or joins have changed
-        since the request was read.
+        """The request's bytes, if an answer may be remembered under these bytes.  None if the routes have changed since
+        the request was read.
         """
         return self._candidate if self._candidate_generation == self._clients.joins.generation else None
 

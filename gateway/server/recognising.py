@@ -1,7 +1,8 @@
 """HTTP/1.1 requests that are answered without being parsed, because an equal request was answered before.
 
-Such a request is answered by a remembered answer (`remembered.py`), or it joins the live readers of its stream
-(`joins.py`).  Requests are equal if they have the same line and differ only in headers without influence on the answer.
+Such a request is answered by a remembered answer (`remembered.py`).  A live request instead joins the live readers of
+its stream by a *join*, which is a remembered live request (`joins.py`).  Requests are equal if they have the same line
+and differ only in headers without influence on the answer.
 """
 
 from __future__ import annotations
@@ -26,16 +27,18 @@ _LONGPOLL: Final = Mode.LONGPOLL
 
 
 class RecognisingConnection(ReadingConnection):
-    """The part of a client's connection that finds remembered answers and joins."""
+    """The part of a client's connection that looks for the remembered answer or the join of a request."""
 
     __slots__ = ("_beginning", "_repeats", "client", "proxies")
 
     _repeats: bool
-    """Whether the latest request with a remembered answer or a join had exactly the bytes under which
-    `RememberedAnswers.exact` or `Joins.exact` holds this answer or join."""
+    """Whether requests are first looked up by their exact bytes, which pays only while clients send equal bytes.  Set
+    by the latest request with a remembered answer or join: whether it had exactly the bytes of the remembered request.
+    """
     _beginning: Beginning | None
-    """The beginning of the client's latest request line with credentials, if the request got a remembered answer or
-    joined a group of long-polls.  None if there is no such line, or no room to keep its beginning."""
+    """The beginning of the client's latest request line with credentials.  If the next line begins in the same way, it
+    need not be divided.  Only the lines of requests that got a remembered answer or joined a group of long-polls count.
+    None if there is no such line, or no room to keep its beginning."""
     client: str | None
     """The client's address without its port; None without an address, as at a Unix socket."""
     proxies: Proxies | None
@@ -129,14 +132,14 @@ class RecognisingConnection(ReadingConnection):
         return has_joined
 
     def _keep_beginning(self, presented: Presented) -> None:
-        """Keep the beginning of a request line with credentials, for the client's next line."""
+        """Keep the beginning of a request line with credentials, so that the client's next line need not be divided."""
         beginnings = self._clients.joins.beginnings
         self._beginning = beginnings.keep(presented.line, presented.key.credentials, self._beginning)
 
     def _joins(self, join: Join, section: Section, presented: Presented | None = None) -> bool:
         """Begin a live answer for a request with this header section.  Returns False if the request has to be parsed.
 
-        `presented` has the request's line and credentials if they differ from the first request's.
+        `presented` has this request's line and credentials if they differ from those of the remembered request.
         """
         self._is_busy = self._is_active = True
         try:

@@ -21,7 +21,8 @@ read only for the kinds of routes that have an entry for the same request line.
 Clients send the same header section with many request lines.  From a section's second appearance on, `Sections` keeps
 the section with its meanings and the client's address.  The section's lines are then not read again.
 
-If a request line has credentials in its query, the line without them leads to the answer or join (`verdict_keys.py`).
+A *join* is a remembered live request (`joins.py`).  A request line may have credentials in its query.  Its remembered
+answer or join is then found under the line without these credentials (`verdict_keys.py`).
 """
 
 from __future__ import annotations
@@ -67,8 +68,8 @@ _HEAD_END: Final = b"\r\n\r\n"
 
 
 class Presented(NamedTuple):
-    """The answer or join of a request with credentials in its query.  The request's line differs from the first
-    request's line in its credentials only."""
+    """The remembered answer or join that was found for a request with credentials in its query.  The line of the
+    remembered request may differ from this request's line, but only in its credentials."""
 
     known: Known
     line: bytes
@@ -90,8 +91,8 @@ def _may_be_section(text: bytes) -> bool:
     """Return whether the text is one header section within the bounds.  The text must have no blank line before its
     end.
 
-    A kind of route takes out whole lines, so its text has as many blank lines as the section.  Therefore a text with
-    the key of a section has no further blank line either.
+    A section's key is the section without some whole lines, so both have the same number of blank lines.  If a new text
+    has the same key as a known section, the new text therefore has no further blank line either.
     """
     size = len(text)
     return (
@@ -107,8 +108,8 @@ class Known:
     __slots__ = ()
 
     verdict_key: VerdictKey | None
-    """The key of the verdict on the first request: the stream, or the request line.  None if requests need no verdict.
-    """
+    """The key of the verdict on the remembered request: the stream, or the request line.  None if requests need no
+    verdict."""
 
 
 class Meaning:
@@ -243,7 +244,7 @@ Key = tuple[dict[bytes, Meaning], bytes]
 
 def _presented(known: Known, line: bytes, credentials: bytes) -> Presented:
     first = known.verdict_key
-    # The known line has a verdict under the credentials of its own query.
+    # The remembered request had credentials in its query.  Its verdict is kept under the stream and these credentials.
     assert isinstance(first, NamedStream)
     route, path, query, _ = first
     return make(Presented, (known, line, make(NamedStream, (route, path, query, credentials))))
@@ -339,7 +340,7 @@ class Sections:
     def _find_presented(
         self, lines: CredentialLines, line: bytes, section: Section
     ) -> tuple[Presented, Section] | None:
-        """Find the answer or join of a request with credentials in its query."""
+        """Find the remembered answer or join for a request with credentials in its query."""
         if not section.allowed or (divided := lines.divide(line)) is None:
             return None
         rest, credentials = divided
@@ -352,11 +353,10 @@ class Sections:
         return None
 
     def find(self, request: bytes, beginning: Beginning | None = None) -> tuple[Known | Presented, Section] | None:
-        """Find the answer or join of an equal request, and this request's header section.  Returns None if there is no
-        such answer.
+        """Find the answer or join of an equal request, and the header section of `request`; None if there is neither.
 
-        `beginning` is the beginning of the client's latest request line.  If this line begins in the same way, its
-        answer or join is found without dividing the line.
+        `beginning` is the beginning of the client's latest request line.  If the line of `request` begins with the same
+        bytes, this line need not be divided.
         """
         if len(request) > MAX_REQUEST_BYTES:
             return None
@@ -387,7 +387,7 @@ class Sections:
             keys = kind.read(text)
             for meanings, key in keys:
                 if (meaning := meanings.get(key)) is not None and (known := meaning.known.get(line)) is not None:
-                    # The key is that of a section, so this text has no further blank line (see `_may_be_section`).
+                    # A known section has the same key, so this text has no further blank line (`_may_be_section`).
                     if section is None:
                         return known, self._new(text, (kind,), keys)
                     self._add(section, kind, keys)

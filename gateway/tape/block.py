@@ -1,4 +1,4 @@
-"""A block: one run of a stream's bytes, and the positions in it of tokens (offsets as the origin spells them).
+"""A block: one run of a stream's bytes, with the positions of the tokens (offsets as the origin spells them) in it.
 
 A block grows only at its end, until it has `SEAL_BYTES`.  Its pieces are immutable `bytes`, so a reader can keep them.
 
@@ -25,9 +25,9 @@ class Cut(NamedTuple):
 
     pieces: list[bytes]
     copied: int
-    """How many of these bytes use memory that the block does not use.  Copied bytes use such memory, and so does the
-    block's last piece if it is small.  The block replaces such a piece when it grows, and then only this `Cut` refers
-    to the old piece."""
+    """How many of these bytes count as memory of the answer, in addition to the memory of the block.  Copied bytes
+    count.  The block's last piece counts too if it is small, because the block replaces a small piece when it grows.
+    From then on, only this `Cut` refers to the old piece."""
 
 
 class Block:

@@ -69,8 +69,8 @@ class RecordProgress:
                 self.tail = None
 
     def trust(self, tail: StreamPosition | None) -> None:
-        """Record that the stream ends at `tail`.  If the read is already beyond `tail`, this statement may be older
-        than the client's request, so the tail becomes unknown."""
+        """Record that the stream ends at `tail`.  If the read is already beyond `tail`, `tail` may be older than the
+        client's request.  The tail then becomes unknown."""
         self.tail = tail if tail is not None and tail.seq_num >= self.at else None
         self.is_tail_trusted = True
 
@@ -86,7 +86,8 @@ class RecordProgress:
 def decide_records(stream: RecordStream, read: RecordProgress) -> Question | Literal[Awaited.CHANGE] | RecordAnswer:
     """Return the next step of a read of an S2 stream.  Changes nothing and never raises.
 
-    The first row that applies decides.
+    The first row that applies decides.  CONFIRMATION, TAIL and BYTES are questions to the origin.  TAIL asks for the
+    missing records, and for the tail if there are none.  BYTES asks for the missing records only.
 
     | state                                                                  | step         |
     |------------------------------------------------------------------------|--------------|
@@ -100,7 +101,7 @@ def decide_records(stream: RecordStream, read: RecordProgress) -> Question | Lit
     | It is at the tail, and waits there.                                    | CHANGE       |
     | It is at the tail, and may end without records.                        | RECORDS      |
     | It is at the tail.                                                     | UNWRITTEN    |
-    | Records are missing.  A read that waits asks for them or for the tail. | TAIL         |
+    | Records are missing.  The read may wait, and has no records.           | TAIL         |
     | Records are missing.                                                   | BYTES        |
     """
     if stream.ended is not None:

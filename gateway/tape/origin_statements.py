@@ -7,14 +7,15 @@ has.
 
 `Caching` is the Cache-Control of replies, as it applies to a stream's bytes (RFC 9111).  Origins send `no-cache` with
 every reply that reaches the tail, because the tail changes.  That `no-cache` does not apply to the bytes of the reply.
-The freshness lifetime and the `must-revalidate` of the reply do apply, until a reply stops short of the tail.  From
-then on, the directives of the latest reply that stopped short of the tail apply.
+The freshness lifetime and the `must-revalidate` of such a reply do apply to them at first.  A reply *stops short of the
+tail* if its bytes end before the tail.  Once the origin has sent such a reply, only the directives of the latest reply
+that stopped short of the tail apply.
 
 `Sighting` is the origin's statement of the tail.
 
 `Expiry` is the lifetime of a stream.  The lifetime becomes *lost* when a write may have replaced the stream by another
-one.  The gateway then asks the origin again.  Until the origin answers, the earlier lifetime is still observed, because
-the stream may not have been replaced.
+one.  The gateway then asks the origin again.  Until the origin answers, the earlier lifetime still applies, because the
+stream may not have been replaced.
 
 Times are monotonic seconds, except for `wall`, which is Unix seconds.
 """
@@ -56,7 +57,7 @@ class Confirmations:
 
     def __init__(self) -> None:
         self.start_at = -math.inf
-        """When the origin last showed that the stream begins with the bytes held from the start sentinel."""
+        """When the origin last showed that the stream begins with the bytes that the gateway holds as its first."""
         self.asked_at = -math.inf
         """When the gateway last sent a request only to have an offset confirmed."""
         self.refused_at = -math.inf
@@ -97,7 +98,7 @@ class Confirmations:
             del offsets[least], times[least]
 
     def confirm_start(self, following: str, at: float) -> None:
-        """Record that the bytes held from the start sentinel were the first bytes of the stream at this time.
+        """Record that the stream began, at this time, with the bytes that the gateway holds as its first bytes.
 
         `following` is the next known offset, which is confirmed as well.
         """
@@ -234,7 +235,8 @@ class Expiry:
     def not_told(self) -> None:
         """Record that the origin does not report the lifetime.  A known lifetime stays.
 
-        An unknown lifetime then counts as unlimited.  If the lifetime was lost, the earlier lifetime is still observed.
+        If no lifetime was ever known, the lifetime then counts as unlimited.  If the lifetime was lost, the earlier
+        lifetime still applies, and the gateway no longer asks for the lifetime.
         """
         if self.lifetime is None:
             before, was_limited = self.latest or UNLIMITED, self.is_limited
@@ -244,8 +246,8 @@ class Expiry:
     def lose(self) -> None:
         """Record that the stream may have been replaced by another one.
 
-        A pause between requests for the lifetime continues if it has begun.  Otherwise a client could cause a HEAD for
-        each of its writes, even while all HEADs fail.
+        The gateway asks for a lost lifetime with HEADs, and pauses between them.  A pause that has begun continues.  If
+        each loss ended the pause, a client could cause a HEAD with each of its writes, even while all HEADs fail.
         """
         self.lifetime, self.is_lost = None, True
 

@@ -212,7 +212,8 @@ class Exchange:
         return None
 
     async def _bounded(self, dial: Coroutine[None, None, T]) -> T:
-        """Await `dial`, but no longer than until the head of the reply is due.  The origin's state can end the wait."""
+        """Await `dial`, but no longer than until the head of the reply is due.  The wait also ends if the request's
+        `OriginRequest` is ended."""
         bound = asyncio.timeout_at(self._by if self._by < inf else None)
         try:
             async with bound:

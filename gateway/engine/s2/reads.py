@@ -15,7 +15,7 @@ from multidict import CIMultiDict
 from gateway.aio.batches import Batch
 from gateway.aio.clock import DETACHED
 from gateway.aio.timers import Wheel
-from gateway.engine.first_read import ColdReadLimit
+from gateway.engine.cold_reads import ColdReadLimit
 from gateway.engine.negative_cache import NegativeCache
 from gateway.engine.s2.fetch import S2Fetched, S2Origin
 from gateway.engine.s2.reader import DRAINING, S2Session, S2SessionReader

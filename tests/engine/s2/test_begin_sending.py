@@ -11,7 +11,7 @@ import pytest
 from gateway.aio.clock import ManualClock
 from gateway.aio.tasks import Tasks
 from gateway.aio.timers import Wheel
-from gateway.engine.first_read import ColdReadLimit
+from gateway.engine.cold_reads import ColdReadLimit
 from gateway.engine.negative_cache import NegativeCache
 from gateway.engine.s2.reader import S2SessionReader
 from gateway.engine.s2.reads import S2Reads
