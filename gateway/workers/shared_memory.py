@@ -180,8 +180,8 @@ class SharedMemory:
             yield from range(-((at - first) // step), min(count, -((at - last) // step)))
 
     def _used_parts(self, at: int, end: int) -> Iterator[tuple[int, int]]:
-        """Yield the beginning and the end of each run of used pages between two bytes.  The first and the last run may
-        begin earlier or end later."""
+        """Yield the beginning and the end of each run of used pages from `at` on, up to the first run that ends at
+        `end` or later."""
         while at < end:
             try:
                 first = os.lseek(self.descriptor, at, os.SEEK_DATA)
