@@ -6,13 +6,17 @@ What the good clients notice in time is measured by `make abuse`; here only coun
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import orjson
 import pytest
 
+from gateway.limits.accounts import Account
+from gateway.limits.rate_limits import Rate
 from loadtest.abuse import abusers, hostile
+from loadtest.abuse.good import Good
 from loadtest.abuse.report import DOCS, document, faults, gateway_table, main, percentile, slow, tables
-from loadtest.abuse.stage import Phase, Plan, Result, joined, run
+from loadtest.abuse.stage import NEW_STREAMS_PER_S, REQUESTS_PER_S, Phase, Plan, Result, joined, run
 from loadtest.bench.machine import BenchError
 
 SHORT = {"seconds": 2.5, "good": 20, "abusive": 100, "flood": 0.5, "warm_s": 1.0, "is_pinned": False}
@@ -27,12 +31,40 @@ def test_good_clients_are_served_beside_abusive_ones(tmp_path: Path) -> None:
 def test_good_clients_are_served_beside_hostile_origins(tmp_path: Path) -> None:
     figures = document(run(Plan(**SHORT, kinds=(), is_alone_again=True), tmp_path))  # type: ignore[arg-type]
     assert faults(figures) == [], figures["examples"]
-    # Four clients read ten times a second, in a phase before and a phase after.  A phase may last longer than planned.
+    # There is a phase alone before and one after.  A phase may last longer than planned.
     assert figures["beside"]["seconds"] >= 2.5
     assert figures["alone"]["seconds"] >= 2 * 2.5
-    assert figures["kinds"]["hit"]["alone"]["answers"] > 1.5 * 4 * 10 * 2.5
     assert figures["got"].keys() == {*hostile.KINDS, hostile.REFUSES}
     assert figures["got"][hostile.LATE]["200"], "its streams are served"
+
+
+@pytest.mark.parametrize(
+    ("kind", "rate"),
+    [
+        ("hit", Rate(REQUESTS_PER_S, 4 * REQUESTS_PER_S)),
+        ("miss", Rate(NEW_STREAMS_PER_S, 2 * NEW_STREAMS_PER_S)),
+        ("join", Rate(NEW_STREAMS_PER_S, 2 * NEW_STREAMS_PER_S)),
+    ],
+)
+async def test_a_good_client_that_was_stopped_stays_within_the_limits(
+    kind: str, rate: Rate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+
+    async def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr("loadtest.abuse.good.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("loadtest.abuse.good.asyncio", SimpleNamespace(sleep=sleep))
+    account = Account("127.0.1.1")
+    turns = Good(0, 0, lambda: 0.0).turns(kind)
+    for stopped_s in (0.5, 60.0, 2.1, 2.1, 2.1, 2.1, 9.0, 9.0):
+        now += stopped_s
+        until = now + 1.0
+        while now < until:
+            await anext(turns)
+            assert rate.took_one(account, now), stopped_s
 
 
 def test_priorities_that_are_not_allowed_end_the_run_in_one_line(
