@@ -93,7 +93,7 @@ fuzz: $(FUZZ_INSTALLED) ## the parsers of foreign bytes under atheris (ARGS="--s
 	@$(BIN)/python -m tests.fuzz $(ARGS)
 
 conformance: $(INSTALLED) $(NODE_INSTALLED) ## only the protocol's conformance suite: origin, gateway, reference server (WORKERS=3: with clients and SDKs too)
-	@$(if $(WORKERS),DURABLE_GATEWAY_SERVER__WORKERS=$(WORKERS)) $(BIN)/python -m pytest $(PYTEST_ARGS) tests/conformance $(if $(WORKERS),$(CLIENTS))
+	@LONG_TESTS=1 $(if $(WORKERS),DURABLE_GATEWAY_SERVER__WORKERS=$(WORKERS)) $(BIN)/python -m pytest $(PYTEST_ARGS) tests/conformance $(if $(WORKERS),$(CLIENTS))
 
 offload: $(INSTALLED) ## the offload table: what many clients ask, and what the origin sees of it (ARGS="--only …")
 	@$(BIN)/python -m tests.offload.figures $(ARGS)

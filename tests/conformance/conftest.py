@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 
 import pytest
 
-from tests.conformance.suite import LONG_POLL_TIMEOUT_S, SHORT, run_conformance
+from tests.conformance.suite import ALL, LONG_POLL_TIMEOUT_S, MENDED, SHORT, Found, Run, named, run_conformance
+from tests.effort import IS_LONG
 from tests.node_tools import node_packages, node_tools
-from tests.served import durable_gateway, served
-from tests.transports import made
-
-AT_ONCE = 2
-"""Concurrent runs.  The suite allows expiring streams half a second, which more runs would use up."""
+from tests.served import durable_gateway, forked_gateway, served
+from tests.transports import Trust, made
 
 
 @pytest.fixture(scope="session")
@@ -69,24 +66,15 @@ allow_origins = ["*"]
 
 
 @pytest.fixture(scope="session")
-def results(
-    memory_origin: str, gateway_before_memory_origin: str, gateway_before_reference_server: str
-) -> Iterator[Callable[[str], dict[str, bool]]]:
-    """Gives the results of the server at a URL.  A run sleeps for two thirds of its time."""
-    urls = (gateway_before_reference_server, gateway_before_memory_origin, memory_origin)
-    with ThreadPoolExecutor(AT_ONCE) as runs:
-        running = {url: runs.submit(run_conformance, url) for url in urls}
-        yield lambda url: running[url].result()
+def trust(tmp_path_factory: pytest.TempPathFactory) -> Trust:
+    """The certificate of the gateway over TLS, and the authority that has signed it."""
+    return made(tmp_path_factory.mktemp("trust"))
 
 
-@pytest.fixture(scope="session", params=[False, True], ids=["http/1.1", "h2"])
-def results_over_tls(
-    request: pytest.FixtureRequest, memory_origin: str, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, bool]:
-    """Results of a gateway over TLS: all tests if all transports are asked for, otherwise those about connections."""
-    folder = tmp_path_factory.mktemp("tls")
-    trust = made(folder)
-    config = folder / "gateway.toml"
+@pytest.fixture(scope="session")
+def gateway_over_tls(memory_origin: str, trust: Trust, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URL of a gateway over TLS in front of the in-memory origin."""
+    config = tmp_path_factory.mktemp("tls") / "gateway.toml"
     config.write_text(
         f"""\
 [server]
@@ -103,6 +91,28 @@ origin = "{memory_origin}"
 long_poll_timeout_s = {LONG_POLL_TIMEOUT_S}
 """
     )
-    names = SHORT if request.config.getoption("--transports") == "some" else None
-    with served(durable_gateway("serve", "--config", str(config)), "gateway", "admin") as urls:
-        return run_conformance(urls["gateway"], trust.authority, names, is_http_2=request.param)
+    with served(forked_gateway("serve", "--config", str(config)), "gateway", "admin") as urls:
+        yield urls["gateway"]
+
+
+@pytest.fixture(scope="session")
+def found(
+    request: pytest.FixtureRequest,
+    reference_server: str,
+    gateway_before_reference_server: str,
+    memory_origin: str,
+    gateway_before_memory_origin: str,
+    gateway_over_tls: str,
+    trust: Trust,
+) -> Found:
+    """The results of every run, by the server."""
+    over_tls = SHORT if request.config.getoption("--transports") == "some" else ALL
+    runs = {
+        "gateway before reference server": Run(gateway_before_reference_server),
+        "reference server": Run(reference_server, named(MENDED), and_failed=True),
+        "gateway before origin": Run(gateway_before_memory_origin),
+        **({"origin": Run(memory_origin)} if IS_LONG else {}),
+        "gateway over TLS, http/1.1": Run(gateway_over_tls, over_tls),
+        "gateway over TLS, h2": Run(gateway_over_tls, over_tls, http2=True),
+    }
+    return dict(zip(runs, run_conformance(*runs.values(), authority=trust.authority), strict=True))

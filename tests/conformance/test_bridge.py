@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance.suite import LONG_POLL_TIMEOUT_S, failures, named, run_conformance
-from tests.served import durable_gateway, served
+from tests.conformance.suite import LONG_POLL_TIMEOUT_S, NONE, Results, Run, failures, run_conformance
+from tests.served import forked_gateway, served
 
 BASIN = "conformance"
 ROUTES = {
@@ -41,23 +41,19 @@ LEFT_OUT = {
 SELECTED = 170
 """The number of tests that are not."""
 
-Results = dict[str, dict[str, bool]]
-
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Results]:
     """The results of each route, with the tests that have not passed on the one before."""
     config = tmp_path_factory.mktemp("bridge") / "gateway.toml"
-    with served(durable_gateway("origin", "--protocol", "s2", "--listen", "127.0.0.1:0"), "origin") as origin:
+    with served(forked_gateway("origin", "--protocol", "s2", "--listen", "127.0.0.1:0"), "origin") as origin:
         _create_basin(origin["origin"])
         _write(config, origin["origin"])
-        with served(durable_gateway("serve", "--config", str(config)), "gateway", "admin") as urls:
-            pattern = f"^(?!.*({'|'.join(LEFT_OUT)}))"
-            found: Results = {}
-            for route in ROUTES:
-                found[route] = run_conformance(f"{urls['gateway']}/{route}", None, pattern)
-                pattern = named(failures(found[route]))
-            return found
+        with served(forked_gateway("serve", "--config", str(config)), "gateway", "admin") as urls:
+            first, *others = (f"{urls['gateway']}/{route}" for route in ROUTES)
+            selected = Run(first, f"^(?!.*({'|'.join(LEFT_OUT)}))")
+            found = run_conformance(selected, *(Run(url, NONE, and_failed=True) for url in others))
+            return dict(zip(ROUTES, found, strict=True))
 
 
 def _create_basin(origin: str) -> None:
@@ -96,7 +92,7 @@ allow_origins = ["*"]
     config.write_text('[server]\nlisten = "127.0.0.1:0"\nadmin = "127.0.0.1:0"\n' + "".join(routes))
 
 
-def test_every_test_that_makes_sense_passes_on_the_route_of_its_type(results: Results) -> None:
+def test_every_test_that_makes_sense_passes_on_the_route_of_its_type(results: dict[str, Results]) -> None:
     assert failures(results["binary"]) == []
     assert len(results["text"]) == SELECTED
     for route, other in pairwise(ROUTES):
