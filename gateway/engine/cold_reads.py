@@ -1,13 +1,13 @@
-"""A first read: the first request for a stream of which nothing is in memory.
+"""Cold reads: reads of streams that are not in memory, and the limit on their rate.
 
-A first read launches one fetch (a *flight*, which later reads may share), and its answer is that fetch's reply.
-Nothing has to be decided before the reply arrives.  The read therefore waits without a task, and the answer is made
-soon after the reply has arrived.
+A *first read* is the first request for a stream of which nothing is in memory.  It launches one fetch (a *flight*,
+which later reads may share), and its answer is that fetch's reply.  Nothing has to be decided before the reply
+arrives.  The read therefore waits without a task, and the answer is made soon after the reply has arrived.
 
-`ColdReadLimit` limits the rate of reads of streams that are not in memory.  Clients can invent names and queries of
-streams, and each such read costs the gateway memory and the origin a request.  Two limits apply: one for each origin
-(`negative_cache`), and one for each client network (`client_new_streams_per_s`).  Reads by the gateway itself have no
-client network, so they count only towards the origin's limit.
+`ColdReadLimit` limits the rate of cold reads.  Clients can invent names and queries of streams, and each such read
+costs the gateway memory and the origin a request.  Two limits apply: one for each origin (`negative_cache`), and one
+for each client network (`client_new_streams_per_s`).  Reads by the gateway itself have no client network, so they count
+only towards the origin's limit.
 """
 
 from __future__ import annotations
