@@ -194,6 +194,7 @@ class Gathered:
             target = gathering.target(asked) if gathering.target is not None else request.rel_url.raw_path_qs
             given = body if endpoint.changes else b""
             found: list[Any] = []
+            earlier: list[list[PeerAnswer]] = []
             for _ in range(gathering.rounds):
                 within_s = CHANGE_S if is_change else LOOK_S
                 asking = self._peers.ask_all(endpoint.method, target, given, within_s)
@@ -202,8 +203,11 @@ class Gathered:
                 else:
                     answers, before = await asking, []
                 good = done_by_all(answers) if is_change else done_by_some(answers)
-                good += done_before(before)
                 found += [_parsed(shape.validate_json, answer) for answer in good]
+                earlier.append(before)
+            # An error of the version before is raised only now, when this version has made the whole change.
+            for before in earlier:
+                found += [_parsed(shape.validate_json, answer) for answer in done_before(before)]
             if endpoint.path == "/api/purge":
                 self._subject.metrics.operations.purge(is_soft=asked.body.soft)
             return gathering.merge(asked, found)

@@ -28,7 +28,7 @@ from gateway.ops.gathering.endpoints import (
     make_adapters,
 )
 from gateway.ops.gathering.peers import PeerAnswer, Peers
-from gateway.ops.gathering.private import WorkerSettings, private_application
+from gateway.ops.gathering.private import Handler, WorkerSettings, private_application
 from gateway.ops.gathering.worker_admin import WorkerAdmin
 from gateway.ops.partition_ids import PartitionIds
 from gateway.workers.place import WorkerPlace
@@ -117,6 +117,14 @@ def test_a_change_that_the_version_before_has_not_made_is_refused() -> None:
     )
 
 
+@web.middleware
+async def refusing(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except Refused as error:
+        return web.json_response({"error": str(error)}, status=error.status)
+
+
 class Sites:
     """Workers of two versions, which answer each change, and the admin port of the later version."""
 
@@ -126,16 +134,21 @@ class Sites:
         self.asked: list[tuple[str, str, bytes]] = []
 
     async def serve(self, name: str, *routes: web.RouteDef) -> str:
-        runner = web.AppRunner(made := web.Application())
+        runner = web.AppRunner(made := web.Application(middlewares=[refusing]))
         made.add_routes(routes)
         await runner.setup()
         await web.UnixSite(runner, path := str(self._folder / name)).start()
         self._runners.append(runner)
         return path
 
-    async def worker(self, name: str) -> str:
+    async def worker(self, name: str, *statuses: int) -> str:
+        """A worker that gives these statuses in turn, and 200 after them."""
+        left = list(statuses)
+
         async def answer(request: web.Request) -> web.Response:
             self.asked.append((name, request.raw_path, await request.read()))
+            if left and (status := left.pop(0)) != 200:
+                return web.Response(status=status)
             return web.Response(body=orjson.dumps({"live_reads": 2} if "revoke" in request.path else {"names": [7]}))
 
         return await self.serve(name, web.post("/{rest:.*}", answer), web.put("/{rest:.*}", answer))
@@ -197,3 +210,24 @@ async def test_what_an_operator_takes_away_is_taken_away_at_the_version_that_dra
     assert all(orjson.loads(given) == body for *_, given in sites.asked)
     sums = {"live_reads": 2 + 2 * drains, "purged": 1}
     assert answer == {name: sums[name] for name in of_each}
+
+
+@pytest.mark.parametrize("statuses", [(504,), (200, 504), (504, 504)])
+async def test_a_purge_is_done_twice_at_this_version_even_if_the_version_before_is_late(
+    sites: Sites, statuses: tuple[int, ...]
+) -> None:
+    """After one round alone, a worker may keep bytes that it has fetched from an owner that had not purged yet."""
+    admin, socket_path = await sites.admin(await sites.worker("old0", *statuses))
+    async with (
+        asyncio.timeout(30.0),
+        ClientSession(connector=UnixConnector(socket_path)) as session,
+        session.post("http://admin/api/purge", json={"all": True}) as reply,
+    ):
+        answer = await reply.json()
+    await admin._peers.close()
+    assert reply.status == 503
+    assert answer["error"] == (
+        "done by the workers of this version, but not by all workers of the version before, which drains: "
+        "worker 0: it has not answered in time"
+    )
+    assert sorted(name for name, *_ in sites.asked) == ["old0", "old0", "own", "own"]
