@@ -39,6 +39,6 @@ class WorkerPlace:
     """A folder that only the gateway's user can enter.  The supervisor removes the folder at its end.  If the
     supervisor was killed, the workers remove the folder."""
     secret: bytes
-    """32 random bytes, the same at all workers of a gateway."""
+    """32 random bytes, the same at all workers of a gateway, and at those of the next version after an upgrade."""
     control: Control
     """The channel to the supervisor."""

@@ -366,12 +366,15 @@ async def test_an_upgrade_refuses_no_connection_and_fails_no_request(start: Star
     await wire.ask("/api/log-level", headers, "PUT", b'{"level": "debug"}')
     assert (await wire.answer()).status == 200
     await wire.closed()
+    ids = await stream_ids(gateway)
     await gateway.upgrade()
     assert json.loads((await gateway.admin("/api/log-level")).body) == {"level": "debug"}
     assert await kept.reader.read() == b"", "a connection to the old workers ends in order"
     await kept.closed()
     before = answered
     await eventually(lambda: answered > before + 10, within_s=BOUND_S, look_s=LOOK_S)
+    assert len(ids) == 1
+    assert await stream_ids(gateway) == ids, "a purge by id finds the stream at both versions"
     is_over.set()
     await asyncio.gather(*asking)
     assert gateway.pid != old
@@ -447,6 +450,10 @@ async def test_the_next_version_serves_if_the_old_supervisor_dies_while_it_start
     gateway.pid = supervisor
     await are_answered(gateway.url, 20)
     await gateway.stop()
+
+
+async def stream_ids(gateway: GatewayProcess) -> set[str]:
+    return {one["id"] for one in json.loads((await gateway.admin("/api/streams")).body)["streams"]}
 
 
 async def has_given_up(gateway: GatewayProcess, count: int) -> None:

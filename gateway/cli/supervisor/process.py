@@ -119,7 +119,7 @@ class WorkerSupervisor:
         self._selector = selectors.DefaultSelector()
         self._wakeups, self._wakes = socket.socketpair()
         self._shared = predecessor.shared_memory(count)
-        self._secret = os.urandom(32)
+        self._secret = predecessor.secret
         self._private = PrivateSockets(count)
         self._workers = Workers(count, self._shared, self._selector, self._now, self._hear, self._ended)
         self._slots = self._workers.slots
@@ -366,7 +366,7 @@ class WorkerSupervisor:
             # After two upgrades in a row, the version before this one may drain too.
             earlier = filter(os.path.exists, self._predecessor.peers)
             peers = (*self._private.paths(PEER), *earlier)
-            self._upgrade = Upgrade(self._sockets, self._shared, peers, self._environ, self._now())
+            self._upgrade = Upgrade(self._sockets, self._shared, peers, self._secret, self._environ, self._now())
             self._upgrade.reloads = self._reloads.requests
         except OSError as error:
             self._end_upgrade(f"not upgraded, all stays as it was: {error.strerror or error}")

@@ -39,10 +39,13 @@ class Upgrade:
         sockets: ListeningSockets,
         shared: SharedMemory,
         peers: Sequence[str],
+        secret: bytes,
         environ: Mapping[str, str],
         now: float,
     ) -> None:
-        """Start the next version.  `peers` are the private admin sockets of this version's workers.  Raises OSError."""
+        """Start the next version.  `peers` are the private admin sockets of this version's workers.  `secret` is the
+        workers' secret.  It is sent over the channel, because tools show the environment of processes.  Raises
+        OSError."""
         ours, theirs = socket.socketpair()
         described = sockets.described()
         handed = {
@@ -54,6 +57,7 @@ class Upgrade:
         passed = [fd for by_slot in described.values() for fds in by_slot for fd in fds]
         self.ends_at = now + _BOUND_S
         self.channel = ChannelEnd(ours)
+        self.channel.send({"secret": secret.hex()})
         try:
             self._process = subprocess.Popen(
                 [sys.executable, *sys.orig_argv[1:]],
@@ -108,11 +112,15 @@ class Predecessor:
         self.peers: tuple[str, ...] = tuple(handed.get("peers", ()))
         """The private admin sockets of that version's workers, and of versions before it that had not ended."""
         self._memory: int | None = handed.get("memory")
+        self.secret = os.urandom(32)
+        """The workers' secret: that of the previous version, so that both have the same ids of streams."""
         self._channel: ChannelEnd | None = None
         if (fd := handed.get("channel")) is not None:
             sock = socket.socket(fileno=fd)
             sock.set_inheritable(False)
             self._channel = ChannelEnd(sock)
+            for message in self._channel.receive() or ():
+                self.secret = bytes.fromhex(message["secret"])
 
     @property
     def shared(self) -> tuple[str, ...]:
