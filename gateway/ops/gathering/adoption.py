@@ -2,7 +2,8 @@
 
 Operators set these at run time, at all workers.  A worker that has died has lost them, so its successor asks the other
 workers before it accepts connections.  The successor listens on its private socket before it asks.  A change that
-begins meanwhile therefore reaches the successor too.
+begins meanwhile therefore reaches the successor too.  A late worker may be the only one that knows a revocation: the
+others may have started at the same moment.  A late worker is therefore asked again until it has answered or ended.
 
 While an upgrade ends, the admin port of the version before this one still answers.  A revocation that it confirms has
 to hold at the next version too.  Each worker that starts during that time therefore asks the version before, and goes
@@ -49,23 +50,39 @@ def version_before(paths: Sequence[str]) -> Peers | None:
 
 async def adopt_at_start(
     subject: Subject, siblings: Peers | None, earlier: Peers | None, *, but: int, start: Callable[[Peers], None]
-) -> None:
+) -> set[int]:
     """Take over the settings from the other workers of this version, if they have served before, and from the version
     before, if there is one.  Takes at most `_ADOPT_S` for each of `_ROUNDS` rounds.
 
     `but` is the slot of this worker.  `start` has to begin `follow_settings` with the given workers of the version
-    before."""
+    before.  Returns the slots of the workers of this version that are late, for `follow_late`."""
     drain_changes, level_changes = subject.drain_changes, subject.level_changes
-    found, found_before = await asyncio.gather(_first_settings_of(siblings, but), _first_settings_of(earlier))
+    (found, late), (found_before, _) = await asyncio.gather(
+        _first_settings_of(siblings, but), _first_settings_of(earlier)
+    )
     # Settings that operators have meanwhile changed at this worker may be newer than the others' answers.
     drains, levels = subject.drain_changes == drain_changes, subject.level_changes == level_changes
-    apply_settings(subject, found, drains=drains, levels=levels)
-    if levels and any(one.is_level_set for one in found):
-        # An operator has set the level of this version.  The level of the version before no longer matters.
-        subject.level_changes += 1
+    _apply_siblings(subject, found, drains=drains, levels=levels)
     if earlier is not None:
         _apply_earlier(subject, found_before)
         start(earlier)
+    return late
+
+
+async def follow_late(
+    subject: Subject, siblings: Peers, late: set[int], pause: Callable[[], Awaitable[None]], *, but: int
+) -> None:
+    """Take over the settings of the workers of this version that were late at the start, until each of them has
+    answered or ended.  `pause` is called before each round of questions.  `but` is the slot of this worker."""
+    names = ", ".join(map(str, sorted(late)))
+    _log.warning("late with revocations and other settings, and asked until they answer: workers %s", names)
+    while late:
+        await pause()
+        answers = [one for one in await _ask(siblings, but) if one.slot in late]
+        # What operators have set at this worker may be newer.
+        drains, levels = subject.drain_changes == 0, subject.level_changes == 0
+        _apply_siblings(subject, _settings_in(answers), drains=drains, levels=levels)
+        late = {one.slot for one in answers if one.is_late}
 
 
 async def follow_settings(subject: Subject, earlier: Peers, pause: Callable[[], Awaitable[None]]) -> None:
@@ -83,17 +100,17 @@ async def follow_settings(subject: Subject, earlier: Peers, pause: Callable[[], 
             await pause()
 
 
-async def _first_settings_of(peers: Peers | None, but: int | None = None) -> list[WorkerSettings]:
-    """Return the settings of workers, except the worker of the slot `but`.  If none answers, ask those again that are
-    late: they may know a revocation."""
+async def _first_settings_of(peers: Peers | None, but: int | None = None) -> tuple[list[WorkerSettings], set[int]]:
+    """Return the settings of workers, except the worker of the slot `but`, and the slots that are late.  If none
+    answers, ask those again that are late: they may know a revocation."""
     if peers is None:
-        return []
+        return [], set()
     for _ in range(_ROUNDS):
         answers = await _ask(peers, but)
-        found = _settings_in(answers)
-        if found or not any(one.is_late for one in answers):
+        found, late = _settings_in(answers), {one.slot for one in answers if one.is_late}
+        if found or not late:
             break
-    return found
+    return found, late
 
 
 async def _ask(peers: Peers, but: int | None = None) -> list[PeerAnswer]:
@@ -110,6 +127,14 @@ def _settings_in(answers: Iterable[PeerAnswer]) -> list[WorkerSettings]:
             except ValidationError:
                 _log.exception("worker %d has answered in another form", answer.slot)
     return found
+
+
+def _apply_siblings(subject: Subject, found: Sequence[WorkerSettings], *, drains: bool, levels: bool) -> None:
+    """Apply the settings of other workers of this version."""
+    apply_settings(subject, found, drains=drains, levels=levels)
+    if levels and any(one.is_level_set for one in found):
+        # An operator has set the level of this version.  The level of the version before no longer matters.
+        subject.level_changes += 1
 
 
 def _apply_earlier(subject: Subject, found: Iterable[WorkerSettings]) -> None:

@@ -15,7 +15,7 @@ from gateway.config.change import Change
 from gateway.config.errors import ConfigError
 from gateway.ops.admin.app import MOST_LINE_BYTES
 from gateway.ops.admin.subject import NotReloaded, NotUpgraded, Subject
-from gateway.ops.gathering.adoption import adopt_at_start, follow_settings, version_before
+from gateway.ops.gathering.adoption import adopt_at_start, follow_late, follow_settings, version_before
 from gateway.ops.gathering.ended_counts import EndedCounts
 from gateway.ops.gathering.endpoints import Gathered
 from gateway.ops.gathering.peers import Peers
@@ -29,7 +29,7 @@ from gateway.workers.shared_memory import SlotState
 _STOP_S: Final = 1.0
 """The most seconds for the last answers on the private socket."""
 _FOLLOW_S: Final = 0.5
-"""Seconds between two requests to the previous version while it ends."""
+"""Seconds between two requests to the previous version while it ends, and to workers that were late."""
 
 
 class WorkerAdmin:
@@ -66,7 +66,10 @@ class WorkerAdmin:
         place = self._place
         siblings = self._peers if place.generation > 1 else None
         earlier = version_before(place.predecessors)
-        await adopt_at_start(self._subject, siblings, earlier, but=place.slot, start=self._follow_later)
+        late = await adopt_at_start(self._subject, siblings, earlier, but=place.slot, start=self._follow_later)
+        if late:
+            following = follow_late(self._subject, self._peers, late, partial(asyncio.sleep, _FOLLOW_S), but=place.slot)
+            self._tasks.start(following, "settings of late workers")
         self._keep_later()
 
     async def close(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,14 +12,20 @@ from typing import Any, cast
 
 import orjson
 import pytest
+from aiohttp import web
 
 from gateway.auth.remembered_verdicts import Revocation, Verdicts
 from gateway.ops.admin.controls import LOGGER, Level, LogLevel, controls_endpoints
 from gateway.ops.admin.endpoint import ApiRequest, Nothing
 from gateway.ops.admin.subject import Subject
-from gateway.ops.gathering.adoption import MOST_PAUSES, adopt_at_start, follow_settings, version_before
+from gateway.ops.gathering import adoption, worker_admin
+from gateway.ops.gathering.adoption import MOST_PAUSES, adopt_at_start, follow_late, follow_settings, version_before
 from gateway.ops.gathering.peers import PeerAnswer, Peers
-from gateway.ops.gathering.private import WorkerRevocation, WorkerSettings
+from gateway.ops.gathering.private import SETTINGS, WorkerRevocation, WorkerSettings
+from gateway.ops.gathering.worker_admin import WorkerAdmin
+from gateway.ops.partition_ids import PartitionIds
+from gateway.workers.place import WorkerPlace
+from gateway.workers.shared_memory import SharedMemory, SlotState
 
 ENDED = PeerAnswer(0, 503, b"", has_ended=True)
 LATE = PeerAnswer(0, 504, b"")
@@ -142,14 +149,91 @@ async def test_a_worker_that_starts_asks_again_if_the_others_are_late(level: log
 
 
 @pytest.mark.parametrize(
-    ("answers", "times"), [([LATE], 3), ([ENDED], 1), ([], 1), ([revoking(), LATE], 1), ([PeerAnswer(0, 500, b"")], 1)]
+    ("answers", "times", "late"),
+    [
+        ([LATE], 3, {0}),
+        ([ENDED], 1, set()),
+        ([], 1, set()),
+        ([revoking(), PeerAnswer(1, 502, b"")], 1, {1}),
+        ([PeerAnswer(0, 500, b"")], 1, set()),
+    ],
 )
-async def test_a_start_waits_for_late_workers_in_bounded_time(
-    level: logging.Logger, answers: list[PeerAnswer], times: int
+async def test_a_start_waits_for_late_workers_in_bounded_time_and_names_them(
+    level: logging.Logger, answers: list[PeerAnswer], times: int, late: set[int]
 ) -> None:
     asked = Before(answers)
-    await adopt_at_start(cast(Subject, Started()), cast(Peers, asked), None, but=0, start=lambda _: None)
-    assert asked.asked == times
+    found = await adopt_at_start(cast(Subject, Started()), cast(Peers, asked), None, but=2, start=lambda _: None)
+    assert (asked.asked, found) == (times, late)
+
+
+@pytest.mark.parametrize("last", [[], [ENDED], [PeerAnswer(0, 500, b"")], [revoking("eve")]])
+async def test_workers_that_were_late_are_asked_until_each_has_answered_or_ended(
+    level: logging.Logger, last: list[PeerAnswer], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The workers that have answered at the start may have started at the same moment, without the revocations."""
+    subject = Started()
+    bob = PeerAnswer(1, 200, revoking("bob").body)
+    siblings = Before([LATE, PeerAnswer(1, 502, b"")], [LATE, bob], [LATE, bob], last, [revoking("nobody")])
+    await follow_late(cast(Subject, subject), cast(Peers, siblings), {0, 1}, siblings.pause, but=2)
+    assert (siblings.asked, siblings.pauses) == (4, 4)
+    names = ["bob", "eve"] if last and last[0].is_good else ["bob"]
+    assert [one.name for one, _ in subject.verdicts.revocations()] == names
+    assert len(caplog.messages) == 1
+    assert caplog.messages[0].endswith("workers 0, 1")
+
+
+async def test_a_worker_serves_without_the_late_ones_and_hears_of_their_revocations_later(
+    level: logging.Logger, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(adoption, "_ADOPT_S", 0.05)
+    monkeypatch.setattr(worker_admin, "_FOLLOW_S", 0.0)
+    is_open = asyncio.Event()
+
+    async def late(_: web.Request) -> web.Response:
+        await is_open.wait()
+        return web.Response(body=revoking("bob").body)
+
+    application = web.Application()
+    application.add_routes([web.get(SETTINGS, late)])
+    sibling = web.AppRunner(application)
+    await sibling.setup()
+    await web.UnixSite(sibling, other := str(tmp_path / "peer1")).start()
+    shared = SharedMemory.create(2)
+    for slot in range(2):
+        shared.set_slot(slot, SlotState.SERVING, 2, 1)
+    with socket.socket(socket.AF_UNIX) as own:
+        own.bind(path := str(tmp_path / "peer0"))
+        place = SimpleNamespace(
+            folder="", slot=0, generation=2, shared=shared, peer_paths=(path, other), peer_socket=own, predecessors=()
+        )
+        subject: Any = Started()
+        clock = SimpleNamespace(call_later=lambda *_: SimpleNamespace(cancel=lambda: None))
+        subject.engine = SimpleNamespace(
+            clock=clock,
+            live=None,
+            s2=SimpleNamespace(streams=None),
+            origins=SimpleNamespace(),
+            health=SimpleNamespace(),
+        )
+        admin = WorkerAdmin(cast(WorkerPlace, place), subject, PartitionIds())
+        await admin.open()
+        is_open.set()
+        await asyncio.wait_for(admin._tasks.finished(), 30.0)
+        await admin.close()
+    await sibling.cleanup()
+    assert [one.name for one, _ in subject.verdicts.revocations()] == ["bob"]
+
+
+async def test_a_late_workers_drain_and_level_hold_unless_an_operator_has_set_them_here(level: logging.Logger) -> None:
+    settings = PeerAnswer(0, 200, orjson.dumps(WorkerSettings([], True, "error", True)))
+    for is_set in (True, False):
+        logging.getLogger(LOGGER).setLevel("INFO")
+        subject = Started()
+        subject.drain_changes = subject.level_changes = int(is_set)
+        siblings = Before([settings])
+        await follow_late(cast(Subject, subject), cast(Peers, siblings), {0}, siblings.pause, but=1)
+        assert (level.level, subject.drains) == ((logging.INFO, 0) if is_set else (logging.ERROR, 1))
+        assert subject.level_changes == 1
 
 
 def answering(settings: WorkerSettings | None, asked: list[str], name: str) -> Peers:
