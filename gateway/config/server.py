@@ -41,8 +41,8 @@ class ServerConfig(Model):
         default="auto",
         description="Number of processes that serve clients, each on one core; auto: one for each processor that the "
         "process may use, by its affinity and the quota of its container, but at most one for each 256 MiB of "
-        "limits.memory_max_bytes and for each 32 MiB of limits.cache_bytes. 1: one process, without a supervisor. dev: "
-        "always 1.",
+        "memory (limits.memory_max_bytes or the container's limit) and for each 32 MiB of limits.cache_bytes. 1: one "
+        "process, without a supervisor. dev: always 1.",
     )
     fast_path: bool = Field(
         default=True, description="Look up repeated requests by their bytes; false is for comparison only."
