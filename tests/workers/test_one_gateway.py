@@ -72,7 +72,9 @@ async def test_the_admin_port_shows_and_purges_the_streams_of_all_workers(site: 
             assert (await read_all(client, f"/purged/{number}"))[1] == b"[1]"
     # Three workers have copies of three streams.
     assert await api(site.gateway, "/api/purge", {"prefix": "/purged/"}) == {"purged": 3}
-    assert [row["path"] for row in (await api(site.gateway, "/api/streams"))["streams"]] == [PATH]
+    # Streams that are read so often may be followed, but nothing of them is in memory.
+    rows = (await api(site.gateway, "/api/streams"))["streams"]
+    assert [row["path"] for row in rows if row["bytes"]] == [PATH]
     assert await metric(site.gateway, "durable_gateway_purges_total") == 1
 
 

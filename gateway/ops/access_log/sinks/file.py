@@ -115,33 +115,35 @@ class FileSink:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
     def _prepare(self, size: int, wall: float) -> None:
-        # Another worker may have rotated the file, and may rotate the next one too before it is locked here.
-        while not self._is_current_file():
-            self._close_file()
-            self._open()
-        is_full = bool(self._rotate_bytes) and self._size + size > self._rotate_bytes
-        period = self._period_of(wall)
-        if self._size and (is_full or period != self._period):
-            self._rotate(wall)
+        period, must_rotate = self._period_of(wall), True
+        while must_rotate:
+            # Another worker may have rotated the file.  Before the next file is locked here, other workers may have
+            # filled it, and even rotated it.
+            while not self._is_current_file():
+                self._close_file()
+                self._open()
+            is_full = bool(self._rotate_bytes) and self._size + size > self._rotate_bytes
+            must_rotate = self._size > 0 and (is_full or period != self._period) and self._rotate(wall)
         self._period = period
 
-    def _rotate(self, wall: float) -> None:
+    def _rotate(self, wall: float) -> bool:
         """Begin a new file.  If the old file cannot be renamed, keep writing to it, because a large file is better than
-        lost lines.
+        lost lines.  Returns whether the old file was renamed.
         """
         try:
             self._rename_file(wall)
         except OSError as error:
             self._rotation_trouble.failed(error.strerror or str(error))
-            return
+            return False
         self._close_file()
         self._open()
         try:
             self._remove_old(_stamp(wall))
         except OSError as error:
             self._rotation_trouble.failed(f"old files cannot be removed: {error.strerror or error}")
-            return
-        self._rotation_trouble.worked()
+        else:
+            self._rotation_trouble.worked()
+        return True
 
     def _append(self, lines: bytes) -> None:
         rest = memoryview(lines)
