@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.effort import examples
 from tests.offload import cases
 from tests.offload.stage import BINARY, JSON, TEXT
 
 TYPES = [JSON, BINARY]
-GROWING_BYTES = examples(2, 4) * cases.MIB
+GROWING_BYTES = 4 * cases.MIB
 """Size of a growing stream here; `make offload` has one of 10 MiB."""
 KIB = 1024
 
