@@ -19,9 +19,9 @@ BOUND_S: Final = 20.0
 LOOK_S: Final = 0.001
 _SELDOM_S: Final = 0.008
 _LONGER: Final = 1.2
-"""Each pause of `eventually` is so many times as long as the one before, until it is `_SELDOM_S`.  A state that takes
-long is found at most a fifth of that time later.  To look every millisecond would take the processor from the program
-that is waited for."""
+"""Each pause of `eventually` is this many times as long as the previous pause, up to `_SELDOM_S`.  A slow state is
+therefore found late by at most a fifth of its time.  A look every millisecond would take the processor away from the
+tested program."""
 
 Condition = Callable[[], bool] | Callable[[], Awaitable[bool]]
 

@@ -314,8 +314,8 @@ class Topic:
         """End a turn of a round.  End the round too if all its readers have been served."""
         steps, self.steps = self.steps, {}
         if self._unpumped:
-            # Keep the steps, which have the bytes that many readers' connections hold.  A second copy would be held for
-            # as long.
+            # Keep the steps for the readers that are still served, because a step holds bytes that many connections
+            # share.  New steps would hold a second copy of these bytes for as long.
             self._kept_steps = self._step_state(), steps
         else:
             self._delivery_times.delivered(self._round_clients)

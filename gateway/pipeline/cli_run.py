@@ -125,7 +125,7 @@ class Steps:
             nonlocal is_planned
             self.progress("curve: placing offsets")
             with placed_reads(self.spark, self.lake.snapshot(tables.REQUESTS)) as reads:
-                # Compute it before the curve, which then keeps all processors busy.
+                # Compute the basis first, because the curve then keeps all processors busy.
                 basis = basis_of(self.spark, reads)
                 plan.append(self._measured(rate, reads))
             try:
@@ -140,7 +140,7 @@ class Steps:
 
     @contextmanager
     def over(self) -> Iterator[None]:
-        """Stop Spark in the background while the block runs, which does not need Spark."""
+        """Stop Spark in the background while the block runs.  The block must not need Spark."""
         ending = threading.Thread(target=_end, args=(self.spark,), name="end of Spark")
         ending.start()
         try:

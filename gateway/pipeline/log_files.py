@@ -60,8 +60,8 @@ class LogFiles:
     def batches(self, files: Sequence[Path]) -> Iterator[_Spool]:
         """Yield batches of new lines.
 
-        `manifest` then includes the lines of the batch.  The caller must commit it before it requests the next batch,
-        because that removes the files of this one.
+        `manifest` then includes the lines of the batch.  The caller must commit the manifest before it requests the
+        next batch, because this request removes the files of the current batch.
         """
         self.manifest.forget_unlisted({str(path) for path in files})
         spool = _Spool(self.store)

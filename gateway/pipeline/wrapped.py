@@ -40,7 +40,7 @@ def unwrapped(lines: bytes, *, is_all: bool) -> tuple[bytes, int]:
     """Extract the printed lines from whole lines of a log file; return them, and how many bytes were used.
 
     The unused bytes begin with a part of a line whose last part is missing.  The caller passes them again, together
-    with the following lines.  If `is_all`, no lines follow, and parts without a last one make a line.
+    with the following lines.  If `is_all`, no lines follow, and an unfinished line counts as a line.
     """
     if not any(mark in lines for mark in _MARKS):
         return lines, len(lines)

@@ -175,9 +175,8 @@ class Authoriser:
         return True
 
     def _credentials(self, meaning: RequestMeaning, alias: bytes | None) -> bytes | None:
-        """Return the credentials in the query of a request with these bytes, as the client has spelled them.  Returns
-        None if no verdict may be kept under these credentials.
-        """
+        """Return the credentials in the request's query, as the client has spelled them in `alias` (the request's
+        bytes).  Returns None if no verdict may be kept under these credentials."""
         if not meaning.parameters:
             return b""
         lines = self._sections.credential_lines

@@ -363,8 +363,8 @@ class CertificateReloader:
         self._watch = Watch(lambda: certificate_files(configured()), self._reload, clock)
 
     async def run(self, known: Stamp) -> None:
-        """Watch the files until cancelled.  `known` is the stamp of the files from before they were read the first
-        time."""
+        """Watch the files until cancelled.  `known` is the files' `Stamp` (which shows whether they have changed),
+        taken before they were first read."""
         await self._watch.run(known)
 
     def _load(self) -> Certificates:

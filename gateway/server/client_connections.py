@@ -45,7 +45,7 @@ _log = logging.getLogger("gateway.server")
 
 _ABORT_S: Final = 1.0
 _LATE_TURNS: Final = 32
-"""The number of turns that a late loop gets after a deadline."""
+"""After a deadline, a late event loop gets this many turns to process events that were due before the deadline."""
 LATE_BODY_S: Final = 0.002
 """Request bodies that miss a time limit (late bodies) fail one after another, this many seconds apart.  Each failure
 takes about a millisecond, in which the gateway writes the answer, ends the origin's connection, and starts the next
@@ -109,7 +109,7 @@ class ClientConnection(Protocol):
         """Buffers held for the client that other clients may share."""
 
     def guarded_channels(self) -> Iterable[Channel]:
-        """Return the channels whose live reads have a verdict."""
+        """Return the channels whose live reads were authorised, and therefore have a verdict."""
 
     def shed(self) -> None:
         """Cut the connection because the process is short of memory."""
@@ -166,8 +166,8 @@ class Clients:
         `find`."""
         self.find: Callable[[bytes, Beginning | None], tuple[Known | Presented, Section] | None] | None = None
         """Finds the remembered answer or the join (remembered live request) for a request, and the request's header
-        section.  The last argument is the beginning of the client's latest request line, if it is kept.  None if every
-        request goes to the handler."""
+        section.  The last argument is the beginning of the client's latest request line, if it is kept.  The function
+        itself is None if every request goes to the handler."""
         self.refusals: Sized = ()
         """The streams for which the origin has recently refused a reader.  Usually empty."""
         self.limits_hits = False
@@ -177,7 +177,7 @@ class Clients:
         `limits_hits` is set.  The last argument is the key of the verdict on the peer's request."""
         self.join: Callable[[Channel, Join, Section, Presented | None], bool] = lambda *_: False
         """Begins a live answer without parsing the request.  Returns False if the request has to be parsed.  The last
-        argument is set if the request's line and credentials differ from the first request's."""
+        argument is set if the request's line and credentials differ from those of the remembered request."""
         self.is_current: Callable[[RememberedAnswer, bytes], bool] = (
             remembered.is_current if remembered is not None else lambda answer, request: False
         )
@@ -224,7 +224,7 @@ class Clients:
         self.late_bodies = Pace(SystemClock(), LATE_BODY_S, LATE_BODIES_S)
         """Spreads the failures of bodies that have not arrived in time."""
         self.steps: Batch[Callable[[], object]] = Batch(lambda step: step())
-        """Steps of connections' ends that do not all have to happen in one turn of the event loop."""
+        """Spreads the steps that end connections over several turns of the event loop."""
         self.header_cache = HeaderCache()
         self._parsers: list[RequestParser] = []
         self.new_parser: Callable[[], RequestParser] = RequestParser
@@ -352,7 +352,8 @@ class Clients:
                 while self._open or self.unadmitted:
                     await self._emptied.wait()
         except TimeoutError:
-            # The loop runs timers before it reads, and the wheel ends only some live reads in one turn.
+            # Events that were due in time may need further turns: the loop runs timers before it reads, and the wheel
+            # ends only some live reads in one turn.
             for _ in range(_LATE_TURNS):
                 await asyncio.sleep(0)
         return not (self._open or self.unadmitted)
@@ -383,9 +384,8 @@ class Clients:
                 _log.exception("unhandled error")
 
     def parser(self) -> RequestParser:
-        """Take a parser that has read nothing.  The caller gives the parser back with `spare` when the parser is
-        between two messages.
-        """
+        """Return a parser that has read nothing.  The caller gives the parser back with `spare` when the parser is
+        between two messages."""
         return self._parsers.pop() if self._parsers else self.new_parser()
 
     def spare(self, parser: RequestParser) -> None:

@@ -408,8 +408,8 @@ class Frontend:
         before = self.routes.routes
         is_other = self.routes.replace(config.routes, rules)
         if closed := newly_guarded(before, self.routes.routes):
-            # These routes had no rules before, so their live reads began without authorisation.  `ends_live_in_s` ends
-            # the reads that still wait for the origin.
+            # These routes had no rules before, so their live reads began without authorisation and have to end.  A read
+            # that still waits for the origin ends `ends_live_in_s` seconds after its answer begins.
             for route in closed:
                 route.ends_live_in_s = SPREAD_S
             names = {route.name for route in closed}

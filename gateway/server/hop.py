@@ -71,7 +71,7 @@ from gateway.telemetry.tracing import NO_TRACER
 from gateway.upstream.flight import METADATA
 
 _PASSED: Final = ("Accept-Encoding", "Via", "CDN-Loop")
-"""The headers of a shared fetch in addition to the credentials."""
+"""The headers that the origin gets from the other worker's request, in addition to the credentials."""
 _MANY: Final = 1 << 20
 _BACKLOG: Final = 1_024
 HEAD_TIMES: Final = 4
@@ -118,7 +118,7 @@ class HopInterpreter:
 
     @staticmethod
     def sent(route: Route, request: Request) -> CIMultiDict[str]:
-        """Return the headers for the origin."""
+        """Return the headers of the other worker's request that the origin gets."""
         return CIMultiDict(
             (name, value)
             for name, value in request.headers.items()
@@ -154,7 +154,7 @@ class HopInterpreter:
 
 
 class _HopRecorder(ResponseRecorder):
-    """Adds only the fields that other workers need to answers."""
+    """Adds to answers only the fields that other workers need."""
 
     def __init__(
         self, node: str, engine: Engine, admission: Admission, observers: Observers, statements: HopStatements
@@ -225,7 +225,7 @@ class HopLiveAnswers(LiveAnswers):
     def _refuse_lost(begun: Subscription | WaitingPoll) -> None:
         """Raise the error that keeps the stream from being followed now, if there is one.
 
-        Without this, `_hand` would cut the answer at once, perhaps before its head.  The other worker would then
+        Without this check, `_hand` would cut the answer at once, perhaps before its head.  The other worker would then
         conclude that this worker has died.
         """
         if (failure := begun.topic.failure) is not None:

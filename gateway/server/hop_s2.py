@@ -48,7 +48,7 @@ def s2_read(
     url, shared, config = route.url + path.stream, Shared(key, True), route.config
     source = S2Source(route, named, url, sent, route.bounds, route.live_bounds, shared)
     is_session = isinstance(wanted, S2ReadRecords) and not wanted.form.is_unary
-    # What a session says counts as the origin's own word.
+    # The other worker treats the tails in a session as the origin's own.  A session therefore uses no tail from memory.
     trust_s = config.tail_heard_s if config.consistency == "bounded-staleness" and not is_session else 0.0
     return S2Read(key, source, asked.client, config.live_linger_s, trust_s, is_handed=True), wanted
 

@@ -1,4 +1,5 @@
-"""What an owner states about its streams in its answers to other workers (`gateway.protocol.worker_headers`)."""
+"""The statements that an owner adds to its answers to other workers: its record of the stream
+(`gateway.protocol.worker_headers`)."""
 
 from __future__ import annotations
 

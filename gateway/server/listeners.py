@@ -61,8 +61,8 @@ class Handed:
     resumed only where the context has the session's keys."""
     until_accepting: Callable[[Callable[[], Awaitable[Change]], Callable[[], None]], Awaitable[None]] | None = None
     """Tells the supervisor that this worker is prepared, and waits until the worker may accept.  None if the worker may
-    accept at once.  The first argument is called with a configuration that the supervisor hands over.  The second
-    counts a configuration that this worker refuses."""
+    accept at once.  The first argument is called when the supervisor hands a configuration over.  The second argument
+    counts a configuration that the supervisor could not read."""
 
 
 class ListenerRecorder(Protocol):

@@ -157,7 +157,8 @@ class LiveRequests:
             if allowed.until - verdicts.wall() <= (join.most_s + MOST_EARLY_S if allowed.renewal is None else 0):
                 return False
             if (renewing := allowed.renewing) is not None and renewing.verdict is not None:
-                # The service may have named another principal since the verdict was remembered.
+                # Use the renewal's verdict, because the service may have named another principal since this verdict was
+                # remembered.
                 allowed = renewing.verdict
             parties = allowed.parties
         account, address, proxies = channel.use, channel.client, channel.proxies

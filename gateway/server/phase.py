@@ -83,7 +83,7 @@ class PhasedChannel:
         self._request: Request | None = None
         """The request that is being answered."""
         self._task: asyncio.Task[None] | None = None
-        """The task of the handler's work that has to wait."""
+        """The task that does the handler's work, if this work has to wait."""
         self._room: asyncio.Future[None] | None = None
         """A future that ends the handler's wait once the client has read enough."""
         self.sse_route: str | None = None
@@ -99,7 +99,8 @@ class PhasedChannel:
         self.verdict: Allowed | None = None
         """The verdict of the live read in progress; None on a route without rules."""
         self.renewing: LiveRenewal | None = None
-        """The renewal of verdicts that an HTTP/1.1 connection stays with between its reads."""
+        """The verdict renewal that an HTTP/1.1 connection stays with between its reads
+        (`gateway.server.verdict_renewal`)."""
 
     @property
     def carrier(self) -> int:

@@ -241,7 +241,7 @@ class ReadingConnection(WritingConnection):
     def _resume_reading(self) -> None:
         self._is_body_full = False
         if self._pending or self._unparsed:
-            # Take the waiting input first.
+            # Input still waits here.  Keep reading paused until this input has been taken.
             self._is_paused = True
         elif self.transport is not None and not self.transport.is_closing() and not self._has_ended:
             self.transport.resume_reading()

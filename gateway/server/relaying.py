@@ -55,7 +55,8 @@ from gateway.upstream.reply import Reply
 _log = logging.getLogger("gateway.front")
 
 SESSION_IDLE_S: Final = 600.0
-"""Seconds for which a client may send nothing in a session.  Then the gateway drops the client's connection."""
+"""Seconds for which a client may send nothing in an S2 append session.  Then the gateway drops the client's connection.
+"""
 
 # Module names are faster to look up than enum members, and every relay needs these members.
 _DELETE, _HEAD = Mode.DELETE, Mode.HEAD
@@ -80,8 +81,8 @@ class Relays:
         self._reads = reads
         self.access_log = access_log
         self.limits = limits
-        # The gateway does not bound the bytes of a session, because the origin does.  A session may be idle, like a
-        # live read.
+        # The gateway does not bound the bytes of an S2 append session, because the origin does.  A session may be idle,
+        # like a live read.
         self._session_limits = limits.model_copy(
             update={
                 "max_request_bytes": sys.maxsize,

@@ -122,7 +122,8 @@ class Channel(Protocol):
     """The verdict of the live read in progress; None on a route without rules.  The channel drops the verdict when it
     ends `live_use`."""
     renewing: LiveRenewal | None
-    """The renewal of verdicts that an HTTP/1.1 connection stays with between its reads; None if it stays with none."""
+    """The verdict renewal that an HTTP/1.1 connection stays with between its reads (`gateway.server.verdict_renewal`);
+    None if the connection stays with no renewal."""
     outlasts_reads: bool
     """Whether further reads may follow: on an HTTP/1.1 connection they may, on an HTTP/2 stream they may not."""
 

@@ -253,7 +253,7 @@ class RequestBody:
                 except TimeoutError:
                     left_s = deducted() - (loop.time() - began - allowed_s)
                 if self._waiter is not waiter:
-                    # More has arrived in the turn in which the time has passed.
+                    # More of the body has arrived in the turn in which the time ran out.
                     return True
                 if left_s < _LEAST_LEFT_S:
                     return False

@@ -276,7 +276,8 @@ class Sections:
         return len(self._sections)
 
     def reset(self, rules: Iterable[HeaderRules], credentials: Collection[str] = ()) -> None:
-        """Forget all sections, and begin with the kinds of routes that have these rules and these credentials."""
+        """Forget all sections.  Later sections are read under these rules, and `credentials` names the credentials in
+        queries."""
         for section in self._sections.values():
             section.drop()
         self._sections.clear()

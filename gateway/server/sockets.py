@@ -8,12 +8,12 @@ each time.  Several descriptors of one socket accept several connections in a tu
 
 A further descriptor has a cost.  Each connection wakes all descriptors, and each descriptor that comes too late takes
 some 4 µs to find that another has accepted the connection.  The gateway therefore looks at the length of the queue
-after every few connections.  The number of further descriptors rises at once to a length that the queue keeps, because
-a client that waits behind a burst of others loses a turn of the loop for each of them.  It falls only after the queue
-has stayed shorter for a while.  It is 0 while clients connect one at a time.
+after every few connections.  If the queue stays long, the number of further descriptors rises to the queue's length at
+once, because a client that waits behind a burst of others loses a turn of the loop for each of them.  The number falls
+only after the queue has stayed shorter for a while.  It is 0 while clients connect one at a time.
 
-Python's own event loop accepts a whole queue in a turn, so it gets no further descriptors.  To close such a descriptor
-would also reset the connections that this loop has just accepted there.
+Python's own event loop accepts a whole queue in a turn, so it gets no further descriptors.  If such a descriptor were
+closed under that loop, the connections that the loop has just accepted there would also be reset.
 """
 
 from __future__ import annotations
@@ -310,7 +310,7 @@ class AcceptQueue:
     def __init__(
         self, server: asyncio.Server, factory: Callable[[], asyncio.BaseProtocol], backlog: int, index: int = 0
     ) -> None:
-        """`index` is that of the socket among the sockets of the server."""
+        """`index` is the socket's index among the sockets of the server."""
         self._server = server
         self._index = index
         self._factory = factory
@@ -341,7 +341,8 @@ class AcceptQueue:
 
     @property
     def servers(self) -> list[asyncio.Server]:
-        """The servers of the further descriptors, and before them, at the queue of its first socket, the server."""
+        """The servers of the further descriptors.  For the server's first socket, the list begins with the server
+        itself."""
         return self._further.copy() if self._index else [self._server, *self._further]
 
     def look(self) -> None:
@@ -357,7 +358,7 @@ class AcceptQueue:
 
     @property
     def wanted(self) -> int:
-        """The least number of further descriptors, by the latest looks."""
+        """The number of further descriptors to have at least, as the latest looks at the queue suggest."""
         seen = self._seen
         return min(seen[-1], seen[-_RISING]) if self._accepts_singly and len(seen) >= _RISING else 0
 

@@ -90,7 +90,8 @@ ends TLS is therefore leaving.
 def is_refused(transport: asyncio.Transport) -> bool:
     """Return whether the client's host has refused the latest bytes, which shows that the client is gone.
 
-    For a client that has half-closed, this is the only sign.  The loop no longer reads from such a connection.
+    If the client has half-closed, only such a refusal shows that the client is gone, because the loop no longer reads
+    from the connection.
     """
     sock: socket.socket | None = transport.get_extra_info("socket")
     try:
@@ -151,7 +152,7 @@ class TimedConnection(Handling, asyncio.Protocol):
 
     @property
     def waits(self) -> InputWaits:
-        """Measures the waits of the connection's input."""
+        """Measures for how long the connection's input waits for its turn."""
         if self._waits is None:
             self._waits = InputWaits.of(self.transport)
         return self._waits

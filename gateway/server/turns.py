@@ -9,7 +9,7 @@ while a request waits.
 Beginning a request means all work before its first wait, some 50 to 150 us.  After that time, a read from memory is
 finished, and a read that needs the origin (a miss) has begun its fetch.  A turn begins about a dozen requests.  With
 fewer requests a turn, each request would cost more, because the loop polls the kernel once a turn, and because equal
-work in a row is faster. During a flood, a turn's time for requests is shorter, because other clients have requests in
+work in a row is faster.  During a flood, a turn's time for requests is shorter, because other clients have requests in
 progress that need several turns.  The flood's own requests are late in any case.
 
 The later work for a request, such as its fetch and the parts of its answer, is not queued.  The loop's time for such
@@ -92,7 +92,8 @@ class InputWaits:
 
     @classmethod
     def of(cls, transport: asyncio.BaseTransport | None) -> InputWaits:
-        """Return the waits of this transport's input; new waits for a transport in which no input waits."""
+        """Return the object that measures the waits of this transport's input.  A transport without such an object gets
+        a new one."""
         waits = transport.get_extra_info(INPUT_WAITS) if transport is not None else None
         return waits if isinstance(waits, cls) else cls()
 
@@ -122,7 +123,7 @@ class TurnTaker(Protocol):
 
     @property
     def waits(self) -> InputWaits | None:
-        """Measures the waits of the connection's input; None if no input waits for the turn."""
+        """Measures for how long the connection's input waits; None if no input waits for its turn."""
 
     def take_turn(self) -> None:
         """Begin the next request or read the next part, if any is left.  Call `must_wait` before each further request
@@ -151,7 +152,8 @@ class Turns:
         self._is_reading_crumbs = False
         """Whether crumbs are being read, or a timer for it is set."""
         self.has_begun = False
-        """Whether work has begun in this turn, or waits.  `_next` is then scheduled for the next turn."""
+        """Whether work has begun in this turn, or waits for a later turn.  `_next` is then scheduled for the next turn.
+        """
         self._began = 0.0
         """When this turn's first work began, or when `_next` last ended."""
         self._is_running = False

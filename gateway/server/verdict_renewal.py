@@ -109,7 +109,7 @@ class VerdictRenewal:
         self._rng = rng
         self._end_read = end_read
         self._channels: dict[RenewedChannel, str] = {}
-        """The client networks of the channels with a read in progress, and of the channels that stay."""
+        """The client network of each channel that has a read in progress or stays with the renewal."""
         self.verdict: Allowed | None = None
         """The present verdict; None while the renewal rests."""
         self._is_kept = False

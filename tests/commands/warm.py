@@ -268,10 +268,11 @@ def _become(folder: str, arguments: list[str], environ: dict[str, str], descript
 
 
 def _leave(status: int) -> Never:
-    """End as Python does, but for its last step, which takes every object apart.
+    """End the process as Python does, except for the last step, in which Python frees every object.
 
-    Nearly all of them are the parent's.  To change them copies the memory that the two share: half of what a short
-    program costs.  What it has left open is told before, if nothing refers to it.
+    Nearly all objects belong to the parent.  Freeing them would copy the memory that parent and child share, which is
+    half the cost of a short program.  The garbage collection beforehand still warns about files that the program has
+    left open, if nothing refers to them.
     """
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()

@@ -1,6 +1,6 @@
-"""The pipeline under `spark-submit`, on workers that have the code's zip and what one file of requirements names.
+"""The pipeline under `spark-submit`.  Its workers have the code's zip and the packages in one file of requirements.
 
-The long form alone; `test_worker_python.py` is the short one.
+Runs only with the long tests.  `test_worker_python.py` is the short form.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""What Spark's tasks import and call, in a Python that has the code's zip and what one file of requirements names.
+"""The modules that Spark's tasks import and call.  They run in a Python that has the code's zip and the packages in one
+file of requirements.
 
-Spark's Java is not there: this Python is led to the zips of PySpark, as Spark leads its Python workers to them.
+The tests need no Java: this Python finds the zips of PySpark on its path, as Spark's Python workers do.
 """
 
 from __future__ import annotations

@@ -252,11 +252,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the usual way of every input, and one other way of a test's first input.
+    """Choose the ways of reading (transports) with which each test runs: for every input the usual way, and for a
+    test's first input also one other way.
 
-    The inputs of one test differ in what is asked or answered, not in the way.  Which other way it is depends on the
-    test's name, so that each way is that of many tests.  The files of `SOME` keep every way of the first input, and
-    `--transports all` every way of every input.
+    The inputs of one test differ in their requests and answers, not in the way.  The other way depends on the test's
+    name, so that many tests use each way.  The files of `SOME` keep every way of the first input.  `--transports all`
+    keeps every way of every input.
     """
     if config.getoption("--transports") != "some":
         return

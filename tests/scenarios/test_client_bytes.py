@@ -83,7 +83,7 @@ async def test_unfinished_heads_and_bodies_count(start: Start, origin: RunningOr
         await wire.send(b"f" * 8_000 + b"\r\nX-More: " + b"f" * 7_000)
 
     async def all_fit() -> bool:
-        # A look that drops clients counts what they held.
+        # A look that drops clients still counts the bytes that these clients held.
         await memory.look()
         return shed(edge) > 0 and memory.client_bytes <= 200_000
 

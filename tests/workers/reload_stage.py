@@ -100,7 +100,7 @@ class Stage:
     def takes(
         self, slot: int, *changed: str, error: str = "", number: int | None = None, is_temporary: bool = False
     ) -> None:
-        """A worker says what has come of the configuration that it was handed."""
+        """A worker reports its result: whether it has taken the configuration that it was handed."""
         number = self.number if number is None else number
         told = {"number": number, "changed": changed, "needs_restart": [], "error": error}
         self.reloads.hears(self.slots[slot], {**told, "is_temporary": is_temporary})

@@ -10,9 +10,9 @@ second PUT that creates the stream, begins a new incarnation.  An expiry in betw
   reached.  The line's bytes are the last ones before the second offset, and their number is in the line.
 - A read that was refused, failed, relayed or cut off is left out.
 
-The length of a compressed answer is that before compression.  If the log does not have it, the read's position follows
-from the lengths of other reads.  If there are none, the read is empty.  `Placement` counts empty reads, and reads whose
-position is uncertain (`scale` explains this).
+The length of a compressed answer is its length before compression.  If the log does not have this length, the read's
+position follows from the lengths of other reads.  If there are no such reads, the read counts as empty.  `Placement`
+counts empty reads, and reads whose position is uncertain (`scale` explains this).
 """
 
 from __future__ import annotations

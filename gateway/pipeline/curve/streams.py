@@ -2,8 +2,8 @@
 
 Two times of a stream matter.  Its *idle* time is that between one read and the next, at any offsets; it shows how long
 the stream is in use.  The time *again* is that between two reads of the same bytes; it shows whether the bytes are
-worth keeping.  A reader that continues from page to page reads nothing again.  Two concurrent readers read again after
-no time.
+worth keeping.  A reader that continues from page to page reads nothing again.  If two readers read the same bytes at
+the same time, the time *again* is zero.
 
 `residence_s` inverts Denning's working set (CACM 1968).  The bytes used within a given time take a certain memory on
 average, so a cache with that memory keeps bytes for that time.  This approximates every policy and is exact for none.
@@ -117,8 +117,8 @@ def figures(uses: dict[str, Ints], names: pa.Table, last_us: int) -> tuple[pa.Ta
     tape, low, high, at, last = (uses[name] for name in ("tape", "low", "high", "at", "last"))
     is_first = np.concatenate([[True], tape[1:] != tape[:-1]])
     idle = np.where(is_first, _NEVER, at - _shifted(last))
-    # The furthest end of each tape so far.  One running maximum does for all tapes, because it is over ranks, and
-    # those of each tape are above those of the tape before.
+    # The furthest end of each tape so far.  One running maximum serves all tapes: it runs over ranks, and a tape's
+    # ranks are all above the ranks of the tape before it.
     ends, rank = np.unique(high, return_inverse=True)
     furthest = ends[np.maximum.accumulate(rank + np.cumsum(is_first) * len(ends)) % len(ends)]
     is_behind = ~is_first & (low < _shifted(furthest))

@@ -80,7 +80,8 @@ class Figures:
     """`Percentiles` of the time to the first byte of catch-up reads, by `began`."""
     first_byte_all: Percentiles = Percentiles()
     latency: Rows = ()
-    """`Percentiles` by `route` and `mode`: of the whole duration, and (`first_byte_…`) of that to the first byte."""
+    """`Percentiles` by `route` and `mode`: of the whole duration, and of the time to the first byte (`first_byte_…`).
+    """
     delivery: Rows = ()
     delivery_all: Percentiles = Percentiles()
     by_bytes: Rows = ()

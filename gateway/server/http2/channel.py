@@ -54,13 +54,13 @@ class StreamConnection(Protocol):
     session: Session
     scheme: str
     number: int
-    """Tells the connection from the others of the process; never 0."""
+    """Identifies the connection among all connections of the process; never 0."""
     use: Account | None
     """The account of the client's network; None if the connection belongs to no network."""
 
     @property
     def waits(self) -> InputWaits:
-        """Measures the waits of the connection's input."""
+        """Measures for how long the connection's input waits for its turn."""
 
     @property
     def client(self) -> str | None:
@@ -258,7 +258,7 @@ class StreamChannel(Handling):
         session = self._connection.session
         session.unread(self.stream, size)
         if session.out_bytes:
-            # The output has window updates, which `unread` has added.
+            # Write the window updates that `unread` has added to the output.
             self._connection.wake()
 
     def input_waited_s(self) -> float:

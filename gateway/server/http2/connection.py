@@ -88,7 +88,7 @@ class Http2Connection(TimedHttp2Connection):
             clients.unadmitted += 1
         self.scheme = "https" if is_secure else "http"
         self.number = next(_numbers)
-        """Tells this connection from the others of the process; never 0."""
+        """Identifies this connection among all connections of the process; never 0."""
         self._unanswered: list[StreamChannel] = []
         """Channels whose requests are answered after the whole input has been read, so that small bodies are whole."""
         self._heads = HEADS
@@ -130,7 +130,8 @@ class Http2Connection(TimedHttp2Connection):
 
     def data_received(self, data: bytes) -> None:
         if self._is_waiting and self.session.has_more:
-            # A flood arrives in many pieces while its beginning waits.
+            # Only keep the input, because earlier input still waits.  A flood arrives in many pieces while its
+            # beginning waits.
             self.session.keep(data)
             self._hold_input()
             return

@@ -96,7 +96,7 @@ class TimedHttp2Connection(asyncio.Protocol):
 
     @property
     def waits(self) -> InputWaits:
-        """Measures the waits of the connection's input."""
+        """Measures for how long the connection's input waits for its turn."""
         if self._waits is None:
             self._waits = InputWaits.of(self.transport)
         return self._waits
