@@ -20,8 +20,8 @@ _log = logging.getLogger("gateway.aio.batches")
 T = TypeVar("T")
 
 MOST_S: Final = 0.001
-"""After these seconds of work on a batch, a turn of the loop begins no further item.  The other items wait for the next
-turn, so that a long batch does not delay other events.
+"""How long one turn of the loop may work on a batch, in seconds.  After that it begins no further item.  The other
+items wait for the next turn, so that a long batch does not delay other events.
 """
 
 

@@ -99,7 +99,8 @@ class Parts:
     @property
     def copied(self) -> int:
         """How many bytes take memory for this answer alone.  They are copies of bytes on the tape (the stream's bytes
-        in memory), or small pieces that the tape itself replaces by larger pieces as the stream grows."""
+        in memory), or small pieces of the tape.  The tape replaces its small pieces by larger ones as the stream grows,
+        so that only the answer still needs them."""
         return sum(part.copied for part in self._parts if isinstance(part, _InMemory))
 
     def add_pieces(self, pieces: tuple[bytes, ...], copied: int, shared: SharedBytes) -> None:

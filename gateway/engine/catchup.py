@@ -8,10 +8,10 @@ state the tail.
 The tail can be known without a fetch.  The stream's follower (its one live request) states the tail, and the statement
 is valid for `tail_heard_s` after the last sign of life.  The origin or the operator may also allow a tail to be
 repeated for some time (`Stream.tail_until`).  If the tail of a stream is requested often, the gateway starts a follower
-to know the tail.  To the owner of the stream, which is one of several workers, two such requests within a second are
-often: the first live read takes some round trips to come to the owner, and the catch-up reads that come until then
-would ask for the tail one after the other.  If the follower has been silent for too long, a HEAD finds the tail, and
-the follower still brings the bytes.
+to know the tail.  With several workers, the stream's owner starts a follower as soon as two such requests arrive within
+a second.  The first live read at another worker takes some round trips to reach the owner, and until then each catch-up
+read would ask for the tail.  If the follower has been silent for too long, a HEAD finds the tail, and the follower
+still brings the bytes.
 """
 
 from __future__ import annotations

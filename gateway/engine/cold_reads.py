@@ -56,11 +56,11 @@ class Resumer(Protocol):
 
 
 class FirstRead(FlightReader):
-    """A first read under way, as a reader of the flight that it launched.  Until the owner releases the stream, the
+    """A first read under way, as a reader of the flight that it launched.  Until the caller releases the stream, the
     stream stays in memory.
 
-    The owner must call `wait`.  Then it must call either `give_up`, or a method of `ReadRunner` that calls `at_hand` or
-    `answer`.  Either call releases the stream.
+    The caller must call `wait`.  Then it must call either `give_up`, or a method of `ReadRunner` that calls `at_hand`
+    or `answer`.  Either call releases the stream.
     """
 
     __slots__ = ("_gate", "_ready", "_resumer", "read", "stream", "version")

@@ -157,7 +157,8 @@ class Engine:
         if hop is not None:
             self._reads.is_owner = hop.is_owner
         self._catch_up = CatchUp(self._reads)
-        # Live readers wait for new bytes, which are few: compress them only if that can be done without waiting.
+        # Live readers wait for new bytes, which are few.  Compress these bytes only if the compression needs no
+        # waiting.
         self._polls = LongPoll(self._reads, self._catch_up, self._runner, self.tasks, wheel, self.coder)
         self.sse = Sse(self._reads, self._runner, self.tasks, wheel)
         """Opens SSE reads.  The server calls it directly for SSE requests that it recognises."""
@@ -415,7 +416,7 @@ class Engine:
     def begin_drain(self, spread_s: float, within_s: float = math.inf, *, is_final: bool = False) -> None:
         """End all live readers, spread over `spread_s` seconds, the last of them within `within_s` seconds.
 
-        `is_final` states that connections are cut soon after that.
+        `is_final` states that connections are cut soon after the drain.
         """
         self.drain.begin_drain(self.clock.now(), spread_s, within_s, is_final=is_final)
         self.live.drain_readers(spread_s, within_s, self.drain.ends)

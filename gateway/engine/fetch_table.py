@@ -261,7 +261,8 @@ class FetchTable:
         flight.watch()
         try:
             await flight.until_known()
-            # Read this before `unwatch`, which cancels a flight that is too large to keep and has no other readers.
+            # Read the result before `unwatch`, which cancels a flight that is too large to keep and has no other
+            # readers.
             found = flight.error or flight.head
         finally:
             flight.unwatch()

@@ -51,7 +51,7 @@ LEAST_FOLLOWED: Final = 1_024
 """From time to time, the worker forgets the live requests of ended topics.  It does so when it remembers at least this
 many live requests, and at least twice as many as it had topics the last time."""
 _UNSETTLED_S: Final = 1.0
-"""Seconds after a change of the owners in which workers may have different views of them."""
+"""For this many seconds after a change of the owners, workers may have different views of the owners."""
 
 
 class WatchedTopic(Protocol):
@@ -208,7 +208,7 @@ class HopUpstream:
 
 
 class _Asking:
-    """One shared request.  It is the requester of its attempts at other workers and at the origin."""
+    """One shared request.  This object is the `Requester` of each attempt, at other workers and at the origin."""
 
     __slots__ = ("_call", "_hop", "_is_given_up", "_owner", "_pending", "_requester", "_timer", "_waits", "shared")
 

@@ -177,7 +177,7 @@ class LiveReads:
         """Like `fill`, for one reader that has come from its own offset to `at`.
 
         Raises TailMovedBack if the origin refuses `at` as trimmed.  The reader must then start again from its own
-        offset: that may be the start sentinel (`-1`), after which the origin still has bytes.
+        offset.  That offset may be the start sentinel (`-1`), after which the origin still has bytes.
         """
         try:
             return await self.fill(read.route, read.source, topic, at)
@@ -375,7 +375,7 @@ class _Opening:
         if stream.content_type is None:
             reads.expect_stream(head)
         if has_failed(head):
-            # The stream's owner, another worker, has stated facts from its memory.  It may have the bytes, too.
+            # The stream's owner, another worker, has stated facts from its memory.  The owner may have the bytes, too.
             if start in (NOW, stream.tape.tail):
                 return
             first, head = start, await self._fresh(start)
@@ -406,7 +406,7 @@ class _Opening:
             raise TailMovedBack
         is_there = stream.outlasts_failure(reads.clock.now(), reads.clock.wall())
         if is_there and stream.elsewhere is not None and has_failed(reply):
-            # The stream's owner, another worker, may trust the stream, or have the bytes.
+            # The origin has failed, but the stream's owner, another worker, may trust the stream, or have the bytes.
             if stream.is_trusted(reads.clock.now(), self._read.route.trust_s):
                 return None
             if start not in (NOW, known) and not stream.tape.knows_after(start):

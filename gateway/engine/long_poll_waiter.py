@@ -170,7 +170,7 @@ class Waiter:
 
     @property
     def is_handed(self) -> bool:
-        """Whether another worker waits."""
+        """Whether the client that waits is another worker."""
         return self._waiting.read.is_handed
 
     def join(self, now: float) -> bool:
@@ -182,7 +182,7 @@ class Waiter:
             or self._has_timed_out
             or now >= self.began + TICK_S
             or stream.ended is not None
-            # Most joins find the same version.  This comparison saves them a call.
+            # Usually the version is still the same object.  The comparison with `is` saves a call then.
             or (version is not stream.version and not version.same_waiting_as(stream.version))
         ):
             return False
@@ -226,7 +226,7 @@ class Waiter:
         answers = topic.shared_answers() if self._answer_key is not None and waiting.stream.ended is None else None
         answer_key: Hashable = self._answer_key
         if self._cursor >= topic.answers_cursor:
-            # The common answer's cursor is not greater than this client's cursor, but a client must always get a
+            # The shared answer's cursor is not greater than this client's cursor, but a client must always get a
             # greater cursor than its own.  Share an answer only among clients with equal cursors.
             answer_key = (answer_key, self._cursor)
         if answers is not None and isinstance(shared := answers.get(answer_key), Rendered) and self._suits(shared):
@@ -255,10 +255,10 @@ class Waiter:
             self._ask(waiting.polls.poll_asking(waiting.read, waiting.stream, topic, outcome))
 
     def _answer_sooner(self) -> None:
-        """Answer a wait that has timed out while the origin is being asked, if the topic has the answer now."""
+        """Answer a timed-out wait at once if the topic has the answer now, although the origin is still being asked."""
         polls, read, stream, topic, found = *self._waiting, None
         if topic.is_confirmed and topic.not_shareable is None and not stream.varies_by_origin:
-            # If the stream has ended, the origin's answer decides.
+            # If the stream has ended, the origin's answer decides what the clients get.
             with suppress(StreamEnded, TailMovedBack):
                 found = polls.poll_now(read, stream, topic, Outcome.FOLLOWED)
                 if found is Poll.WAIT:

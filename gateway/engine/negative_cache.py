@@ -7,10 +7,10 @@ not remembered, because the next append may make its offset valid.
 Before a write is sent through this gateway, all entries for its path are dropped.  Until the write is answered, no new
 entries are made.  A stream is therefore visible to all readers as soon as its PUT is acknowledged.
 
-Clients that keep asking for new names would never hit this cache.  Each 404 therefore takes a token from a bucket of
-its origin, which refills at `absent_per_s` tokens a second.  While the bucket is empty, streams that are not in memory
-are not requested.  The lower half of the bucket is reserved for client networks that have caused few 404s, so that
-networks that scan for names cannot use up these tokens.
+Clients that keep asking for new names would never hit this cache.  Each 404 therefore takes a token from its origin's
+bucket, which refills at `absent_per_s` tokens a second.  While the bucket is empty, streams that are not in memory are
+not requested.  The lower half of the bucket is reserved for client networks that have caused few 404s, so that networks
+that scan for names cannot use up these tokens.
 """
 
 from __future__ import annotations

@@ -92,11 +92,11 @@ class OthersWrites:
         self._raw = log.raw
         self._count = 0
         self._own: dict[SentRequest, bytes] = {}
-        """This worker's writes under way, each with the name that both of its records have."""
+        """This worker's writes under way, each with the name by which its second record refers to its first."""
         self._others: dict[tuple[int, bytes], SentRequest] = {}
-        """The writes of other workers under way, by place and name."""
+        """The writes of other workers under way, by the worker's place in the write log and the write's name."""
         self._seen: dict[int, bytes] = {}
-        """The rows as they were when this worker last looked at them."""
+        """The rows of the write log, by number, as they were when this worker last looked at them."""
         self._rows: dict[int, slice] = {}
         self.routes: Callable[[str], Route | None] = lambda name: None
         """Returns the route with this name."""
@@ -146,7 +146,8 @@ class OthersWrites:
             self._end(write, _text(_WITHOUT_EFFECT if write.is_cut_short else _UNANSWERED, self._own[write]))
             return
         said = [headers.getall(name, ()) for name, _ in _WORDS]
-        # If the reply repeats a header, record all its values.  Together they are not a valid offset, at any worker.
+        # If the reply repeats a header, record all its values in one word.  Such a word is not a valid offset, so no
+        # worker uses it as one.
         words = ("\n".join(lines) if lines else "" for lines in said)
         self._end(write, _text(_ANSWERED, self._own[write], str(reply.status), "v" if varies else "", *words))
 
@@ -164,8 +165,8 @@ class OthersWrites:
         self._log.note(self.index_of(group), _text(_APPENDED, name, *group, str(start), *(queries or ())))
 
     def ended(self, key: StreamKey) -> None:
-        """Record that an S2 stream has ended at the origin.  Records of any number may belong to another stream from
-        now on."""
+        """Record that an S2 stream has ended at the origin.  From now on, a record with any number may belong to
+        another stream."""
         self.appended(key.group, {key.query}, 0)
 
     def _end(self, write: SentRequest, text: bytes) -> None:
@@ -250,8 +251,8 @@ class OthersWrites:
         return SentRequest(request, stream, record.at)
 
     def _lose(self, index: int, places: set[int]) -> None:
-        """Assume that every kind of write has happened to the paths of this row, because records of these places were
-        lost."""
+        """Assume that every kind of write has happened to the paths of this row, because records of the workers in
+        these places were lost."""
         # The store finds these paths by an index.  Clients can cause lost records by long paths, and a search of the
         # whole store for each lost record would take too long.
         groups = self._store.paths.in_row(index)

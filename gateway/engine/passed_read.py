@@ -35,7 +35,7 @@ _PLACES: Final = 1 << 14
 
 
 class PassedReads:
-    """Begins passed reads.  Remembers which streams had one."""
+    """Begins passed reads.  Remembers which streams had one, because only the first read of a stream is passed."""
 
     def __init__(self, hop: HopUpstream, runner: ReadRunner, backlog: Backlog) -> None:
         self.hop = hop
@@ -70,7 +70,7 @@ class PassedReads:
 
 
 class PassedRead:
-    """A read that the owner of its stream answers.  It is the requester of the owner's answer.
+    """A read that the owner of its stream answers.  This object is the `Requester` that receives the owner's answer.
 
     The caller must call `wait`.  Then it must call either `give_up` or `take_reply`.
     """
@@ -161,8 +161,8 @@ class PassedRead:
         self._passed.answered.add(self)
 
     def owners_changed(self) -> None:
-        """Continue without the asked worker if the worker no longer owns the stream.  It may have died, while its
-        socket is still open."""
+        """Continue without the worker that was asked if that worker no longer owns the stream.  It may have died while
+        its socket is still open."""
         read = self.read
         if self._pending is not None and self._passed.hop.owner_for(Shared(read.key, False)) != self._owner:
             self._withdraw()

@@ -11,9 +11,10 @@ or 410 is repeated (`gateway.engine.negative_cache`), and no further offset is r
 (`gateway.engine.reply_recorder`).  When the write ends, `gateway.engine.writes` changes the versions of the path's
 streams, and `gateway.tape.decide` decides later reads by these versions.
 
-While a DELETE and a creating write are both pending, the origin may re-create the stream, and no reply need show this.
-While only one kind is pending, the stream cannot be re-created: after a DELETE there is no stream, and a PUT finds the
-existing stream.  A client that sends many slow writes of one kind therefore cannot make the gateway drop bytes.
+While a DELETE and a creating write are both pending, the origin may re-create the stream without any reply that shows
+the re-creation.  While only one kind is pending, the stream cannot be re-created: after a DELETE there is no stream,
+and a PUT finds the existing stream.  A client that sends many slow writes of one kind therefore cannot make the gateway
+drop bytes.
 """
 
 from __future__ import annotations
@@ -94,8 +95,8 @@ class PendingWrites:
     def remember(self, write: SentRequest) -> list[Group]:
         """Record that no answer came to a write that may create or delete the stream.
 
-        If the list is full, other paths are removed from it.  Returns the removed paths: the caller must assume that
-        their streams have been re-created.
+        If the list of unanswered writes is full, other paths are removed from the list.  Returns the removed paths: the
+        caller must assume that their streams have been re-created.
         """
         group = write.request.group
         change = self._unanswered.get(group, NO_CHANGE) | write.change
@@ -127,7 +128,7 @@ class PendingWrites:
         change = self._unanswered.get(group, NO_CHANGE)
         if not self._changes:
             return change
-        # Use the counts: clients may have any number of writes under way.
+        # Use the counts, because a loop over the writes might be long: clients may have any number of writes under way.
         for other, count in self._changes.get(group, {}).items():
             if count > (beside is not None and beside.change == other):
                 change |= other

@@ -38,7 +38,7 @@ class Read(NamedTuple):
     max_age_s: float | None = None
     """The greatest age in seconds of cached bytes that the client accepts; None if it states none."""
     is_handed: bool = False
-    """Whether another worker asks, which has counted its client's read."""
+    """Whether another worker sent this read.  That worker has already counted the read against its client's limits."""
 
     @property
     def shape(self) -> Shape:
@@ -46,7 +46,8 @@ class Read(NamedTuple):
         return Shape(self.is_live, self.start)
 
     def remember_unshared(self, why: NotShareable) -> None:
-        """Remember that the origin's answers to such reads are not shared, if that is going to stay so."""
+        """Remember that the origin's answers to reads of this shape may not be shared, if the reason is a lasting
+        one."""
         if why.is_lasting:
             self.route.unshared.remember(self.key, self.shape, why.reason)
 

@@ -48,7 +48,7 @@ class RelayedCall(SentRequest):
         self._has_left = False
 
     def send(self) -> None:
-        """Send the request.  The answer or the failure may arrive before this returns."""
+        """Send the request.  The answer or the failure may arrive before this method returns."""
         pending = self._relay.send(self)
         if not self._is_decided:
             # Keep the pending request only until it is decided.  The request refers to this object, so the two form a

@@ -66,7 +66,7 @@ class RelayedRequest:
     """The client's own partition: the requests that share its tapes, by default the requests with equal credentials.
     In another partition the same path may name another stream."""
     is_live: bool = False
-    """Whether the answer may take minutes."""
+    """Whether the answer may take minutes, so that the time limits of live requests apply."""
     url: RepeatedUrl | None = None
     """The URL, if equal requests share one object for it; else None."""
 

@@ -232,7 +232,7 @@ class ReplyTaker:
                 client=fetch.flight.askers,
                 shared=Shared(fetch.stream.key, source.is_handed),
             )
-            # Only the head is needed.  To drop a body, drop its connection.
+            # Only the head is needed.  A body is dropped by dropping the connection.
             async with await self.upstream.send(call, partial(fetch.count_sent, mode)) as reply:
                 self.metrics.upstream_head(mode, reply.status, self.clock.now() - asked_at, route)
                 if method == "GET" or reply.status not in NO_HEAD:

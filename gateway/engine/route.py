@@ -150,7 +150,8 @@ class Route:
         Access-Control-Allow-Origin."""
         self._now = clock.now
         self.answers = 0
-        """The number of requests of the route that an origin has answered."""
+        """The number of requests of the route that an origin has answered.  A waiting read compares the number with an
+        earlier one, to see whether the origin answers at all."""
         self.is_silent = False
         """Whether a read has waited too long, and the origin has answered no request of the route since."""
         self.ends_live_in_s: float | None = None

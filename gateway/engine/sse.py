@@ -156,7 +156,8 @@ class Sse:
             self._reads.live.follow(topic)
             if not stream.tape.knows_after(at) and not stream.tape.is_closed_at(at):
                 await self._reads.fill_for(read, topic, at)
-                # A closed stream is not followed.  The fetch may have found a new stream in its place.
+                # Try to follow the stream again.  A closed stream is not followed, but the fetch may have found a new,
+                # open stream.
                 self._reads.live.follow(topic)
             if first is None or not read.route.shares_live:
                 await self._await_follower(stream, topic)
@@ -239,7 +240,8 @@ class Sse:
         try:
             filled = await topic.access.fill(topic, subscriber.at)
             if topic.not_shareable is None:
-                # A closed stream is not followed.  The fetch may have found a new stream in its place.
+                # Try to follow the stream again.  A closed stream is not followed, but the fetch may have found a new,
+                # open stream.
                 self._reads.live.follow(topic)
             has_changed = filled
         except (StreamEnded, Uncacheable, GatewayError):

@@ -75,8 +75,8 @@ class Writes:
         if (others := self.others) is not None:
             others.look(write.request.group)
             if (key := write.request.tape_key) is not None:
-                # Set the time after the look, because the write is sent after the writes of others that the look has
-                # applied.
+                # Set the time only after the look at the other workers' writes: this write is sent later than the
+                # writes that the look has applied.
                 write.stream = stream = self._store.find(key)
                 write.version = stream.version if stream is not None else None
             others.begun(write)
@@ -166,10 +166,10 @@ class Writes:
                 self._store.doubt_records(stream)
 
     def apply_appended(self, group: Group, queries: Collection[str] | None, start: int) -> None:
-        """Doubt the streams of an S2 path that hold records from `start` on, the number of the first record of another
-        worker's append.
+        """Doubt the streams of an S2 path that hold records from `start` on, after another worker's append.
 
-        The held records may be the appended ones, because this worker may have fetched them since the append was sent.
+        `start` is the number of the first appended record.  The held records may be the appended ones, because this
+        worker may have fetched them since the append was sent.
         """
         awake = tuple(self._store.awake(group))
         for stream in awake:

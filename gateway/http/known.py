@@ -171,7 +171,7 @@ def lines_named(names: Sequence[str]) -> re.Pattern[bytes]:
     """
     if not names:
         return re.compile(rb"(?!)")
-    # Group the names by their first letters, so that most other lines fail after one comparison a letter.
+    # Group the names by their first letters.  Most other lines then fail after one comparison for each group.
     by_letter: dict[str, list[str]] = {}
     for name in names:
         first, *others = name[1:].split("-")

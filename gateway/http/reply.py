@@ -6,7 +6,7 @@ reply yields a `Head`, the body's bytes as they arrive, and `END`.  `feed_eof` r
 llhttp in strict mode checks the syntax of heads and chunks.  It accepts no bare LF, no folded line, no second
 Content-Length, and no Content-Length together with chunks.  A usual head that arrives whole is read line by line
 without llhttp, because most of its lines have been parsed before (`gateway.http.reply_lines`).  Chunks that arrive
-whole are read without llhttp too. llhttp reads everything else.
+whole are read without llhttp too.  Everything else is read by llhttp.
 
 This module finds the start and the end of bodies itself (RFC 9112 section 6.3). llhttp expects a body in the reply to a
 HEAD, and does not report where excess bytes begin.  This module is also stricter than llhttp.  It refuses replies that

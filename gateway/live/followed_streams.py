@@ -160,7 +160,8 @@ class LiveTable:
         if entry.run is None and topic not in self.hot:
             self.remove(topic)
         else:
-            # One connection may have had a hundred readers.  End the requests of their topics one after the other.
+            # A hundred readers may leave together, because they shared a connection.  End the live requests of their
+            # topics at different times.
             linger_s *= self._rng.uniform(_LEAST_LINGER, 1.0)
             entry.linger = self._clock.call_later(linger_s, lambda: self._expire(entry))
 

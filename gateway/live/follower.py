@@ -267,7 +267,7 @@ class Follower:
         HEAD is skipped if the gateway held no bytes of the stream when the follower began, and knows the stream's
         identity and lifetime.  If the gateway has only seen the stream's creation, it does not know the identity yet.
 
-        Another worker names its record of the stream with its live reply, and sends the HEAD itself.
+        If another worker answers, it names its record of the stream in its live reply, and sends the HEAD itself.
         """
         is_new, self._is_new = self._is_new, False
         is_known = (is_new and self._stream.identity is not None) or self._is_of_known_record
@@ -387,7 +387,7 @@ class Follower:
         is_confirmed = control.up_to_date or control.is_closed
         self._topic.moved(end, now, is_confirmed=is_confirmed)
         if self._is_by_hop and not is_confirmed:
-            # The owner does not follow the stream yet.
+            # The owner does not follow the stream yet, so this worker must not count the stream as followed.
             self._stream.unfollowed(self._stream.contacted_at)
         return end
 

@@ -119,7 +119,7 @@ class LiveStep:
     is_last: bool = False
     """Whether the response ends with this step."""
     is_all: bool = False
-    """Whether nothing else can be sent after this step."""
+    """Whether the reader has everything after this step, so that nothing else can be sent now."""
     needs_fill: bool = False
     """Whether bytes after the offset must be fetched from the origin."""
     large: LargeEvent | None = None

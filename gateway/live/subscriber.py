@@ -100,7 +100,8 @@ class Drain:
         """Return whether the gateway drains, and the drain ends this read.
 
         A read that this worker makes for another worker (`is_handed`) goes on.  The other worker learns the tail from
-        it.  Without the read, it would have to ask for the tail before the end of each of its own long-polls.
+        this read.  Without the read, the other worker would have to ask for the tail before the end of each of its own
+        long-polls.
         """
         return self.is_set and not read.is_handed
 
@@ -168,7 +169,7 @@ class Subscriber:
         self.first: FirstTail | None = None
         """The tail that the origin has named for this subscriber's request.  The caller sets it before `start`."""
         self.is_handed = False
-        """Whether another worker reads.  The caller sets it before `start`."""
+        """Whether the client is another worker.  The caller sets it before `start`."""
         self._said_up_to_date = False
         """Whether the last control event has stated that the client is up to date."""
         self.least_cursor = least_cursor
@@ -182,11 +183,12 @@ class Subscriber:
         self._large: LargeEvent | None = None
         """The event that is being sent in parts."""
         self._large_sent = 0
-        """The number of bytes of this event that have been written."""
+        """The number of bytes of `_large` that have been written."""
         self._is_filling = False
         """Whether a fetch for this subscriber is running."""
         self._has_missed = False
-        """Whether the topic has changed during that fetch."""
+        """Whether the topic has changed while a fetch for this subscriber is running, so that `pump` must be called
+        again."""
         self._is_over = False
         self._sent_at_beat = topic.beats
         self._tick = context.wheel.add(self, max(SHORTEST_S, lifetime_s), now)

@@ -10,8 +10,8 @@ its own.  If the reply names the tail, the first answer to this reader may say t
 
 Bytes that arrive in one iteration of the event loop are delivered together, in one round.  `DeliveryTimes` measures a
 round from the first arrival until all live readers have been sent the bytes.  A round with many readers, or with large
-answers, takes several turns of the loop, so that it does not delay other clients.  Each reader is sent the state of its
-turn.  If news arrives during a round, another round follows.
+answers, takes several turns of the loop, so that it does not delay other clients.  Each reader is sent the stream's
+state at the time of its own turn.  If news arrives during a round, another round follows.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ from gateway.upstream.flight import Head, NotShareable
 from gateway.upstream.origin_call import Source
 
 MOST_S: Final = 0.001
-"""After these seconds of a delivery round, a turn of the loop serves no further reader."""
+"""How long one turn of the loop may serve the readers of a delivery round, in seconds.  After that it serves no further
+reader."""
 MOST_READERS: Final = 256
-"""The most readers that a turn serves.  `MOST_S` does not include the time in which uvloop writes for them at the end
-of the turn."""
+"""The most readers that one turn serves.  `MOST_S` alone is no bound, because it does not include the time in which
+uvloop writes for the readers at the end of the turn."""
 _carrier: Final = attrgetter("carrier")
 
 
@@ -55,9 +56,9 @@ class DeliveryTimes:
         self.now = now
         self._route = route
         self._arrived_at: float | None = None
-        """The first arrival since the latest round began."""
+        """When the first bytes since the beginning of the latest round arrived."""
         self._began_at: float | None = None
-        """The first arrival that the latest round delivers."""
+        """When the first of the bytes that the latest round delivers arrived."""
 
     def arrived(self) -> None:
         """Record that bytes have arrived, which the next round delivers."""
@@ -278,14 +279,14 @@ class Topic:
         if not unpumped:
             self._has_news = False
             self.shares_connections = self.shares_connections and bool(present)
-            # What a turn sends to a connection goes out in one write.  Serve the readers of a connection one after the
-            # other, because a turn that serves a few readers of each connection costs a write for each.
+            # All that one turn sends to a connection goes out in one write.  Serve the readers of a connection one
+            # after the other, because a turn that serves a few readers of each connection costs a write for each.
             unpumped.extend(sorted(present, key=_carrier) if self.shares_connections else present)
             self._round_clients = len(unpumped) + self.extra_clients
             self.cursors.rise()
             self._delivery_times.begin()
-        # Pumping is synchronous, so the stream cannot change meanwhile and readers can share steps.  Since the round's
-        # earlier turn, it may have changed.
+        # Pumping is synchronous, so the stream cannot change meanwhile and readers can share steps.  But the stream may
+        # have changed since the round's earlier turn.
         kept, self._kept_steps = self._kept_steps, None
         self.steps = kept[1] if kept is not None and kept[0] == self._step_state() else {}
         self._begin_answers()

@@ -30,7 +30,7 @@ _CONNECTING_S = 0.5
 """How long a read that needs the tail may wait for a follower that has just been started."""
 _REVALIDATION_PAUSE_S = 1.0
 _FOLLOWER_PATIENCE_S = 1.0
-"""How long a follower may take to receive an acknowledged write."""
+"""How long a follower may take to receive an acknowledged write.  After that it counts as stalled."""
 
 
 class LiveTopics:
@@ -307,8 +307,8 @@ class LiveTopics:
         self.restart(topic.stream)
 
     def drain_readers(self, spread_s: float, within_s: float, ends: Callable[[LiveReader], bool]) -> None:
-        """Drain the live readers that the drain `ends`, at random times within `spread_s` seconds.  All must end within
-        `within_s`."""
+        """Drain the live readers for which `ends` returns True, at random times within `spread_s` seconds.  All must
+        end within `within_s`."""
         self.hot.cool_all()
         self._drain_topics(list(self._topics.values()), spread_s, within_s, ends)
 

@@ -74,7 +74,7 @@ class Cursors:
     def __init__(self, wall: Callable[[], float]) -> None:
         self._wall = wall
         self._shared = 0
-        """The shared cursor, unless the present interval is greater."""
+        """The shared cursor is this number or the present interval, whichever is greater."""
         self._floor = 0
         """The greatest cursor that clients have sent."""
 
@@ -88,7 +88,8 @@ class Cursors:
             self._floor = max(self._floor, value)
 
     def rise(self) -> None:
-        """Raise the shared cursor above the recorded ones.  Called when the stream has news for its readers."""
+        """Raise the shared cursor above all cursors that clients have sent.  Called when the stream has news for its
+        readers."""
         if self._floor:
             self._shared = max(self._shared, self._floor + 1)
 
@@ -102,8 +103,8 @@ class Cursors:
     def next_for(self, client: str | None) -> str:
         """Return the next cursor for a client that has sent the cursor `client`.
 
-        This is the shared cursor, which is first raised above `client` if necessary.  If `client` must not raise it,
-        this is the next multiple of `_STRIDE`.
+        The result is the shared cursor, which is first raised above `client` if necessary.  If `client` must not raise
+        the shared cursor, the result is the next multiple of `_STRIDE`.
         """
         own = parse_cursor(client)
         if own is not None and own >= self.shared():

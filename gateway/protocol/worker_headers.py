@@ -40,7 +40,7 @@ _MOST_ASKS: Final = 256
 _ABSENT: Final = "-"
 _FACTS: Final = "facts"
 _PLAIN: Final = "".join(sorted(set(map(chr, range(0x21, 0x7F))) - {"%", _ABSENT}))
-"""The characters that a word contains unquoted."""
+"""The characters that stand for themselves in a word.  All others are percent-encoded."""
 
 
 class HopAsk(NamedTuple):
@@ -162,7 +162,7 @@ class HopSaid(NamedTuple):
     """The facts in the owner's memory, if the origin has failed to answer or the tail does not matter."""
     is_tail_unknown: bool = False
     """Whether the answer ends at the furthest bytes in the owner's memory, and the owner does not know whether more
-    bytes follow.  An answer of the origin that does not reach the tail says that more follow."""
+    bytes follow.  In contrast, an answer of the origin that does not reach the tail shows that more bytes follow."""
 
     def rendered(self) -> str:
         """Return the value of `HOP_RECORD`."""

@@ -196,7 +196,7 @@ def _array(value: object, name: str) -> list[Any]:
 
 def _records(fields: dict[str, Any]) -> list[Any]:
     records = _array(fields.get("records"), "records")
-    # Check before objects are created.
+    # Check the number of records before objects are created.
     if len(records) > MAX_BATCH_RECORDS:
         raise InvalidJson(f"a batch has at most {MAX_BATCH_RECORDS} records")
     headers = (record.get("headers") for record in records if isinstance(record, dict))

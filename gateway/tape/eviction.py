@@ -166,7 +166,8 @@ class S3Fifo(Generic[K]):
         """Keys and their number of touches, up to `_ROUNDS`.  The first key is examined next."""
         self._probation_ghosts: OrderedDict[int, None] = OrderedDict()
         self._main_ghosts: OrderedDict[int, None] = OrderedDict()
-        """Hashes of evicted keys, by the queue that evicted them.  A key takes ten times the memory of its hash."""
+        """Both `_ghosts` tables have the hashes of the keys that their queue has evicted.  A key takes ten times the
+        memory of its hash."""
 
     @property
     def remembered(self) -> tuple[int, int]:

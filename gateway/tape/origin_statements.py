@@ -61,7 +61,7 @@ class Confirmations:
         self.asked_at = -math.inf
         """When the gateway last sent a request only to have an offset confirmed."""
         self.refused_at = -math.inf
-        """When the origin last answered such a request by refusing the offset as trimmed."""
+        """When the origin last refused, as trimmed, an offset that such a request (`asked_at`) was to confirm."""
         self._offsets: list[str] = _NONE
         self._at: list[float] = _NEVER
 

@@ -35,7 +35,8 @@ MOST_QUERIES: Final = 64
 MAX_TAGS: Final = 1_024
 """The most surrogate keys of one stream."""
 MAX_TAG_BYTES: Final = 1 << 16
-"""The most bytes of these keys that several replies may name together: as many as one reply may name alone."""
+"""The most bytes that all surrogate keys of one stream may have, if several replies have named them.  A single reply
+may name as many bytes."""
 _LOOKS: Final = 8
 """The most streams that one call examines to find streams that are not in use."""
 

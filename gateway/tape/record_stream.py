@@ -27,7 +27,8 @@ class RecordStream(Stream):
     settled: int = 0
     """The value that `doubts` had when the gateway sent the latest request that confirmed the records."""
     full_to: int = 0
-    """The sequence number at which the latest reply ended, if a limit ended that reply; otherwise 0."""
+    """The sequence number at which the latest reply ended, if a limit ended that reply, so that more records are likely
+    to follow; otherwise 0."""
 
     @property
     def is_doubted(self) -> bool:

@@ -272,7 +272,7 @@ class RecordTape:
 
     def at_timestamp(self, timestamp: int) -> int | None:
         """Return the sequence number of the stream's first record at or after `timestamp`; None if the tape does not
-        show it.
+        show the number.
 
         The tape shows the number if it holds this record and the preceding record, or if this is the first record of
         the stream.

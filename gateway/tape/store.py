@@ -318,7 +318,7 @@ class TapeStore:
         self._forget(stream, lambda tape: tape.drop_before(token))
 
     def forget_through(self, stream: Stream, token: str) -> None:
-        """Drop the bytes up to `token`, which the origin has trimmed, and those up to the next known offset."""
+        """Drop the bytes before `token`, which are trimmed, and the bytes from `token` to the next known offset."""
         tail = stream.tape.tail
         self._forget(stream, lambda tape: tape.drop_through(token))
         if stream.tape.tail != tail:

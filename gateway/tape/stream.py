@@ -76,8 +76,8 @@ class Stream:
     """Whether a reply of the origin had `Vary: Origin`.  The stream then serves only requests without an Origin header.
     Bytes of that reply may be held, so the flag is never cleared."""
     origins_named_at: float = -math.inf
-    """When a reply to a shared read last set `headers` (monotonic seconds).  Their CORS fields show which web origins
-    the stream's origin allows."""
+    """When a reply to a shared read last set `headers` (monotonic seconds).  The CORS fields in `headers` show which
+    web origins the stream's origin allows."""
     caching: Caching = UNSTATED
     """The origin's Cache-Control for the stream's bytes."""
     identity: str | None = None
@@ -119,7 +119,7 @@ class Stream:
     surrogate_keys: frozenset[str] = frozenset()
     """The origin's tags for groups of streams.  Only `Paths.tag` sets them, because it keeps an index."""
     tagged_as: str = ""
-    """The incarnation when the surrogate keys were set."""
+    """The incarnation to which the surrogate keys belong.  The keys of a new incarnation replace the earlier keys."""
     reads: int = 0
     """The number of reads, of all modes, that were answered from this object.  A live read counts when it starts."""
     hits: int = 0

@@ -12,8 +12,8 @@ The breaker is a pure state machine: it sends nothing and reads no clock.  Each 
 A lost connection counts as half a failure.  On a network that resets one connection in five, a series of five losses is
 frequent, but a series of ten is very rare.  The results of concurrent requests may arrive in any order, so a burst of
 requests may well begin or end with ten losses.  A lost request therefore counts in the series only if no other request
-was answered between its start and its loss.  To decide whether losses open the breaker, all
-requests that still wait for an answer count as successes.
+was answered between its start and its loss.  To decide whether losses open the breaker, all requests that still wait
+for an answer count as successes.
 
 Both clients' requests and the gateway's own probes (`gateway.upstream.health`) probe the origin.  While own probes are
 sent (`watched`), most clients' requests are refused, because with a silent origin these requests would wait until they
@@ -63,8 +63,8 @@ _LOSS: Final = 0.5
 CLIENTS_TURN_S: Final = 2.0
 """A client's request without a result counts as a probe in progress for this number of seconds."""
 QUIET_S: Final = 10.0
-"""If a client's request has failed after a successful own probe, own probes count again after this number of seconds
-without a client's request.
+"""If a client's request has failed after a successful own probe, own probes can close the breaker again after this
+number of seconds without a client's request.
 """
 
 
@@ -107,7 +107,7 @@ class Policy:
     """When a breaker opens, and how it recovers."""
 
     failures: int = 5
-    """The consecutive failures that open the breaker. 0 means that the breaker never opens."""
+    """The consecutive failures that open the breaker.  0 means that the breaker never opens."""
     ratio: float = 0.5
     """The share of failures within the window that opens the breaker."""
     window_s: float = 10.0

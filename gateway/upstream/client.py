@@ -3,12 +3,13 @@
 `Exchanges` sends requests to any host.  It owns the connection pools, the TLS settings, and the list of HTTP/2 hosts.
 
 `OriginClient` sends requests that name a route, and chooses an origin of the route.  If no connection to this origin
-can be made, the request goes to the next origin.  This is safe for writes too, because no byte was sent.
+can be made, the request goes to the next origin.  Trying the next origin is safe for writes too, because no byte was
+sent.
 
-The client also follows a redirect to the leader of a stream, which is another origin of the route.  This is safe,
-because a redirect shows that the first origin did not process the request.  To be able to follow a redirect, the client
-buffers a streamed body of up to 64 KiB.  With a larger body, the redirect is passed on to the gateway's client.  Later
-requests for the stream go directly to the leader.
+The client also follows a redirect to the leader of a stream, which is another origin of the route.  Sending the request
+again is safe, because a redirect shows that the first origin did not process the request.  To be able to follow a
+redirect, the client buffers a streamed body of up to 64 KiB.  With a larger body, the redirect is passed on to the
+gateway's client.  Later requests for the stream go directly to the leader.
 
 Other modules retry requests that were sent: `gateway.upstream.exchange` after a dead connection, and
 `gateway.engine.fetch` after the failure of a shared fetch.
@@ -209,7 +210,7 @@ class HopClient:
         return f"<HopClient {self._exchanges.open_connections} connections>"
 
     def ask(self, requester: Requester, call: OriginCall) -> Exchange:
-        """Send one request.  The requester is notified of its outcome, possibly before this returns."""
+        """Send one request.  The requester is notified of its outcome, possibly before this method returns."""
         return self._exchanges.ask(requester, call)
 
     async def send(self, call: OriginCall, on_sent: Callable[[], object] = no_op) -> Reply:

@@ -111,8 +111,8 @@ class IdleConnections:
     def take_connection(
         self, endpoint: Endpoint, now: float, named: frozenset[str] | None, *, is_head: bool
     ) -> OriginConnection | None:
-        """Remove and return the most recently used connection that has rested; None if there is none.  Close all that
-        cannot be used any more.  `named` has the addresses of the endpoint, if known."""
+        """Remove and return the most recently used connection that has rested; None if there is none.  Close all
+        connections that cannot be used any more.  `named` has the addresses of the endpoint, if known."""
         for is_for_heads in _SHELVES_FOR_HEAD if is_head else _SHELVES:
             shelf = self._shelves.get((endpoint, is_for_heads))
             if shelf is None:

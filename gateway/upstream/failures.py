@@ -103,8 +103,8 @@ def is_no_sign(error: BaseException, *, is_patient: bool, is_reused: bool) -> bo
     """Return whether a failure before the head of the reply does not count against the origin's health.
 
     `is_patient`: the origin may be silent for long, as on a live read, so a timeout does not count as a failure.
-    `is_reused`: the connection had carried other requests, and was lost before any byte of the reply.  This does not
-    count, because an origin may close idle connections at any time.  The next request will use a new connection.
+    `is_reused`: the connection had carried other requests, and was lost before any byte of the reply.  Such a loss does
+    not count, because an origin may close idle connections at any time.  The next request will use a new connection.
 
     Two further failures do not count: the gateway's refusal of too many interim replies, and a loss that another
     request has reported.

@@ -11,8 +11,8 @@ millisecond if the memory is new to the process.  While bodies of a dozen fetche
 of them delays every other client by that many milliseconds.  uvloop even reads the same socket up to 32 times in one
 turn while it finds a full buffer.  A connection therefore stops reading after each large read.  When its reader has
 taken the data, the connection calls `resume_later` and waits in a queue.  Each turn resumes one connection.  A turn of
-an idle loop costs about 20 us, so large bodies lose little there.  On a busy loop they get one read in each turn, and
-leave the rest of the turn to other clients.  A connection never stops reading for a small reply.
+an otherwise idle loop costs about 20 us, so large bodies lose little time.  On a busy loop they get one read in each
+turn, and leave the rest of the turn to other clients.  A connection never stops reading for a small reply.
 
 `Inflow` bounds the bytes that fetched bodies add to memory between two checks of the process's memory.  One turn of the
 loop reads the data of all connections to origins, and writes it to all readers that share a fetch.  The data of one

@@ -1,4 +1,4 @@
-"""How long connections to origins are kept, and when one is closed because its reply was abandoned.
+"""How long connections to origins are kept, and when a connection is closed because its reply was abandoned.
 
 An HTTP/1.1 connection rests for a moment after each reply, while other connections carry the next requests.  A faulty
 origin may answer a request twice, or send a body that does not belong there.  Usually these bytes arrive during the
@@ -10,8 +10,8 @@ connection just when a request is sent, and a write cannot be sent again.  The a
 because the origin's name may resolve to another server later.
 
 If the gateway no longer needs a reply, because the client has left, it abandons the reply: the rest is read and
-dropped.  The connection is kept if the rest is short and arrives soon, and is closed otherwise.  Without this, a client
-could close kept connections by cancelling its reads.
+dropped.  The connection is kept if the rest is short and arrives soon, and is closed otherwise.  If the connection were
+always closed, a client could close kept connections by cancelling its reads.
 """
 
 from __future__ import annotations

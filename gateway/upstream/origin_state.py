@@ -222,7 +222,7 @@ class Origin:
         self._row = row
         row.set_waiting(self.waiting)
         self.breaker = SharedBreaker.replacing(self.breaker, row, self.now(), self._changed_elsewhere)
-        # The other workers may have opened it.
+        # The other workers may have opened the shared breaker.
         self.breaker.refresh()
 
     def leave(self) -> None:
@@ -243,7 +243,7 @@ class Origin:
     def eject(self, by: object, reason: str, now: float, *, is_told: bool = False) -> bool:
         """Eject the origin because the health check `by` has failed.  Return False if the origin was ejected already.
 
-        `is_told`: another worker has ejected the origin and logged this."""
+        `is_told`: another worker has ejected the origin, and has logged the ejection."""
         is_first = not self._ejected
         self._ejected.setdefault(by, now)
         if is_first:
@@ -308,7 +308,8 @@ class OriginRequest:
         self.on_close: Callable[[], None] | None = None
         self._permit = permit
         self._answers = origin.breaker.answers
-        """The number of answered requests when this request was admitted."""
+        """The number of answered requests when this request was admitted.  At a failure, it shows whether another
+        request was answered in the meantime."""
         self._is_reported = False
         self._is_undecided = False
         """Whether a 503 has not been reported yet."""
@@ -358,7 +359,7 @@ class OriginRequest:
         self.origin.heard_at = self.origin.now()
 
     def cut_off(self, error: BaseException) -> bool:
-        """Record that the body was truncated; return whether `restart_elsewhere` caused this."""
+        """Record that the body was truncated; return whether `restart_elsewhere` caused the truncation."""
         self._decide()
         if not (isinstance(error, ConnectionLost | ReplyBroken) and error.is_reported):
             self.broke(self.origin.now(), is_loss=is_loss(error))

@@ -411,7 +411,7 @@ class Upstream(Protocol):
     """Sends requests to origins: `client.OriginClient`, or an in-memory one in tests."""
 
     def ask(self, requester: Requester, call: OriginCall) -> PendingRequest:
-        """Send one request.  `requester` is notified of its outcome, possibly before this returns."""
+        """Send one request.  `requester` is notified of its outcome, possibly before this method returns."""
 
     async def send(self, call: OriginCall, on_sent: Callable[[], object] = no_op) -> Reply:
         """Send one request and wait for the head of its reply; `on_sent` is called for each attempt.

@@ -7,9 +7,9 @@ answer would block all other lookups and the exit of the process.
 Concurrent requests for a name share one lookup.  Connections rotate over the addresses.  After a failure an address is
 tried last, until the name is resolved again.
 
-A name in use is resolved again when its time in the cache is over, because the origin may have moved.  This happens
-even if all requests use kept connections (`refresh`).  While lookups fail, the last addresses stay in use for a bounded
-time, like stale data in RFC 8767.
+A name in use is resolved again when its time in the cache is over, because the origin may have moved.  It is resolved
+again even if all requests use kept connections (`refresh`).  While lookups fail, the last addresses stay in use for a
+bounded time, like stale data in RFC 8767.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class FoundRecords:
     tail: StreamPosition | None = None
     """The tail, if the reply reaches the tail and states it."""
     is_remembered: bool = False
-    """As in `AtTail`."""
+    """Whether the stream's owner, another worker, has stated the tail from memory, as in `AtTail`."""
 
 
 @dataclass(frozen=True, slots=True)

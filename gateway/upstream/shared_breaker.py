@@ -7,16 +7,17 @@ many probes as a single process.
 
 Before it admits a request, a worker reads the state if its version has changed.  A worker changes the state under a
 lock: it reads the state, applies an outcome or an admission as `Breaker` does, and writes the state.  While the breaker
-is closed, an answer needs no lock, because each worker counts its own answers.  The next failure compares the sum of
-these counts with the sum at the failure before it, and begins a new series if they differ.
+is closed, an answer needs no lock, because each worker counts its own answers.  When the next failure is counted, the
+sum of these counts is compared with the sum at the preceding failure.  If the sums differ, a new series of failures
+begins.
 
 If a worker is stopped while it holds the lock, the other workers cannot change the state.  Each of them then changes
 only its own view of the breaker, so that it still notices when the origin fails and recovers.  The view is dropped when
 the worker gets the lock or reads another version.  The shared state then lacks the failures of this time.
 
-One own probe is sent at a time.  While a worker waits for the result of its probe, the others send none.  They wait no
-longer than a probe can take, because the worker may have died.  A client's probe whose worker has died is replaced like
-any client's probe without a result.
+The gateway's own probes are sent one at a time.  While a worker waits for the result of its probe, the others send
+none.  They wait no longer than a probe can take, because the worker may have died.  A client's probe whose worker has
+died is replaced like any client's probe without a result.
 
 `on_change` is called when another worker has opened or closed the breaker.
 """
@@ -116,7 +117,8 @@ class SharedBreaker(Breaker):
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        """Change the state, which no other worker changes meanwhile.  Without the lock, change only the own view."""
+        """Let the caller change the state in a `with` block, during which no other worker changes it.  If the lock is
+        not free in time, only this worker's own view changes."""
         was_closed = self.state is BreakerState.CLOSED
         with self._row.locked() as is_locked:
             if is_locked and self._has_own_view:

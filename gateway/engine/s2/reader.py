@@ -120,7 +120,8 @@ class S2SessionReader:
         self._context = context
         self._count = 0
         self._size = 0
-        """Metered bytes sent to the client; `_count` is the number of records sent."""
+        """Metered bytes sent to the client; `_count` is the number of records sent.  Both are part of the ids of
+        server-sent events."""
         self._large: S2LargePiece | None = None
         """The latest large batch, of which `_large_sent` bytes have been written."""
         self._large_sent = 0

@@ -149,7 +149,8 @@ class S2Reads:
         self.streams = S2Streams(origin, store, surroundings, table)
         self._sessions: dict[S2SessionReader, S2Read] = {}
         self._fetched: Batch[tuple[S2SessionReader, S2Fetched]] = Batch(_take_fetched, clock.now)
-        """Results of fetches.  One fetch may serve many sessions, and each of them encodes up to 1 MiB."""
+        """Results of fetches.  They are processed in batches, because one fetch may serve many sessions, each of which
+        encodes up to 1 MiB."""
         self._first_pumps: Batch[S2SessionReader] = Batch(_begin_sending, clock.now)
         """Sessions that send their first records in a later turn."""
         self._has_begun = False
@@ -286,8 +287,8 @@ class S2Reads:
                     raise TailMovedBack
                 case _:
                     break
-        # The head of the answer is sent next.  A session that reaches the tail after that can no longer be refused, so
-        # it may end without records.
+        # The head of the answer is sent next.  A session that reaches the tail after its head can no longer be refused,
+        # so it may end without records.
         progress.may_be_empty = True
         return S2Session(stream, asked.form, progress, query.longest_wait_s)
 
@@ -300,8 +301,8 @@ class S2Reads:
         return reader
 
     def begin_sending(self, reader: S2SessionReader) -> None:
-        """Send the session's first records.  A turn of the loop does this for one session at once, and for more in a
-        batch, because many sessions may have waited for the same fetch."""
+        """Send the session's first records.  In each turn of the loop, the first session sends at once.  The other
+        sessions send in a batch, because many of them may have waited for the same fetch."""
         if self._has_begun:
             self._first_pumps.add(reader)
             return
@@ -376,8 +377,8 @@ class S2Reads:
         self._drained_at = None
 
     def drains(self, read: S2Read) -> bool:
-        """Return whether a drain is on that ends this live read.  It does not end the reads of other workers, whose own
-        clients would lose the stream."""
+        """Return whether a drain is under way that ends this live read.  A drain does not end a read that another
+        worker has sent, because the clients of that worker would lose the stream."""
         return self._drained_at is not None and not read.is_handed
 
     def _drain(self, reader: S2SessionReader, delay_s: float) -> None:

@@ -256,7 +256,7 @@ class S2Read:
     """How long the tail is trusted after the live session has stated it, in seconds; 0 if every answer must be
     linearizable."""
     is_handed: bool = False
-    """Whether another worker asks, which has counted its client's read."""
+    """Whether another worker sent this read.  That worker has already counted the read against its client's limits."""
 
 
 class S2Request(NamedTuple):

@@ -7,8 +7,8 @@ if it needs more.
 A stream can be deleted and re-created under its name.  The records in memory may then belong to the earlier stream, and
 must not be mixed with records of the new stream.  Two checks prevent that.  If new records adjoin records in memory,
 the adjoining record is read again: by the same request, which then begins one record earlier, or by another request
-afterwards.  If the new records do not adjoin records in memory, the last record in memory is read again first.  This is
-not needed if the origin has recently confirmed the stream (`verify`).
+afterwards.  If the new records do not adjoin records in memory, the last record in memory is read again first.  The
+second check is left out if the origin has recently confirmed the stream (`verify`).
 
 In addition, each reply is compared with the records in memory.  A tail that has moved back, or a different record with
 the same number, shows that the stream was re-created.  The stream's record then ends, and its readers start again with
@@ -405,7 +405,7 @@ class S2Stream:
         batch belongs to another stream."""
         assert self.topic is not None
         self.store(self.topic.position, batch.records)
-        # A session reads one stream only.
+        # A session reads one stream only, so each of its batches confirms the stream.
         self.stream.verified(self._shared.clock.now())
 
     def compare(self, record: Record, position: StreamPosition) -> None:

@@ -2,8 +2,8 @@
 
 A topic has a *position*: the sequence number of the record that the stream's session at the origin will bring next.
 All records before the position have been stored.  A reader that is behind the position therefore reads from memory.  A
-reader whose connection is full falls behind.  `tail` is known while the session's latest statement shows that the
-position is the tail.
+reader whose connection is full falls behind.  The tail is known as long as the session's latest statement shows that
+the position is the tail.
 
 Records that arrive in one turn of the event loop form one batch.  A batch is encoded once for each format, and written
 to each connection at once.
@@ -93,7 +93,7 @@ class S2Batch:
         self._frames: list[S2LargePiece | None] = [None] * len(Compression)
         self._chunks: list[tuple[bytes, int] | None] = [None] * len(Compression)
         self._event: tuple[bytes, int] = b"", 0
-        """The latest rendered event."""
+        """The event rendered last, kept for further readers with the same counts (`_event_of`)."""
         self._event_of: tuple[int, int, Format] | None = None
 
     def __repr__(self) -> str:
@@ -140,8 +140,8 @@ class S2Batch:
         return large
 
     def chunk(self, compression: Compression) -> tuple[bytes, int] | None:
-        """Return the batch as a session frame in chunked coding (RFC 9112 section 7.1), and the frame's size.  None if
-        the frame is so large that all readers share it, by `frame`.
+        """Return the batch as a session frame in chunked coding (RFC 9112 section 7.1), and the frame's size.  Return
+        None if the frame is so large that all readers share it (see `frame`).
         """
         found = self._chunks[compression]
         if found is None and self._frames[compression] is None:
@@ -235,7 +235,7 @@ class S2Topic:
         self.heard_at = -inf
         """When the session last stated the tail (monotonic seconds)."""
         self.readers_now: dict[S2LiveReader, None] = {}
-        """The sessions.  Other readers wait for `changed`."""
+        """The sessions, which get records at once.  Unary reads wait for `changed` instead."""
         self.readers = 0
         """The number of readers, including waiting unary reads."""
         self.changed = Signal()
@@ -245,9 +245,9 @@ class S2Topic:
         self._come: list[Record] = []
         """Records that arrived in this turn of the event loop and have not been delivered yet."""
         self._come_from = 0
-        """The topic's position before these records arrived."""
+        """The topic's position before the records in `_come` arrived."""
         self._come_size = 0
-        """The metered bytes of these records."""
+        """The metered bytes of the records in `_come`."""
 
     def __repr__(self) -> str:
         state = "lost" if self.error is not None else "at the tail" if self.tail is not None else "catching up"

@@ -1,12 +1,13 @@
 """Effects of writes through the gateway on the records in memory of S2 streams.
 
-Creating or deleting a stream, or a basin, makes the records in memory invalid, so they are dropped.  This is certain
-only for streams of the writer's own partition: with other credentials the same name may belong to another stream.
+Creating or deleting a stream, or a basin, makes the records in memory invalid, so they are dropped.  Only the records
+of streams in the writer's own partition are certain to be invalid: with other credentials the same name may belong to
+another stream.
 
 Appends drop nothing, because readers that need the tail ask the origin.  But an acknowledgement can show that the
 stream was re-created elsewhere (`S2Acknowledgements`).  The records of a new stream are numbered from 0, whereas an
-append to the known stream is numbered after all records in memory.  The gateway detects this before the client gets the
-acknowledgement, because the client's next read must include its append.
+append to the known stream is numbered after all records in memory.  The gateway detects the re-creation before the
+client gets the acknowledgement, because the client's next read must include its append.
 
 Some answers do not show whether a stream was deleted or created.  A 404 may be due to the writer's credentials, and the
 body with the name of a created stream may not have been kept.  Any client can cause such answers, so nothing is
@@ -95,8 +96,8 @@ class S2Acknowledgements:
     ) -> None:
         """`before` are the streams of `group` that were awake when the append was sent.
 
-        `queries` are the queries that stand for their basins in stream keys; None stands for any basin.
-        `tell` tells other workers.
+        `queries` are the queries that stand for the basins of these streams in stream keys; None stands for any basin.
+        `tell` informs other workers of the append.
         """
         self._store = store
         self._tell = tell
@@ -221,7 +222,7 @@ class S2Writes:
     def __init__(self, store: TapeStore) -> None:
         self._store = store
         self.tell: TellAppended | None = None
-        """Set if there are other workers."""
+        """Informs other workers of an append; None if there are no other workers."""
 
     def __repr__(self) -> str:
         return f"<S2Writes to {self._store!r}>"
@@ -270,7 +271,8 @@ class S2Writes:
                 if basin is not None and (is_done or status is None):
                     self._drop(request, self._of_basins(request.group.origin, {key_query(basin)}))
                 if request.mode is Mode.DELETE and status in _GONE:
-                    # Do not do this for a basin: any client could make the gateway search all streams.
+                    # Doubt only the path, not the streams of a basin.  Otherwise any client could make the gateway
+                    # search all streams.
                     self._doubt_at(request, request.group)
 
     def _created(self, request: RelayedRequest, body: bytes | None) -> None:

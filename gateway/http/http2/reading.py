@@ -29,7 +29,7 @@ from gateway.http.http2.streams import (
 )
 
 _FRAME_OF_SETTINGS: Final = 192
-"""The bytes of a SETTINGS frame that count as one more frame.  Regular clients send a tenth of this."""
+"""How many bytes of a SETTINGS frame count as one more frame.  Regular clients send a tenth as many."""
 
 _SMALL: Final = 1_024
 """A piece of a body with fewer bytes is joined with the piece before."""
@@ -74,11 +74,11 @@ class Reading(Ending, Generic[Head]):
         """The kind of frame that the peer has sent too often; None without a flood."""
         self._unparsed = b""
         self._consumed = 0
-        """Bytes at the start of the unparsed input that have been read.  0 unless `has_more`."""
+        """How many bytes at the start of `_unparsed` have been read already.  0 unless `has_more`."""
         self.has_more = False
         """Whether complete frames are left to be read."""
         self.latest_bytes = 0
-        """The bytes that the latest `receive` has read, if `has_more`."""
+        """How many bytes the latest `receive` has read, if `has_more`."""
         self._has_settings = False
         self._now = 0.0
         self._events: list[Event] = []

@@ -23,7 +23,7 @@ from gateway.http.http2.streams import RequestReceived, Stream, StreamReset
 from gateway.http.request_parser import LONGEST_HEAD
 
 SETTLED_S: Final = 1.0
-"""If a client resets a stream after these seconds, it has waited for the answer.  Such a reset does not count as part
+"""A client that resets a stream after this many seconds has waited for the answer.  Such a reset does not count as part
 of a flood, because the bound on open streams limits the rate of such resets.
 """
 
