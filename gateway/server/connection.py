@@ -266,8 +266,7 @@ class Connection(RecognisingConnection):
             body.fail(BadRequest("Request body ended early"))
         if self._room is not None:
             self._has_room(ConnectionResetError("the client has left"))
-        self._clients.joins.beginnings.drop(self._beginning)
-        self._beginning = None
+        self._drop_beginning()
         if not self._leave_live():
             self._client_left()
         if (renewing := self.renewing) is not None:

@@ -142,11 +142,13 @@ class LiveRequests:
             return False
         allowed, parties, line, key = None, NO_PARTIES, None, join.verdict_key
         if presented is not None:
-            _, line, key = presented
+            _, line, key, allowed = presented
         if read.route.guard is not None:
             # This repeats the code of `Verdicts.holds` and `GuardedReads.ends_in_s`, because every authorised live read
             # passes here, and calls cost time.
-            allowed, verdicts = section.allowed.get(key), self._verdicts
+            verdicts = self._verdicts
+            if allowed is None:
+                allowed = section.allowed.get(key)
             if allowed is None or allowed.edition != verdicts.edition:
                 return False
             if (scheme := allowed.scheme) is not None:

@@ -17,7 +17,7 @@ from gateway.server.joins import Join
 from gateway.server.reading import ReadingConnection
 from gateway.server.remembered import RememberedAnswer
 from gateway.server.request_keys import Known, Presented, Section
-from gateway.server.verdict_keys import Beginning
+from gateway.server.verdict_keys import Beginning, beginning_of
 
 _log = logging.getLogger("gateway.server")
 
@@ -89,10 +89,8 @@ class RecognisingConnection(ReadingConnection):
                 return self._joins_known(data, known, section, presented)
             answer = known
             self._repeats = clients.repeats = presented is None and answer.alias == data
-            if presented is not None and (
-                (former := self._beginning) is None or former.credentials is not presented.key.credentials
-            ):
-                self._keep_beginning(presented)
+            if presented is not None and ((former := self._beginning) is None or former.key is not presented.key):
+                self._keep_beginning(presented, section)
         began = self._now()
         if (
             began >= answer.until or answer.version is not answer.stream.version or clients.refusals
@@ -121,20 +119,25 @@ class RecognisingConnection(ReadingConnection):
         if self._repeats:
             clients.joins.found_by_meaning(known, section)
         has_joined = self._joins(known, section, presented)
-        # SSE readers need no beginning, because they seldom ask again.
-        if (
-            presented is not None
-            and ((former := self._beginning) is None or former.credentials is not presented.key.credentials)
-            and has_joined
-            and known.mode is _LONGPOLL
-        ):
-            self._keep_beginning(presented)
+        if presented is not None:
+            if not has_joined:
+                if presented.allowed is not None:
+                    # The verdict that is kept with the beginning may have lapsed.
+                    self._drop_beginning()
+            elif ((former := self._beginning) is None or former.key is not presented.key) and known.mode is _LONGPOLL:
+                # SSE readers need no beginning, because they seldom ask again.
+                self._keep_beginning(presented, section)
         return has_joined
 
-    def _keep_beginning(self, presented: Presented) -> None:
+    def _keep_beginning(self, presented: Presented, section: Section) -> None:
         """Keep the beginning of a request line with credentials, so that the client's next line need not be divided."""
-        beginnings = self._clients.joins.beginnings
-        self._beginning = beginnings.keep(presented.line, presented.key.credentials, self._beginning)
+        key = presented.key
+        found = beginning_of(presented.line, key, section.text, section.allowed.get(key))
+        self._beginning = self._clients.joins.beginnings.keep(found, self._beginning)
+
+    def _drop_beginning(self) -> None:
+        self._clients.joins.beginnings.drop(self._beginning)
+        self._beginning = None
 
     def _joins(self, join: Join, section: Section, presented: Presented | None = None) -> bool:
         """Begin a live answer for a request with this header section.  Returns False if the request has to be parsed.

@@ -75,6 +75,9 @@ class Presented(NamedTuple):
     line: bytes
     key: NamedStream
     """The key of the verdict on this request: the stream, and the request's own credentials."""
+    allowed: Allowed | None = None
+    """The verdict that the client's connection has kept for this key and the request's header section.  It may have
+    lapsed.  If None, the section is asked."""
 
 
 _ALLOWED: Final = b"allowed origin"
@@ -247,7 +250,7 @@ def _presented(known: Known, line: bytes, credentials: bytes) -> Presented:
     # The remembered request had credentials in its query.  Its verdict is kept under the stream and these credentials.
     assert isinstance(first, NamedStream)
     route, path, query, _ = first
-    return make(Presented, (known, line, make(NamedStream, (route, path, query, credentials))))
+    return make(Presented, (known, line, make(NamedStream, (route, path, query, credentials)), None))
 
 
 def _keys_cost(keys: tuple[Key, ...]) -> int:
@@ -372,8 +375,12 @@ class Sections:
                         # This repeats the code of `_presented`, because each long-poll with a signed URL passes here.
                         first = known.verdict_key
                         assert isinstance(first, NamedStream)
-                        stream = make(NamedStream, (*first[:3], beginning.credentials))
-                        return make(Presented, (known, line, stream)), section
+                        stream = beginning.key
+                        if first[0] is stream[0] and first[1] == stream[1] and first[2] == stream[2]:
+                            allowed = beginning.allowed if beginning.text is section.text else None
+                            return make(Presented, (known, line, stream, allowed)), section
+                        stream = make(NamedStream, (*first[:3], stream[3]))
+                        return make(Presented, (known, line, stream, None)), section
             for meanings, key in section.keys:
                 if (meaning := meanings.get(key)) is not None and (known := meaning.known.get(line)) is not None:
                     return known, section

@@ -30,7 +30,8 @@ _LONGEST_NAME: Final = 256
 MOST_BEGINNING_BYTES: Final = 1 << 24
 """The most bytes charged for the beginnings of request lines that connections keep."""
 _BEGINNING_COST: Final = 300
-"""Bytes charged for a beginning in addition to its text, which is kept twice: whole, and divided."""
+"""Bytes charged for a beginning in addition to its line, which is kept twice: whole, and divided; and to the text of
+its header section."""
 _VERDICT_COST: Final = 600
 """Bytes charged for a verdict in addition to its key and the names in it."""
 
@@ -102,19 +103,25 @@ class Beginning(NamedTuple):
     line: bytes
     """The line up to its credentials, with these credentials and the separator after them."""
     rest: bytes
-    credentials: bytes
+    key: NamedStream
+    """The key of the verdict on the client's latest request."""
+    text: bytes
+    """The text of that request's header section."""
+    allowed: Allowed | None
+    """The verdict with this key and this header section; None if no verdict was remembered.  Compare `text` by
+    identity: a verdict belongs to one section."""
 
 
-def beginning_of(line: bytes, credentials: bytes) -> Beginning | None:
-    """Return the beginning of a line that is divided into these credentials and a rest.  Returns None if other
+def beginning_of(line: bytes, key: NamedStream, text: bytes, allowed: Allowed | None) -> Beginning | None:
+    """Return the beginning of a line that is divided into the credentials in `key` and a rest.  Returns None if other
     parameters separate the credentials, or if none follows them.
     """
-    mark = line.find(b"?")
+    mark, credentials = line.find(b"?"), key.credentials
     at = mark if line.startswith(credentials + b"&", mark + 1) else line.find(b"&" + credentials + b"&", mark)
     if at < 0:
         return None
     rest = line[:mark] + b"\r\n&" + line[mark + 1 : at + 1]
-    return make(Beginning, (line[: at + len(credentials) + 2], rest, credentials))
+    return make(Beginning, (line[: at + len(credentials) + 2], rest, key, text, allowed))
 
 
 class Beginnings:
@@ -127,14 +134,13 @@ class Beginnings:
     def __repr__(self) -> str:
         return f"<Beginnings {self.size} bytes>"
 
-    def keep(self, line: bytes, credentials: bytes, former: Beginning | None) -> Beginning | None:
-        """Keep the beginning of a line that is divided into these credentials and a rest, in place of `former`.
+    def keep(self, found: Beginning | None, former: Beginning | None) -> Beginning | None:
+        """Keep the beginning of a line in place of `former`.
 
-        Returns None if the line has no such beginning, or if there is no room.  The connection's next line then has to
-        be divided, which costs some microseconds.
+        Returns None if the line has no beginning, or if there is no room.  The connection's next line then has to be
+        divided, which costs some microseconds.
         """
         self.drop(former)
-        found = beginning_of(line, credentials)
         if found is None or self.size + (cost := _beginning_cost(found)) > MOST_BEGINNING_BYTES:
             return None
         self.size += cost
@@ -147,7 +153,7 @@ class Beginnings:
 
 
 def _beginning_cost(beginning: Beginning) -> int:
-    return _BEGINNING_COST + 2 * len(beginning.line)
+    return _BEGINNING_COST + 2 * len(beginning.line) + len(beginning.text)
 
 
 class CredentialLines:

@@ -51,11 +51,13 @@ class Scene:
         self.admitted.append(parties)
         return False
 
-    def is_allowed(self, stream: NamedStream, presented: bytes | None = None) -> bool:
+    def is_allowed(self, stream: NamedStream, presented: bytes | None = None, kept: Allowed | None = None) -> bool:
         """Whether a live request for this stream gets as far as its admission."""
         read = SimpleNamespace(route=self.route, key=SimpleNamespace(group="g"))
         join: Any = SimpleNamespace(read=read, mode=Mode.LONGPOLL, verdict_key=stream, most_s=MOST_S)
-        own = Presented(join, b"GET", stream._replace(credentials=presented)) if presented is not None else None
+        own = None
+        if presented is not None:
+            own = Presented(join, b"GET", stream._replace(credentials=presented), kept)
         LiveRequests.join(self.requests, self.channel, join, self.section, own)
         return bool(self.admitted)
 
@@ -102,6 +104,18 @@ def test_a_live_request_is_parsed_if_its_verdict_may_not_hold_for_the_whole_read
     scene = Scene()
     change(scene)
     assert not scene.is_allowed(scene.stream)
+
+
+@pytest.mark.parametrize("change", [_revoked, _expires_during_the_read, _of_another_scheme])
+def test_a_verdict_that_a_connection_has_kept_is_judged_like_one_of_its_section(
+    change: Callable[[Scene], None],
+) -> None:
+    scene = Scene()
+    scene.section.drop()
+    assert scene.is_allowed(scene.stream, b"signature=s", scene.allowed)
+    scene.admitted.clear()
+    change(scene)
+    assert not scene.is_allowed(scene.stream, b"signature=s", scene.allowed)
 
 
 def test_a_renewed_verdict_need_not_outlast_the_read() -> None:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import uvloop
@@ -15,11 +15,15 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from gateway.app import RunningGateway
+from gateway.auth.remembered_verdicts import Allowed
 from gateway.auth.signed_urls import PARAMETERS
+from gateway.engine.route import Route
 from gateway.server import verdict_keys
+from gateway.server.joins import Join
 from gateway.server.live_requests import LiveRequests
-from gateway.server.request_keys import Presented
-from gateway.server.verdict_keys import Beginning, Beginnings, CredentialLines, beginning_of
+from gateway.server.request import Channel
+from gateway.server.request_keys import Presented, Section
+from gateway.server.verdict_keys import Beginning, Beginnings, CredentialLines, NamedStream, beginning_of
 from tests.scenarios.credentials import WALL, signed, signed_rule
 from tests.server.conftest import BOUND_S, Pair, close, connect, get, read_response, start_pair, stop_pair, write
 from tests.waiting import eventually
@@ -62,15 +66,15 @@ def test_a_line_is_divided_into_its_credentials_and_the_rest(query: str, rest: s
 
 
 def test_beginnings_take_a_bounded_number_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    line, credentials = b"GET /s?key=k&signature=s&offset=4 HTTP/1.1", b"key=k&signature=s"
+    beginning = _beginning(b"GET /s?key=k&signature=s&offset=4 HTTP/1.1")
     beginnings = Beginnings()
-    first = beginnings.keep(line, credentials, None)
+    first = beginnings.keep(beginning, None)
     monkeypatch.setattr(verdict_keys, "MOST_BEGINNING_BYTES", 2 * beginnings.size + 1)
-    second = beginnings.keep(line, credentials, None)
-    assert first == second == beginning_of(line, credentials)
-    assert beginnings.keep(line, credentials, None) is None
+    second = beginnings.keep(beginning, None)
+    assert first is second is beginning
+    assert beginnings.keep(beginning, None) is None
     # One that is replaced makes room for its successor.
-    assert beginnings.keep(line, credentials, second) == second
+    assert beginnings.keep(beginning, second) is second
     for one in (first, second, None):
         beginnings.drop(one)
     assert beginnings.size == 0
@@ -126,6 +130,55 @@ async def test_a_connection_that_polls_with_a_signed_url_keeps_the_beginning_of_
         for _, writer in wires:
             await close(writer)
         await eventually(lambda: beginnings.size == 0)
+        await stop_pair(pair)
+
+
+async def test_a_verdict_kept_with_a_beginning_is_left_when_it_lapses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = await _begin(tmp_path)
+    gateway, found = pair.fast, list[Allowed | None]()
+    join = gateway.clients.join
+
+    def noting(channel: Channel, known: Join, section: Section, presented: Presented | None) -> bool:
+        found.append(presented.allowed if presented is not None else None)
+        return join(channel, known, section, presented)
+
+    monkeypatch.setattr(gateway.clients, "join", noting)
+    (reader, writer), (_, other) = await connect(gateway), await connect(gateway)
+    link, former = signed("/s", WALL + 7_200), signed("/s")
+    writer.write(get(f"{link}&offset=-1"))
+    tail = (await read_response(reader)).headers["stream-next-offset"][0]
+
+    async def poll(*lines: str) -> Allowed | None:
+        """Poll after another reader, and return the verdict that the connection had kept."""
+        nonlocal tail
+        other.write(get(f"{former}&offset={tail}&live=long-poll"))
+        await eventually(partial(_are_waiting, gateway, 1))
+        found.clear()
+        writer.write(get(f"{link}&offset={tail}&live=long-poll", *lines))
+        await eventually(partial(_are_waiting, gateway, 2))
+        kept = found[-1] if found else None
+        await write(gateway, "POST", signed("/s", methods="append"), b"abc", Content_Type="text/plain")
+        tail = (await read_response(reader)).headers["stream-next-offset"][0]
+        await eventually(partial(_are_waiting, gateway, 0))
+        return kept
+
+    try:
+        for _ in range(4):
+            kept = await poll()
+        assert kept is not None
+        # A header section of its own has a verdict of its own.
+        assert [await poll("User-Agent: other") for _ in range(4)] == [None] * 4
+        assert await poll() is kept
+        # As after a revocation, all verdicts are judged again, and the new one is kept.
+        gateway.routes.verdicts.begin_edition()
+        again = [await poll() for _ in range(4)]
+        assert again[-1] is not None
+        assert again[-1] is not kept
+    finally:
+        await close(writer)
+        await close(other)
         await stop_pair(pair)
 
 
@@ -242,26 +295,28 @@ def test_a_line_is_divided_by_its_beginning_as_if_it_were_divided_whole(
     lines = CredentialLines(NAMES)
     line = f"GET {''.join(former)}".encode()
     divided = lines.divide(line + b" HTTP/1.1")
-    beginning = beginning_of(line, divided.credentials) if divided is not None else None
+    beginning = _divided_at_once(line, divided.credentials) if divided is not None else None
     if beginning is None:
         return
     later = line[: max(kept, len(beginning.line))] + f"{''.join(added)} HTTP/1.1".encode()
     rest = beginning.rest + later[len(beginning.line) :]
     whole = lines.divide(later)
     assert whole is not None
-    if whole != (rest, beginning.credentials):
+    if whole != (rest, beginning.key.credentials):
         # Nothing is remembered for a rest with credentials.
         assert any(pair.startswith(tuple(f"{name}=".encode() for name in NAMES)) for pair in rest[:-9].split(b"&"))
 
 
 def test_a_beginning_ends_after_credentials_that_stand_together() -> None:
-    found = beginning_of(b"GET /s?expires=1&signature=s&cursor=2&offset=4 HTTP/1.1", b"expires=1&signature=s")
-    assert found == (b"GET /s?expires=1&signature=s&", b"GET /s\r\n&", b"expires=1&signature=s")
-    found = beginning_of(b"GET /s?x=1&signature=s&offset=4 HTTP/1.1", b"signature=s")
-    assert found == (b"GET /s?x=1&signature=s&", b"GET /s\r\n&x=1&", b"signature=s")
+    found = _divided_at_once(b"GET /s?expires=1&signature=s&cursor=2&offset=4 HTTP/1.1", b"expires=1&signature=s")
+    assert found is not None
+    assert found[:2] == (b"GET /s?expires=1&signature=s&", b"GET /s\r\n&")
+    found = _divided_at_once(b"GET /s?x=1&signature=s&offset=4 HTTP/1.1", b"signature=s")
+    assert found is not None
+    assert found[:2] == (b"GET /s?x=1&signature=s&", b"GET /s\r\n&x=1&")
     apart = ("/s?offset=4&key=1&signature=s", "/s?key=1&x=1&signature=s&offset=4", "/s&key=1&signature=s&?offset=4")
     for target in apart:
-        assert beginning_of(f"GET {target} HTTP/1.1".encode(), b"key=1&signature=s") is None
+        assert _divided_at_once(f"GET {target} HTTP/1.1".encode(), b"key=1&signature=s") is None
 
 
 @pytest.fixture
@@ -388,9 +443,13 @@ def test_a_request_with_credentials_in_its_query_is_decided_as_if_it_were_parsed
 def _beginning(line: bytes) -> Beginning:
     divided = CredentialLines(PARAMETERS).divide(line)
     assert divided is not None
-    beginning = beginning_of(line, divided.credentials)
+    beginning = _divided_at_once(line, divided.credentials)
     assert beginning is not None
     return beginning
+
+
+def _divided_at_once(line: bytes, credentials: bytes) -> Beginning | None:
+    return beginning_of(line, NamedStream(cast(Route, None), "/s", "", credentials), b"", None)
 
 
 def _are_waiting(gateway: RunningGateway, number: int) -> bool:
