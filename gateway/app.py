@@ -66,7 +66,8 @@ from gateway.telemetry.tracing import NO_TRACER, Tracer
 from gateway.workers.portions import portion, share
 
 _LAST_ACCEPTED_S: Final = 1.0
-"""Seconds from the end of accepting to the closing of idle connections.  The last accepted ones can send a request."""
+"""Seconds from the end of accepting to the closing of idle connections, in which the last accepted ones can send a
+request."""
 
 
 class RunningGateway:
@@ -85,7 +86,8 @@ class RunningGateway:
     ) -> None:
         self._environ = environ
         self.handed = handed
-        """What the supervisor of several workers has handed to this one; None if the process is the whole gateway."""
+        """The sockets and the place that this worker got from its supervisor; None if the process is the whole gateway.
+        """
         self.workers = 1 if handed is None else handed.place.workers
         self.config = config
         """The configuration in effect."""
@@ -328,7 +330,7 @@ class RunningGateway:
     async def stop(self, inherited: Iterable[int] = ()) -> None:
         """Drain, and stop within `shutdown_timeout_s`.  Connections that are still open at the end are cut.
 
-        Another process goes on with the queues of the listeners with the indexes `inherited`, so this one accepts
+        `inherited` has the indexes of listeners whose queues another process takes over, so this process accepts
         nothing more there.
 
         Ports that other processes share are closed at once.  All other ports stay open until the last connection is
@@ -395,7 +397,8 @@ async def start_gateway(
     `load` reads the configuration again.  It runs in a thread and may raise ConfigError.  Without `load` there are no
     reloads.  `environ` has the admin port's token and the credentials for origins; the default is the process's
     environment.  `clock` and `rng` are for tests; the defaults are the system's clock and an unseeded generator.
-    `tracer` replaces the tracer of `config.tracing`.  `handed` is what a worker gets from its supervisor.
+    `tracer` replaces the tracer of `config.tracing`.  `handed` has the sockets and the place that a worker gets from
+    its supervisor.
 
     Raises OSError if a port is taken.  Raises ConfigError if a file that the configuration names cannot be used, if a
     token or credential is missing, or if tracing needs an extra that is not installed.

@@ -15,7 +15,7 @@ from gateway.upstream.origin_pool import Credentials
 
 
 class ConfiguredFiles(NamedTuple):
-    """What has been read."""
+    """The content of the files that were read."""
 
     plan: CachePlan | None
     credentials: Credentials

@@ -52,9 +52,8 @@ def usable_processors(root: Path = _CGROUP, own: Path = _OWN) -> int:
 
 
 def _groups(root: Path, own: Path, controller: str) -> Iterator[tuple[Path, bool]]:
-    """Return the folders of the process's control groups that may limit what `controller` controls.  The flag says
-    whether they belong to version 2.
-    """
+    """Return the folders of the process's control groups that may limit the resource of `controller`, such as memory.
+    Each folder comes with a flag: whether it belongs to version 2."""
     yield root, True
     yield root / controller, False
     try:

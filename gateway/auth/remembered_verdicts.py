@@ -67,7 +67,7 @@ class RenewedChannel(Protocol):
     verdict: Allowed | None
     """The verdict of the live read in progress."""
     renewing: LiveRenewal | None
-    """The renewal that the channel stays with between its reads; None if it stays with none."""
+    """The verdict renewal that the channel stays with between its reads; None if it stays with no renewal."""
 
     @property
     def outlasts_reads(self) -> bool:

@@ -1,4 +1,4 @@
-"""What the servers of the command line have in common at their start: their addresses, and the limit of open files."""
+"""The common steps at the start of the command line's servers: binding their addresses, and the limit of open files."""
 
 from __future__ import annotations
 

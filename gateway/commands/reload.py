@@ -9,7 +9,8 @@ from gateway.commands.failure import CommandFailed
 from gateway.commands.run import run
 
 _DONE_S = 60.0
-"""The longest wait.  With several workers, an earlier reload may be under way, and the gateway bounds each."""
+"""The longest wait.  With several workers, an earlier reload may be under way, and the gateway bounds the time of each
+reload."""
 
 
 def reload(admin: AdminUrl = DEFAULT_URL) -> None:

@@ -43,7 +43,7 @@ RELOADABLE: Final = frozenset(
         *(f"origins.{name}" for name in OriginsConfig.model_fields),
     }
 )
-"""The values outside routes that take effect on reload.  All values of routes do."""
+"""The values outside routes that take effect on reload.  All values of routes take effect on reload."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,8 @@ from gateway.container import container_limit_bytes, usable_processors
 _WORKER_BYTES: Final = 1 << 28
 """The least memory for each worker that `auto` starts.  A worker takes some 70 MiB without streams and clients."""
 _WORKER_CACHE_BYTES: Final = 1 << 25
-"""The least part of `limits.cache_bytes` for each.  A stream that is larger than its owner's part is not kept whole."""
+"""The least part of `limits.cache_bytes` for each worker that `auto` starts.  A stream that is larger than its owner's
+part is not kept whole."""
 
 
 class GatewayConfig(Model):

@@ -1,4 +1,4 @@
-"""Tells the metrics what a configuration says: routes, limits, protocols."""
+"""Applies the routes, limits and protocols of a configuration to the metrics."""
 
 from __future__ import annotations
 

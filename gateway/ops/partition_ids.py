@@ -4,8 +4,8 @@ reveal the credentials.
 A partition's name is a plain digest of the credentials.  With this digest, an attacker could test guesses of the
 credentials.  The public id is a digest of the partition under a secret key (BLAKE2b, RFC 7693 section 2.9).  By default
 the key is drawn at the start, and ids differ after a restart and at other gateways.  An upgrade in place keeps the key:
-while it ends, a purge by id has to find the stream at the version before too.  With a configured key, ids stay the
-same.
+while the upgrade ends, a purge by id has to find the stream at the previous version too.  With a configured key, ids
+stay the same.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ class _Connection(web.RequestHandler):
     """Whether the client has half-closed the connection."""
     _unanswered = 0
     _written = 0
-    """The bytes of the answer written by the last check of a half-closed client."""
+    """The number of answer bytes that had been written at the latest check of a half-closed client."""
     _last_body: StreamReader | None = None
     """The body of the latest request, the only one that may be incomplete."""
 

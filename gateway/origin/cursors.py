@@ -13,7 +13,8 @@ MAX_JITTER_S: Final = 3600
 
 
 def next_cursor(client_cursor: str | None, wall_s: float, random: Random) -> str:
-    """Return the current interval's number, or 1 to 3600 s in intervals above the client's if that is not lower."""
+    """Return the number of the current interval.  If the client's cursor is not lower than this number, return the
+    client's cursor plus 1 to 3600 s, counted in intervals."""
     current = max(0, int(wall_s - EPOCH_S) // INTERVAL_S)
     if client_cursor and client_cursor.isascii() and client_cursor.isdigit() and len(client_cursor) <= 18:
         seen = int(client_cursor)

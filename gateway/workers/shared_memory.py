@@ -1,6 +1,6 @@
 """The memory that the workers of one gateway share.
 
-The supervisor makes this memory before it forks the workers.  Each worker writes only what belongs to its own *place*,
+The supervisor makes this memory before it forks the workers.  Each worker writes only the values of its own *place*,
 and reads all places, so no locks are needed: a value of eight aligned bytes is written and read whole.
 
 A place is a row of the memory.  During an upgrade the workers of both versions share one memory: the new supervisor
@@ -17,8 +17,8 @@ A supervisor numbers its own places from 0, and calls these numbers *slots*.
 Some changes need several values at once.  They are made under POSIX record locks of the memory's file (`lock`).  The
 kernel releases the locks of a process that dies.
 
-Pages take memory from their first use, and reading a page is a use.  What reads a whole table therefore skips the pages
-that were never used (`used`).
+Pages take memory from their first use, and reading a page is a use.  Code that reads a whole table therefore skips the
+pages that were never used (`used`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ RECORD_BYTES: Final = 512
 RECORDS: Final = 4_096
 """How many records each place keeps."""
 COMMON_BYTES: Final = 1 << 19
-"""The room for counts of clients, for each place that there is."""
+"""The bytes for counts of clients, for each place."""
 ORIGINS: Final = 1_024
 """How many origins have a row of their own."""
 ORIGIN_BYTES: Final = 320
@@ -140,7 +140,7 @@ class SharedMemory:
     # -- slots; only the supervisor writes them
 
     def set_slot(self, slot: int, state: SlotState, generation: int, pid: int) -> None:
-        """Record what has become of a slot's worker."""
+        """Record the state, the generation and the process of a slot's worker."""
         at, words = self.place_word(self.first + slot, 0), self.words
         words[at + _GENERATION], words[at + _PROCESS] = generation, pid
         words[at + _STATE] = state
@@ -188,7 +188,7 @@ class SharedMemory:
                 last = os.lseek(self.descriptor, first, os.SEEK_HOLE)
             except OSError as error:
                 if error.errno != errno.ENXIO:
-                    # This kernel does not say which pages are used.
+                    # This kernel does not report which pages are used, so all pages count as used.
                     yield at, end
                 return
             yield first, last
@@ -197,7 +197,7 @@ class SharedMemory:
     # -- locks
 
     def lock(self, byte: int, tries: int = _TRIES) -> bool:
-        """Lock what this byte of the file stands for.  Returns False if the lock was not free in time.
+        """Take the lock that this byte of the file stands for.  Returns False if the lock was not free in time.
 
         If a worker is stopped while it holds a lock, the other workers must go on without the lock.
         """

@@ -13,16 +13,17 @@ nothing.  Readers take no lock.  A copy begins with a checksum of its version an
 copy was replaced during the read, or a processor that reorders writes has shown the version first: readers read again.
 
 The cells of a place are written by its worker alone, without a lock.  The outcomes are in *buckets* of time.  The key
-of a bucket contains the term of the breaker in which the outcomes were counted, so a new term begins without outcomes.
+of a bucket contains the breaker's *term* (a number that grows when earlier outcomes no longer count) in which the
+outcomes were counted.  A new term therefore begins without outcomes.
 
-If a worker dies, its supervisor clears the number of its waiting requests, and that it uses the origin (`clear`).  The
-outcomes stay, because they tell about the origin.
+If a worker dies, its supervisor clears the number of its waiting requests, and the mark that it uses the origin
+(`clear`).  The outcomes stay, because they describe the origin, not the worker.
 
-The table is a hash table with open addressing: an origin has the first row with its key, from the row to which the key
-hashes.  A row whose key is 0 ends the search.  A row that no worker uses keeps its key and state, because its origin
-may be used again.  If no row with the key 0 is left, such a row is given to another origin.  A worker joins an origin
-under the lock of the table.  If it cannot get the lock, or if the table has no room, it has a breaker of its own for
-the origin, and tries to join it again later (`gateway.upstream.shared_breaker`).
+The table is a hash table with open addressing.  The search for an origin begins at the row to which its key hashes, and
+ends at the first row with this key, or at a row whose key is 0.  A row that no worker uses keeps its key and state,
+because its origin may be used again.  If no row with the key 0 is left, such a row is given to another origin.  A
+worker joins an origin under the lock of the table.  If it cannot get the lock, or if the table has no room, it has a
+breaker of its own for the origin, and tries to join it again later (`gateway.upstream.shared_breaker`).
 """
 
 from __future__ import annotations
@@ -218,8 +219,8 @@ class SharedOrigins:
         return OriginRow(shared, self._slot, row)
 
     def clear(self) -> None:
-        """Forget what this slot's worker has under way, because it has died.  Only the supervisor calls this, before it
-        starts the slot's next worker."""
+        """Forget the waiting requests of this slot's worker, and the origins that it uses, because it has died.  Only
+        the supervisor calls this, before it starts the slot's next worker."""
         shared = self._shared
         words, step = shared.words, _row_words(shared)
         first = self._place_word(0)

@@ -149,7 +149,7 @@ class WriteLog:
         return sum(cell & _UNDER_WAY for place, cell in enumerate(memoryview(row).cast("Q")) if place != self._place)
 
     def read(self, index: int, seen: bytes) -> News:
-        """Return the records of the other places for a row since it was `seen`."""
+        """Return the records that other places have made for a row since the row had the content `seen`."""
         row = self.raw[self.row(index)]
         records: list[Record] = []
         lost = []

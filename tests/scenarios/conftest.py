@@ -252,8 +252,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Choose the ways of reading (transports) with which each test runs: for every input the usual way, and for a
-    test's first input also one other way.
+    """Choose the transports (ways) with which each test runs: for every input the usual way, and for a test's first
+    input also one other way.
 
     The inputs of one test differ in their requests and answers, not in the way.  The other way depends on the test's
     name, so that many tests use each way.  The files of `SOME` keep every way of the first input.  `--transports all`

@@ -2,5 +2,5 @@
 
 It opens all sockets, makes the shared memory, forks the workers, and starts each one again that dies.  It runs no event
 loop and no thread, so that it can fork at any time.  `process` is its loop, `slots` decides when a worker starts again,
-`worker` is what runs in a forked process, `sockets` are the sockets, and `upgrade` starts the next version.
+`worker` runs in each forked process, `sockets` are the sockets, and `upgrade` starts the next version.
 """

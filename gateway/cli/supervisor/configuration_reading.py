@@ -163,7 +163,7 @@ def _close_all_but(kept: int) -> None:
         return
     for number in numbers:
         if number > 2 and number != kept:
-            # The folder itself is closed already.
+            # One of the numbers is that of the folder's own descriptor, which is closed already.
             with suppress(OSError):
                 os.close(number)
 
@@ -172,7 +172,7 @@ def _become_reader(read: Callable[[], GatewayConfig], sock: socket.socket, withi
     """Read the configuration and send the result, in the process just forked."""
     signal.set_wakeup_fd(-1)
     ignore_signals()
-    # The supervisor may have ended, and the disk may hang.
+    # Let the alarm end this process, because the disk may hang and the supervisor may have ended.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, within_s)
     # A worker would not notice its supervisor's end while this process had the channel.

@@ -91,7 +91,7 @@ def _new_folder() -> str:
     except OSError:
         pass
     try:
-        # A container whose file systems are read-only has this one.
+        # A container whose other file systems are read-only can still write here.
         return tempfile.mkdtemp(prefix=_PREFIX, dir=_SHARED_MEMORY)
     except OSError as error:
         text = f"cannot make a temporary folder for the workers' sockets: {error.strerror}"

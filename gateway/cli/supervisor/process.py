@@ -352,7 +352,7 @@ class WorkerSupervisor:
         self._manager.ready(outcome)
 
     def reloaded_late(self, outcome: str) -> None:
-        """Report what a worker has said after the end of a reload."""
+        """Report an answer that a worker has given after the end of its reload."""
         print_message(outcome)
 
     def _begin_upgrade(self) -> None:
@@ -363,7 +363,7 @@ class WorkerSupervisor:
             self._end_upgrade("not upgraded: this is process 1, and its end would end the container")
             return
         try:
-            # After two upgrades in a row, the version before this one may drain too.
+            # After two upgrades in a row, the previous version may still drain as well.
             earlier = filter(os.path.exists, self._predecessor.peers)
             peers = (*self._private.paths(PEER), *earlier)
             self._upgrade = Upgrade(self._sockets, self._shared, peers, self._secret, self._environ, self._now())

@@ -45,7 +45,7 @@ StartReading = Callable[[GatewayConfig, Callable[[Found], None]], Reading]
 
 
 class Announcer(Protocol):
-    """Is informed of the rounds that a SIGHUP has asked for."""
+    """Receives the beginnings and outcomes of the rounds that a SIGHUP has asked for."""
 
     def reloading(self) -> None:
         """Called when a round begins."""
@@ -54,7 +54,7 @@ class Announcer(Protocol):
         """Called with the outcome in one line."""
 
     def reloaded_late(self, outcome: str) -> None:
-        """Called with what a worker has said after the end of its round, in one line."""
+        """Called with an answer that a worker has given after the end of its round, in one line."""
 
 
 class _Offer:

@@ -117,8 +117,8 @@ class ListeningSockets:
         for place in self.places.values():
             if len(place.by_slot) > 1:
                 for sock in place.of(slot):
-                    # A socket that does not listen would remain shut down, and would later pass this on to each
-                    # connection.
+                    # Do not shut down a socket that does not listen yet.  It would remain shut down, and each
+                    # connection that it accepts later would be shut down too.
                     if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                         with suppress(OSError):
                             sock.shutdown(socket.SHUT_RDWR)
@@ -198,9 +198,9 @@ def _bind(address: Address, count: int, *, is_shared: bool) -> list[list[socket.
         for family, ip in [one for host in address.hosts for one in _resolved(host)]:
             try:
                 if not port or not is_shared:
-                    # Unlike the sockets below, this socket cannot be bound while a socket of another process is bound
-                    # to the address.  And a socket that is bound to a named port, unlike port 0, keeps it when it stops
-                    # listening.
+                    # First bind a socket that does not share its address.  This fails while a socket of another process
+                    # is bound there.  It also names the port, because a socket that was bound to port 0 would lose its
+                    # port when it stops listening.
                     with _bound(family, ip, port, reuses_port=False) as free:
                         port = free.getsockname()[1]
                 for sockets in found:

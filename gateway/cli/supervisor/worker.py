@@ -1,4 +1,4 @@
-"""What runs in the process of a worker: a gateway with the sockets and the place that the supervisor hands over."""
+"""The program of a worker's process: a gateway with the sockets and the place that the supervisor hands over."""
 
 from __future__ import annotations
 
@@ -67,8 +67,7 @@ async def _serve(handed: Handed, config: GatewayConfig, *, has_file: bool) -> No
             start_gateway(config, load=orders.configuration, handed=handed), *bind_addresses(config)
         )
     except _SupervisorGoneError:
-        # The sockets may be those of a previous version, which goes on serving.  This worker has not touched the
-        # sockets.
+        # End without touching the sockets, because they may belong to a previous version that goes on serving.
         shutil.rmtree(handed.place.folder, ignore_errors=True)
         return
     gateway.has_file = has_file
@@ -78,15 +77,15 @@ async def _serve(handed: Handed, config: GatewayConfig, *, has_file: bool) -> No
         gateway.engine.health.probe_all()
     inherited = await orders.end
     if orders.is_alone:
-        # Another gateway may be waiting for the ports.  If the supervisor has ended during an upgrade, another version
-        # of this gateway accepts from the same sockets.
+        # Stop accepting now, because another gateway may be waiting for the ports.  If the supervisor has ended during
+        # an upgrade, another version of this gateway shares the sockets.
         gateway.listeners.is_shared = True
         await gateway.listeners.stop_accepting()
     await gateway.stop(inherited)
     await orders.tasks.close()
     if orders.is_alone:
-        # The supervisor, which would remove the folder of the workers' sockets, is gone.  Workers that still drain then
-        # ask the origin instead of other workers.
+        # Remove the folder of the workers' sockets, because the supervisor is gone and cannot remove it.  Workers that
+        # still drain then ask the origin instead of other workers.
         shutil.rmtree(handed.place.folder, ignore_errors=True)
 
 
@@ -100,7 +99,8 @@ class _Orders:
     def __init__(self, control: Control) -> None:
         self._control = control
         self.end: asyncio.Future[Sequence[int]] = asyncio.get_running_loop().create_future()
-        """Set when the worker has to end.  The value names the listeners whose sockets another process goes on with."""
+        """Set when the worker has to end.  The value names the listeners whose sockets another process continues to
+        use."""
         self.tasks = Tasks()
         self._taking = asyncio.Lock()
         """Held while a configuration is taken, so that configurations are taken one after another, in their order."""
@@ -120,8 +120,8 @@ class _Orders:
     async def until_accepting(self, take: Take, count_refusal: Callable[[], None]) -> None:
         """Tell the supervisor that this worker is prepared, and wait until it may accept connections.
 
-        From then on, take each configuration that the supervisor hands over.  Before this worker may accept, this is
-        the configuration of a reload that took place while the worker started.
+        From then on, take each configuration that the supervisor hands over.  The first configuration may come before
+        this worker may accept, from a reload that took place while the worker started.
 
         At the start of a gateway, no worker accepts before all are prepared: if a worker cannot start, the gateway
         ends, and would cut connections that another worker has accepted.
@@ -139,7 +139,7 @@ class _Orders:
     def _receive(self, take: Take, message: Message) -> None:
         number, pickled = message["number"], None
         if (descriptor := message["descriptor"]) is not None:
-            # Other workers have the same open file, and its position.
+            # Do not move the file's position, because other workers have the same open file with the same position.
             pickled = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
             os.close(descriptor)
         self.tasks.start(self._take(take, number, pickled), f"configuration {number}")

@@ -116,8 +116,8 @@ class LogWriter:
         self._tasks = Tasks()
         self._writing: asyncio.Task[None] | None = None
         self._live = LiveReads(clock, live_interval_s)
-        # Leave room for every stream with a live request to the origin.  If such a stream's sum were pushed out again
-        # and again, it would cost a line each time.
+        # Leave room for every stream with a live request to the origin.  If the sum of such a stream were pushed out
+        # again and again, each time would cost a line.
         self._ledger = Ledger(MOST_PLACES + most_followed)
         self._unclaimed = self._ledger.sums
         self._unclaimed_s = live_interval_s or _LONGEST_UNCLAIMED_S

@@ -53,7 +53,7 @@ class Answering(Protocol):
         """Return the endpoint as an aiohttp route."""
 
     async def unready(self) -> list[str]:
-        """Return what is not ready, each in one line; nothing if the gateway is ready."""
+        """Return a line for each part that is not ready; no lines if the gateway is ready."""
 
     async def exposition(self, accept: str) -> tuple[bytes, str]:
         """Return the metrics in the format that the Accept header prefers, and the content type."""

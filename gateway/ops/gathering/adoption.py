@@ -5,11 +5,12 @@ workers before it accepts connections.  The successor listens on its private soc
 begins meanwhile therefore reaches the successor too.  A late worker may be the only one that knows a revocation: the
 others may have started at the same moment.  A late worker is therefore asked again until it has answered or ended.
 
-While an upgrade ends, the admin port of the version before this one still answers.  A revocation that it confirms has
-to hold at the next version too.  Each worker that starts during that time therefore asks the version before, and goes
-on asking until that version has ended.  The first answers are awaited before the worker accepts connections, whatever
-the other workers of its own version answer: they may have started at the same moment, and may know no revocation yet.
-A drain is not taken over from the version before, which drains because it is replaced.
+While an upgrade ends, the admin port of the previous version still answers.  A revocation that this port confirms has
+to hold at the new version too.  Each worker that starts during this time therefore asks the previous version, and goes
+on asking until the previous version has ended.  The worker awaits the first answers before it accepts connections,
+whatever the other workers of its own version answer: they may have started at the same moment, and may know no
+revocation yet.  A drain of the previous version is not taken over, because the previous version drains only because it
+is replaced.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ _ADOPT_S: Final = 2.0
 _ROUNDS: Final = 3
 """How often a worker that starts asks the others if all of them are late."""
 MOST_PAUSES: Final = 300
-"""After so many rounds in succession without a good answer, the version before is no longer asked.  If its workers are
-late each time, this takes longer than the longest drain."""
+"""After so many rounds in succession without a good answer, the previous version is no longer asked.  If its workers
+are late each time, this takes longer than the longest drain."""
 _SAME_S: Final = 1.0
 """Two stated ends of a revocation that differ by fewer seconds than this are the same end, because the answers have
 taken some time."""
@@ -51,11 +52,11 @@ def version_before(paths: Sequence[str]) -> Peers | None:
 async def adopt_at_start(
     subject: Subject, siblings: Peers | None, earlier: Peers | None, *, but: int, start: Callable[[Peers], None]
 ) -> set[int]:
-    """Take over the settings from the other workers of this version, if they have served before, and from the version
-    before, if there is one.  Takes at most `_ADOPT_S` for each of `_ROUNDS` rounds.
+    """Take over the settings from the other workers of this version, if they have served before, and from the previous
+    version, if there is one.  Takes at most `_ADOPT_S` for each of `_ROUNDS` rounds.
 
-    `but` is the slot of this worker.  `start` has to begin `follow_settings` with the given workers of the version
-    before.  Returns the slots of the workers of this version that are late, for `follow_late`."""
+    `but` is the slot of this worker.  `start` has to begin `follow_settings` with the given workers of the previous
+    version.  Returns the slots of the workers of this version that are late, for `follow_late`."""
     drain_changes, level_changes = subject.drain_changes, subject.level_changes
     (found, late), (found_before, _) = await asyncio.gather(
         _first_settings_of(siblings, but), _first_settings_of(earlier)
@@ -79,14 +80,14 @@ async def follow_late(
     while late:
         await pause()
         answers = [one for one in await _ask(siblings, but) if one.slot in late]
-        # What operators have set at this worker may be newer.
+        # Settings that operators have made at this worker may be newer than the late workers' answers.
         drains, levels = subject.drain_changes == 0, subject.level_changes == 0
         _apply_siblings(subject, _settings_in(answers), drains=drains, levels=levels)
         late = {one.slot for one in answers if one.is_late}
 
 
 async def follow_settings(subject: Subject, earlier: Peers, pause: Callable[[], Awaitable[None]]) -> None:
-    """Take over the settings of the version before, until it has ended.  `pause` is called between two rounds of
+    """Take over the settings of the previous version, until it has ended.  `pause` is called between two rounds of
     questions, and at most `MOST_PAUSES` times in succession without a good answer."""
     pauses = 0
     while pauses <= MOST_PAUSES:
@@ -133,12 +134,12 @@ def _apply_siblings(subject: Subject, found: Sequence[WorkerSettings], *, drains
     """Apply the settings of other workers of this version."""
     apply_settings(subject, found, drains=drains, levels=levels)
     if levels and any(one.is_level_set for one in found):
-        # An operator has set the level of this version.  The level of the version before no longer matters.
+        # An operator has set the level of this version.  The level of the previous version no longer matters.
         subject.level_changes += 1
 
 
 def _apply_earlier(subject: Subject, found: Iterable[WorkerSettings]) -> None:
-    """Apply the settings of the version before: the level only if no operator has set that of this version."""
+    """Apply the settings of the previous version: the level only if no operator has set the level of this version."""
     apply_settings(subject, found, drains=False, levels=subject.level_changes == 0)
 
 

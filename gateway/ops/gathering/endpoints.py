@@ -9,8 +9,9 @@ A purge is sent to the workers twice.  In the first round, a worker that has pur
 owner that has not purged yet.  Before the second round begins, all owners have purged, so no earlier byte is left after
 it.
 
-While an upgrade ends, the version before still answers the clients that are connected to it.  A revocation and a purge
-therefore reach its workers too.  An error says if they have not all made the change.
+While an upgrade ends, the previous version still answers the clients that are connected to it.  A revocation and a
+purge therefore also go to the workers of the previous version.  If any of these workers has not made the change, the
+answer is an error.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ class Gathering:
     """The type of a worker's answer; None for the type of the endpoint's."""
     rounds: int = 1
     reaches_before: bool = False
-    """Whether the request is sent to the version before too, while that version drains."""
+    """Whether the request is also sent to the previous version, while that version drains."""
 
 
 def _overview(_: Asked, answers: Sequence[WorkerOverview]) -> Overview:
@@ -161,8 +162,8 @@ _ANSWERED: Final = (
 def make_adapters() -> None:
     """Make the adapters for the requests and answers between workers.
 
-    The supervisor calls this before it starts workers.  They take nine tenths of the processor time of a worker's
-    start, and clients of a dead worker wait for its successor.
+    The supervisor calls this before it starts workers.  Making the adapters takes nine tenths of the processor time of
+    a worker's start, and clients of a dead worker wait for its successor.
     """
     for shape in (*_ASKED, *_ANSWERED):
         adapter_of(shape)
@@ -172,8 +173,8 @@ class Gathered:
     """The answers of a gateway with several workers (`gateway.ops.admin.app.Answering`)."""
 
     def __init__(self, subject: Subject, peers: Peers, counts: EndedCounts, before: Callable[[], Peers | None]) -> None:
-        """`subject` and `counts` belong to this worker.  `before` makes sessions with the workers of the version
-        before; None if it has ended."""
+        """`subject` and `counts` belong to this worker.  `before` makes sessions with the workers of the previous
+        version; None if that version has ended."""
         self._subject = subject
         self._peers = peers
         self._counts = counts
@@ -205,7 +206,7 @@ class Gathered:
                 good = done_by_all(answers) if is_change else done_by_some(answers)
                 found += [_parsed(shape.validate_json, answer) for answer in good]
                 earlier.append(before)
-            # An error of the version before is raised only now, when this version has made the whole change.
+            # Raise an error of the previous version only now, when this version has made the whole change.
             for before in earlier:
                 found += [_parsed(shape.validate_json, answer) for answer in done_before(before)]
             if endpoint.path == "/api/purge":
@@ -267,8 +268,8 @@ def done_by_all(answers: Sequence[PeerAnswer]) -> list[PeerAnswer]:
 
 
 def done_before(answers: Sequence[PeerAnswer]) -> list[PeerAnswer]:
-    """Return the answers to a change of the workers of the version before that have not ended.  Raises Refused if one
-    of them has not made the change."""
+    """Return the answers to a change from those workers of the previous version that have not ended.  Raises Refused if
+    one of them has not made the change."""
     living = [answer for answer in answers if not answer.has_ended]
     if failed := _failed(living):
         where = "done by the workers of this version, but not by all workers of the version before, which drains"

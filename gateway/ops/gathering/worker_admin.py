@@ -50,7 +50,8 @@ class WorkerAdmin:
         self._timer: Timer | None = None
         self._tasks = Tasks()
         self._untold: dict[Origin, bool] = {}
-        """The origins whose news are being sent, and whether each origin has changed since then."""
+        """The origins whose state is being reported to the other workers, and whether each origin has changed since the
+        report began."""
         subject.engine.origins.on_change = self._tell
         subject.engine.health.sends_checks = self._sends_checks
         self.answering = Gathered(subject, self._peers, self._counts, partial(version_before, place.predecessors))
