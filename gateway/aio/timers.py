@@ -1,7 +1,7 @@
 """Cheap timers: a timer wheel for many deadlines, and a deadline that moves often.
 
-A timer of the event loop takes about half a kilobyte, and some microseconds to set and to cancel.  This is too much for
-the rarely reached deadlines of ten thousand idle connections.  A `Wheel` divides time into ticks and keeps the
+A timer of the event loop takes about half a kilobyte, and some microseconds to set and to cancel.  Such timers cost too
+much for the rarely reached deadlines of ten thousand idle connections.  A `Wheel` divides time into ticks and keeps the
 deadlines of each tick in a dictionary, with one loop timer for all.  A deadline fires up to one tick late, but not
 early.
 

@@ -51,8 +51,8 @@ from gateway.telemetry.metrics import MetricsRecorder
 _log = logging.getLogger("gateway.coding")
 
 INLINE_BYTES: Final = 1 << 14
-"""The largest body that is compressed on the loop.  That takes 0.05 to 0.15 ms at the default levels, about as long as
-handing the body to a thread."""
+"""The largest body that is compressed on the loop.  Compressing it takes 0.05 to 0.15 ms at the default levels, about
+as long as handing the body to a thread."""
 
 QUEUE_BYTES: Final = 32 << 20
 """The most bytes that may queue for the thread: 0.1 to 0.3 s of work.  Further bodies are sent plain."""

@@ -80,7 +80,8 @@ class FetchTable:
         taker = ReplyTaker(upstream, store, clock, metrics, live, writes, negative_cache, bodies, recorder, pace)
         tasks, rng = surroundings.tasks, surroundings.rng
         self.backlog = Backlog()
-        """Counts the steps of fetches and of first reads that wait for the loop."""
+        """Counts the steps of fetches and of first reads that wait for the loop.  The server delays new requests while
+        there are many."""
         self._work = FetchWork(
             upstream, store, clock, tasks, metrics, rng, bodies.inflow, taker, pace, self._ended, self.backlog
         )

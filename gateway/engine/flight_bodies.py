@@ -60,8 +60,8 @@ MOST_CLOSED_UP: Final = 1 << 14
 space may differ, because the strict check is slow."""
 _SPACE: Final = b" \t\r\n"
 _MOST_SPACE: Final = 1 << 12
-"""If a whole reply is compared, its white space between messages may have this many bytes more than the bytes in
-memory.  Further bytes are not read."""
+"""If a whole reply is compared, white space between its messages may make it longer than the bytes in memory, by at
+most this many bytes.  Further bytes are not read."""
 
 _OUTER: Final = re.compile(rb'[ \t\r\n]+|["\[\]{}]')
 _INNER: Final = re.compile(rb'["\[\]{}]')

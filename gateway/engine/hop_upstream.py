@@ -48,8 +48,8 @@ _AGAIN_S: Final = 0.01
 _MOST_WAITS: Final = 30
 """How often a failed request waits `_AGAIN_S` for the supervisor to notice that the owner has died."""
 LEAST_FOLLOWED: Final = 1_024
-"""From time to time, the worker forgets the live requests of ended topics.  It does so when it remembers at least this
-many live requests, and at least twice as many as it had topics the last time."""
+"""When a worker remembers at least this many live requests, and at least twice as many as it had topics after the last
+removal, it forgets the live requests of ended topics."""
 _UNSETTLED_S: Final = 1.0
 """For this many seconds after a change of the owners, workers may have different views of the owners."""
 

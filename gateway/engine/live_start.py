@@ -307,7 +307,7 @@ class _Opening:
         """The tail, if the origin has stated it in answer to this read."""
 
     async def ask_origin(self, question: Question, at: str) -> LiveStart | None:
-        """Ask the origin.  Returns where the read begins, or None if the answer does not decide that.  Raises like
+        """Ask the origin.  Returns where the read begins, or None if the answer leaves the position open.  Raises like
         `LiveReads.settle_start`."""
         progress, stream, read, reads = self.progress, self._stream, self._read, self._reads
         match question:

@@ -140,14 +140,14 @@ class Waiter:
         """The parts of the request that affect the answer, except the cursor; None if the answer cannot be shared."""
         self._cursor = parse_cursor(read.cursor) or -1
         self._was_confirmed = waiting.topic.is_confirmed
-        """Whether the follower has confirmed the stream since the first client arrived."""
+        """Whether the follower has confirmed the stream since the first client arrived (for `_restart`)."""
         self._is_over = False
         """Whether this waiter has answered the clients, or has handed them over to be answered elsewhere."""
         self._has_left = False
         """Whether the clients have been removed from the topic's count."""
         self._is_asking = False
         self._has_missed = False
-        """Whether the topic has changed while the origin was being asked."""
+        """Whether the topic has changed while the origin was being asked, so that the waiter must look again."""
         self._has_timed_out = False
         self._changes = 0
         """How often the wait has started again because the stream had changed."""

@@ -160,7 +160,7 @@ def classify(
         return Personal(NotShareable(ground, is_personal=True), lifetime)
     is_closed = manner.is_closed
     # If the origin has stated `start` before, or if the request is for the tail, an earlier offset means that the tail
-    # has moved back.  `ReplyRecorder` detects that.
+    # has moved back.  `ReplyRecorder` detects such a move.
     is_beyond = is_fetch and not facts.has_seen and is_before(offset, start)
     up_to_date = is_closed or not is_fetch or manner.is_up_to_date
     return make(Learned, (start, offset, up_to_date, is_closed, is_beyond, headers, manner, lifetime))

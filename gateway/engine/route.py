@@ -251,7 +251,7 @@ class Route:
         return self._now() < seen_at + self.config.hit_for_miss_s
 
     def notice(self, ground: Ground, headers: Headers) -> None:
-        """Log once for each ground why replies of this route are not shared, and how to change that."""
+        """Log once for each ground why replies of this route are not shared, and how to make them shareable."""
         if ground not in self._noticed:
             self._noticed.add(ground)
             _log.warning("route %s: the origin %s", self.config.name, cure(ground, headers, self.sharing))

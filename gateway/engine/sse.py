@@ -3,9 +3,9 @@
 `gateway.live.frames` encodes the events and `gateway.live.subscriber` writes them.
 
 The first reader of a stream is answered when its own fetch has returned the tail, while the follower (the stream's one
-live request at the origin) is still connecting.  This takes one round trip to the origin instead of three.  But a live
-answer that may not be shared must be relayed from its first byte.  So the reader waits for the follower in two cases:
-no live answer on its route has proved shareable yet, or a live answer has recently proved unshareable.
+live request at the origin) is still connecting.  The answer then takes one round trip to the origin instead of three.
+But a live answer that may not be shared must be relayed from its first byte.  So the reader waits for the follower in
+two cases: no live answer on its route has proved shareable yet, or a live answer has recently proved unshareable.
 
 Many readers often join at the same offset within a second, for instance after a network outage.  The head and the first
 event for one of these readers are therefore kept (`SseOpening`), and sent to the next readers.  The kept bytes may be

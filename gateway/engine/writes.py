@@ -371,7 +371,7 @@ class Writes:
     def _may_be_remade(stream: Stream, change: Change, now: float) -> bool:
         """Return whether writes with this combined `change` may have re-created the stream by `now`.
 
-        That is possible if a write may have deleted the earlier stream, or if that stream may have expired.
+        A re-creation is possible if a write may have deleted the earlier stream, or if that stream may have expired.
         """
         return may_remake(change) or (bool(change & CREATES) and stream.may_have_expired(now))
 

@@ -128,7 +128,7 @@ class ReplyParser:
         self._remaining = 0
         """Bytes of the body that have yet to arrive."""
         self._framing_bytes = 0
-        """Bytes of chunk framing since the last byte of content."""
+        """Bytes of chunk framing since the last byte of content, at most `MOST_FRAMING_BYTES`."""
         self._now = 0.0
         self.interim: list[Interim] = []
         """Interim replies that have arrived.  The parser's owner removes these replies."""

@@ -9,9 +9,10 @@ and the ban.  The account exists while any of these can still affect its client.
 decides whether one more live request may be sent for a client.
 
 The number of accounts with resources in use is bounded by the number of connections.  About `MOST_UNUSED` other
-accounts are kept.  Beyond that, a new account takes the place of an old one.  Accounts whose buckets are all full are
-removed first, because their removal changes nothing.  Without such an account, the account whose buckets will be full
-the soonest is removed.  Its client gains only a few tokens.  The clients that have taken the most tokens stay limited.
+accounts are kept.  Beyond this number, a new account takes the place of an old one.  Accounts whose buckets are all
+full are removed first, because their removal changes nothing.  Without such an account, the account whose buckets will
+be full the soonest is removed.  Its client gains only a few tokens.  The clients that have taken the most tokens stay
+limited.
 
 `Accounts` always knows the largest number of connections that one network has.  When the gateway is full, this number
 decides whether a new connection gets a place.  A search for this number would take too long.

@@ -54,7 +54,8 @@ class Rate:
         self.burst = burst
         self._one_s = 1 / per_s
         self._may_miss_s = (burst - 1) / per_s + _ROUNDING_S
-        """The seconds until a bucket with just one token is full."""
+        """The seconds until a bucket with just one token is full.  A bucket that will be full sooner has more than one
+        token."""
 
     def __repr__(self) -> str:
         return f"<Rate {self.per_s:g} a second, {self.burst:g} at once>"

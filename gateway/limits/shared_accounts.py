@@ -1,6 +1,6 @@
 """Accounts of client networks whose counts, bans and token buckets all workers of a gateway share.
 
-Each worker that the network's clients use has an account object.  Its counts are in shared memory
+Each worker that the network's clients use has an account object.  The counts of these objects are in shared memory
 (`gateway.workers.shared_counts`), so a limit applies to the sum over all workers.  A connection is admitted and counted
 in one step under a lock, so limits of connections hold exactly.  Live reads and tokens are first compared and then
 counted.  If two workers do so at the same moment, a limit may be exceeded by one for a moment.  The excess is counted
@@ -37,7 +37,8 @@ class SharedTimes(MutableMapping[Hashable, float]):
         self._own: dict[Hashable, float] = {}
         self._keys: dict[str, int] = {}
         self._seen: dict[int, float] = {}
-        """The times that this worker read last, by key."""
+        """The times that this worker read last, by key.  A write moves the shared time by its difference from this
+        time."""
 
     def __getitem__(self, rate: Hashable) -> float:
         key = self._key(rate)

@@ -5,8 +5,8 @@ readers.  It reads JSON and binary streams by SSE.  It reads text streams by lon
 the difference between CR, LF and CRLF.  It also uses long-poll for origins without SSE, and for binary streams while
 their events are large.  Base64 adds a third to an event, but a long-poll adds only two heads.
 
-A data event counts only when its control event has arrived.  If a connection is lost before that, the follower drops
-the data event and requests its bytes again.
+A data event counts only when its control event has arrived.  If a connection is lost before the control event arrives,
+the follower drops the data event and requests its bytes again.
 
 An origin may keep an SSE connection open for ever, even for a deleted stream, so each connection has a lifetime.  After
 a failure the follower reconnects after a growing, jittered pause, or as soon as the circuit breaker's probe succeeds.
@@ -81,7 +81,8 @@ class Follower:
         self._mode = Mode.SSE
         """The mode of the latest live request."""
         self._asked_version = topic.stream.version
-        """The stream's version when the follower last sent a request."""
+        """The stream's version when the follower last sent a request.  A write that was acknowledged since can make a
+        refusal outdated."""
         self._counted_failure: GatewayError | None = None
         """The latest failure that another metric counts already: a failed fetch, or an error status."""
         self._cursor: str | None = None

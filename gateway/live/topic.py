@@ -137,7 +137,8 @@ class Topic:
         """Why the origin's live replies may not be shared; None while they may."""
         self.readers = 0
         self.revalidated_at = -math.inf
-        """When `LiveTopics.revalidate` last restarted the follower (monotonic seconds)."""
+        """When `LiveTopics.revalidate` last restarted the follower (monotonic seconds).  The rate of these restarts is
+        limited."""
         self.position: str | None = None
         """The offset that the follower has reached; None before it has connected."""
         self.is_confirmed = False

@@ -79,7 +79,8 @@ class LiveTopics:
     def attach(self, stream: Stream, access: OriginAccess, times: LiveTimes) -> Topic:
         """Add a live reader to the stream's topic, and return the topic.  Create it if there is none.
 
-        The caller must call `detach` when the reader ends.  This does not start the follower; `follow` does.
+        The caller must call `detach` when the reader ends.  Adding the reader does not start the follower; `follow`
+        does.
         """
         topic = self._topics.get(stream)
         if topic is None:

@@ -158,9 +158,9 @@ class Reuse(NamedTuple):
     """How a reply's bytes may be reused, by its Cache-Control."""
 
     lifetime_s: float
-    """See `stated_lifetime`."""
+    """How long the reply may be reused, in seconds (`stated_lifetime`)."""
     stale_s: float
-    """See `stated_stale`."""
+    """How long a stale reply may be reused while it is revalidated, in seconds (`stated_stale`)."""
     forbids_stale: bool
     is_verbatim: bool
     """Whether the bytes must not be compressed (`no-transform`, RFC 9111 section 5.2.2.6)."""

@@ -160,8 +160,7 @@ def _varied(headers: Headers) -> Iterator[str]:
 
 
 def cure(ground: str, headers: Headers, rules: SharingRules) -> str | None:
-    """Describe for the operator why a reply is not shared, and how to change that; None if nothing can be
-    configured."""
+    """Describe for the operator why a reply is not shared, and how to make it shareable; None if no setting can."""
     match ground:
         case Ground.COOKIE:
             names = sorted(set(rules.cookies(headers)))[:_MOST_NAMES]

@@ -45,7 +45,8 @@ class Block:
         self.size = 0
         self.marks: list[tuple[int, str]] = [(0, start)]
         self.leads: tuple[str, ...] = ()
-        """Tokens inside the block at which a reading may start, but not end."""
+        """Tokens inside the block at which a reading may start, but not end, because a client may have invented
+        them."""
         for piece in pieces:
             self._push(piece)
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 TOKEN_COST: Final = 240
 """Bytes charged per token in addition to its characters: two dictionary slots, a mark (its position in the block), the
-string's header.  This is most of the cost of a small message."""
+string's header.  These bytes are most of the cost of a small message."""
 BLOCK_COST: Final = 340
 """Bytes charged per block in addition to its bytes and tokens: the object, its lists, a dictionary slot."""
 TAPE_COST: Final = 1_000

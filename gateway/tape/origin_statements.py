@@ -210,7 +210,7 @@ class Expiry:
     """The lifetime of one stream.  Owner: the `Stream`."""
 
     lifetime: Lifetime | None = None
-    """The lifetime that the origin has reported; None before that, and while the lifetime is lost."""
+    """The lifetime that the origin has reported; None before the first report, and while the lifetime is lost."""
     latest: Lifetime | None = None
     """The latest known lifetime.  Unlike `lifetime` it survives a loss.  None if no lifetime was ever known."""
     is_limited: bool = False

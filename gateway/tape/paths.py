@@ -44,7 +44,8 @@ _LOOKS: Final = 8
 class PathEvent(Protocol):
     """A change that concerns all streams of a path.
 
-    The event is applied once to each stream.  This may happen later, so the event must not depend on mutable state.
+    The event is applied once to each stream, to some streams only later.  The event must therefore not depend on
+    mutable state.
     """
 
     def __call__(self, stream: Stream, /) -> object:
@@ -169,7 +170,7 @@ class Paths:
     def __init__(self) -> None:
         self._groups: dict[Group, dict[StreamKey, Stream]] = {}
         self._origins: dict[str, int] = {}
-        """The number of groups of each origin."""
+        """The number of groups of each origin.  An origin without groups is removed."""
         self._crowds: dict[Group, Crowd] = {}
         """The paths that have, or have had, more than `MOST_AWAKE` streams."""
         self._row_of: Callable[[Group], int] | None = None

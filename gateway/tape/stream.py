@@ -261,7 +261,7 @@ class Stream:
     def weigh(self) -> int:
         """Compute the bytes that this object takes without its tape: its key, headers and other texts."""
         cost = key_cost(self.key) + headers_cost(self.headers)
-        # The checks save time for new streams, most of which have none of these.
+        # The checks save time for new streams, most of which have none of these texts.
         if self.caching.cache_control is not None or self.identity is not None:
             cost += texts_cost((self.caching.cache_control, self.identity))
         if self.head_headers:
@@ -443,7 +443,7 @@ class Stream:
 
     def is_hidden_from(self, asker: int) -> bool:
         """Return whether a 404 to a request with this hash may mean only that the origin hides the stream from the
-        client.  This is so if the origin has shown the stream to a request with other headers."""
+        client.  That is the case if the origin has shown the stream to a request with other headers."""
         return self.found_by is not None and self.found_by != asker
 
     def may_have_expired(self, now: float) -> bool:
@@ -477,8 +477,8 @@ class Stream:
         return self.is_followed or (not self.expiry.is_lost and now < self.trusted_until(now, trust_s))
 
     def trusted_until(self, now: float, trust_s: float) -> float:
-        """Return the time until which `is_trusted` stays true unless `mark_stale` is called (monotonic seconds).  This
-        holds even if the live request ends earlier."""
+        """Return the time until which `is_trusted` stays true unless `mark_stale` is called (monotonic seconds).  The
+        result holds even if the live request ends earlier."""
         return (now if self.is_followed else self.contacted_at) + self._trusted_s(trust_s)
 
     def _trusted_s(self, trust_s: float) -> float:

@@ -208,7 +208,7 @@ class Breaker:
         self._rng = rng
         self.state = BreakerState.CLOSED
         self.since = now
-        """When the breaker was created, last tripped or last recovered.  Failed probes do not change this."""
+        """When the breaker was created, last tripped or last recovered.  Failed probes do not change this time."""
         self.transitions: Counter[BreakerState] = Counter()
         """The number of times each state was entered."""
         self._term = 0

@@ -95,7 +95,7 @@ class OriginConnection(asyncio.Protocol):
         self.is_reused = False
         """Whether the connection has carried a complete exchange."""
         self.is_for_heads = False
-        """Whether the connection's latest request was a HEAD."""
+        """Whether the connection's latest request was a HEAD.  The pool then keeps the connection for HEADs only."""
         self.address = ""
         """The server's address, from the resolver."""
         self.outdated_at = inf
@@ -106,7 +106,7 @@ class OriginConnection(asyncio.Protocol):
         self._poll: Callable[[int], list[tuple[int, int]]] | None = None
         """Polls the socket for input that the event loop has not reported yet; None without a socket."""
         self._is_read = False
-        """Whether the latest request is a GET or HEAD."""
+        """Whether the latest request is a GET or HEAD, so that `drop` may reset the connection."""
         self._loop = loop
         self._now = loop.time
         self._owner = owner

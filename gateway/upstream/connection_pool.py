@@ -175,7 +175,7 @@ class ConnectionPool:
         """How long connections are kept.  The owner may replace it at any time."""
         self._idle = IdleConnections()
         self._made = 0
-        """The number of connections made so far."""
+        """The number of connections made so far, from which the age bound of each connection follows."""
         self._addresses: dict[tuple[str, int], frozenset[str]] = {}
         """The addresses of each host and port, from the latest resolution."""
         self._busy: dict[Carrier, Slot] = {}

@@ -11,7 +11,7 @@ refused.  Reading a truncated body raises an exception, so a body that was read 
 module translates exceptions of other libraries into the exceptions of `errors.py`.
 
 A request may be sent once more if a kept connection proves to be dead.  `gateway.upstream.repeats_and_retries` has the
-rule for this.
+rule for such repetitions.
 
 If the host is an origin of a route, the outcome is reported to the origin's state (`OriginRequest`).
 """

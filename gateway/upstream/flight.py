@@ -211,7 +211,8 @@ class Flight(SharedFetch):
         """A reader that is behind by more than this number of bytes is dropped."""
         self.sent_at = 0.0
         self.version = FIRST
-        """The version of the stream in memory when the request was sent."""
+        """The version of the stream in memory when the request was sent, to find out later whether the flight is
+        overtaken."""
         self.head: Head | None = None
         self.kept: list[bytes] = []
         self.base = 0
@@ -220,7 +221,7 @@ class Flight(SharedFetch):
         self.dropped_bytes = 0
         """The number of bytes of the dropped chunks."""
         self.charged_bytes = 0
-        """The number of bytes that the cache budget is charged for."""
+        """The number of bytes that the cache budget is charged for, so that the flight's holdings leave them out."""
         self.spools = False
         """Whether to read the body without waiting for readers, because other requests wait for its connection."""
         self.must_go = False

@@ -302,9 +302,10 @@ class OriginRequest:
         self.has_ended = False
         """Whether `restart_elsewhere` has ended the request, so that its failure does not count."""
         self.pin: LivePin | None = None
-        """The pool of a live request; None for other requests."""
+        """The pool of a live request, which knows whether another origin can take the request over; None for other
+        requests."""
         self.on_end: Callable[[], None] | None = None
-        """Ends the request or its reply."""
+        """Ends the request, or its reply after the head has arrived."""
         self.on_close: Callable[[], None] | None = None
         self._permit = permit
         self._answers = origin.breaker.answers

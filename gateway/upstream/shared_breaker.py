@@ -81,9 +81,10 @@ class SharedBreaker(Breaker):
         self._has_own_view = False
         """Whether the state was changed without the lock, so that other workers do not know of the change."""
         self._own_from = -inf
-        """When the next own probe may be sent."""
+        """When the next own probe of any worker may be sent."""
         self._answers_seen = 0
-        """The number of answers when the latest failure was counted."""
+        """The number of answers when the latest failure was counted.  A different number now begins a new series of
+        failures."""
         super().__init__(policy, rng, now)
         with row.locked() as is_locked:
             # The first worker writes the state.  The others read it at the first `refresh`.

@@ -163,7 +163,7 @@ class S2Fetched(NamedTuple):
 
     outcome: S2Outcome
     is_fresh: bool
-    """Whether the fetch was sent after the reader's request arrived."""
+    """Whether the fetch was sent after the reader's request arrived, so that its tail is valid for this reader."""
     is_all: bool
     """Whether the origin had no more records within the reader's limits."""
 

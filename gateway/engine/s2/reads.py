@@ -154,7 +154,7 @@ class S2Reads:
         self._first_pumps: Batch[S2SessionReader] = Batch(_begin_sending, clock.now)
         """Sessions that send their first records in a later turn."""
         self._has_begun = False
-        """Whether this turn of the loop has begun a session."""
+        """Whether this turn of the loop has begun a session, so that further sessions wait for the next turn."""
         self._drained_at: float | None = None
         """When the last session must end if the gateway is draining (monotonic seconds); else None."""
 

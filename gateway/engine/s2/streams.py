@@ -101,7 +101,7 @@ class S2Follower:
         self._is_by_hop = False
         """Whether the stream's owner, another worker, provides the session."""
         self._goes_on = False
-        """Whether this session continues after an earlier attempt."""
+        """Whether this follower has already had a session.  Before the first session, the stream must be verified."""
         self._overlap: int | None = None
         """The sequence number of the record that is read again; None once that record has arrived."""
 

@@ -229,7 +229,7 @@ class S2Topic:
         self._on_beat = on_beat
         self.position = tail.seq_num
         self.last_timestamp = tail.timestamp
-        """The timestamp of the record before the position."""
+        """The timestamp of the record before the position, for comparison when this record is read again."""
         self.tail: StreamPosition | None = tail
         """The stream's tail; None if there may be records after the position."""
         self.heard_at = -inf

@@ -91,8 +91,8 @@ def _headers_of(fields: FieldList) -> CIMultiDict[str]:
 
 
 MOST_STREAMS: Final = 128
-"""The most requests open at once on one connection, even if the origin allows more.  This limits how many requests fail
-when one connection is lost.
+"""The most requests open at once on one connection, even if the origin allows more.  The bound limits how many requests
+fail when one connection is lost.
 """
 REPLY_WINDOW: Final = 1 << 18
 """The most bytes of one reply's body that may be in flight."""

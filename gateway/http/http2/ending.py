@@ -52,14 +52,15 @@ class Ending(Receiving):
         self._last_id = 0
         """The id of the last stream that the client has begun."""
         self._late_bytes = 0
-        """The most bytes of DATA that may still arrive for streams that this side has reset.  This is the sum of the
-        windows that these streams had left, up to `_MOST_LATE_BYTES`.  The peer may have sent these bytes before it
+        """The most bytes of DATA that may still arrive for streams that this side has reset.  The number is the sum of
+        the windows that these streams had left, up to `_MOST_LATE_BYTES`.  The peer may have sent these bytes before it
         read the reset.
         """
         self._reset_ids: deque[int] = deque()
         """The latest reset streams, oldest first."""
         self._forgotten_id = 0
-        """The highest id of the reset streams that were removed from `_reset_ids`."""
+        """The highest id of the reset streams that were removed from `_reset_ids`.  Streams up to this id may all have
+        been reset."""
 
     @property
     @abstractmethod
