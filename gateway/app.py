@@ -66,8 +66,7 @@ from gateway.telemetry.tracing import NO_TRACER, Tracer
 from gateway.workers.portions import portion, share
 
 _LAST_ACCEPTED_S: Final = 1.0
-"""Seconds from the end of accepting to the closing of idle connections, in which the last accepted ones can send a
-request."""
+"""Seconds in which the last accepted connections can send a request, before idle connections are closed."""
 
 
 class RunningGateway:
@@ -86,8 +85,7 @@ class RunningGateway:
     ) -> None:
         self._environ = environ
         self.handed = handed
-        """The sockets and the place that this worker got from its supervisor; None if the process is the whole gateway.
-        """
+        """A worker's sockets and place, from its supervisor; None if the process is the whole gateway."""
         self.workers = 1 if handed is None else handed.place.workers
         self.config = config
         """The configuration in effect."""
@@ -397,8 +395,7 @@ async def start_gateway(
     `load` reads the configuration again.  It runs in a thread and may raise ConfigError.  Without `load` there are no
     reloads.  `environ` has the admin port's token and the credentials for origins; the default is the process's
     environment.  `clock` and `rng` are for tests; the defaults are the system's clock and an unseeded generator.
-    `tracer` replaces the tracer of `config.tracing`.  `handed` has the sockets and the place that a worker gets from
-    its supervisor.
+    `tracer` replaces the tracer of `config.tracing`.  `handed` comes from a worker's supervisor.
 
     Raises OSError if a port is taken.  Raises ConfigError if a file that the configuration names cannot be used, if a
     token or credential is missing, or if tracing needs an extra that is not installed.

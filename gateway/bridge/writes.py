@@ -106,7 +106,7 @@ async def _append_first(asked: BridgedRequest, records: tuple[AppendRecord, ...]
     try:
         done = await asked.call.append(AppendInput(records, match_seq_num=0, fencing_token=OPEN_TOKEN))
     except GatewayError as error:
-        # The error is not "unsent": the request that created the stream was sent.
+        # The error must not count as unsent, because the request that created the stream was sent.
         error.is_unsent = error.is_unsent and not is_new
         raise
     if not isinstance(done, S2Refused):
@@ -155,7 +155,7 @@ async def append(asked: BridgedRequest, headers: CIMultiDict[str], body: Body) -
     tail = await tail_of(asked)
     if isinstance(tail, S2Refused):
         return refusal(tail)
-    # The token shows that the stream is closed, even if the close marker has been trimmed.
+    # The fencing token shows that the stream is closed, even if the close marker has been trimmed.
     return _closed(Tail(tail.seq_num, True), data)
 
 
@@ -172,8 +172,8 @@ def _closed(tail: Tail, data: bytes) -> Made:
 
 
 async def _unless_closed(asked: BridgedRequest, otherwise: Made) -> Made:
-    """Return the refusal of an append: one that states the closure if the stream is closed (section 5.2), else
-    `otherwise`."""
+    """Return the refusal of an append.  If the stream is closed, the refusal states this (section 5.2).  Otherwise it
+    is `otherwise`."""
     tail = await tail_of(asked)
     if isinstance(tail, S2Refused):
         return refusal(tail)

@@ -67,7 +67,7 @@ def _summary(now: Mapping[str, Any], before: Mapping[str, Any] | None, origins: 
     took_s = now["uptime_s"] - before["uptime_s"] if before else 0.0
 
     def counted(count: float, count_before: float) -> str:
-        # Of several workers, one may have died and taken its counts with it.
+        # A count may have fallen: with several workers, a worker that dies takes its counts with it.
         return f"{rate(max(0.0, count - count_before) / took_s)}/s" if before else f"{count:,.0f}"
 
     requests, requests_before = _requests(now), _requests(before) if before else 0

@@ -125,7 +125,7 @@ class _Connection(web.RequestHandler):
     def eof_received(self) -> bool:  # type: ignore[override]
         """Handle a half-close: answer pending requests, then close.  Returns False if there is no complete request."""
         if self._has_ended:
-            # aiohttp continues to read after a body.
+            # Called again, because aiohttp continues to read after a body.
             return self._unanswered > 0
         is_whole = self._last_body is not None and self._last_body.is_eof()
         if self.transport is None or not self._unanswered or not is_whole:

@@ -100,7 +100,7 @@ def parse_create(headers: Mapping[str, str]) -> CreateParams:
     """Parse the headers of a PUT (section 5.1); the body is added later.  Raises BadRequest."""
     fork = _fork_params(headers)
     given = headers.get("Content-Type")
-    # An invalid type counts as absent: a new stream gets the default type, a fork that of its source.
+    # An invalid type counts as absent: a new stream gets the default type, and a fork gets the type of its source.
     content_type = given if given and given.isascii() and _MEDIA_TYPE.match(given) else None
     return CreateParams(content_type, _lifetime(headers), names.is_true(headers.get(names.STREAM_CLOSED)), fork)
 

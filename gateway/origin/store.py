@@ -90,7 +90,7 @@ class Store:
         return f"<Store {len(self._streams)} streams>"
 
     def __len__(self) -> int:
-        """The number of streams, including soft-deleted ones, and expired ones not accessed since."""
+        """The number of streams, with soft-deleted streams, and with expired streams that were not accessed since."""
         return len(self._streams)
 
     def paths(self) -> list[str]:

@@ -122,7 +122,7 @@ class _Run:
         after = _with_followers(changed, 1) & there
         before = {day - _DAY for day in after} - after
         behind = partial(self._and_the_hour_before, after, before & there, "stream", "close_reason")
-        # A day's last hours are complete once a later day exists.  So the day before a changed one is compared again.
+        # A day's last hours are complete once a later day exists.  So the day before a changed day is compared again.
         days_before = {max((other for other in stored if other < day), default=day) for day in changed}
         compared = (_with_followers(changed, DAYS) | days_before) & there
         read = {day - step * _DAY for day in compared for step in range(DAYS + 1)}

@@ -45,7 +45,7 @@ def brief(error: BaseException) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """Return the message of a Spark error: that of the Python exception inside it, else that of Java's last cause."""
+    """Return the message of a Spark error: of the Python exception inside it, or else of Java's last cause."""
     try:
         report = _COLOUR.sub("", str(error))
     except Exception:

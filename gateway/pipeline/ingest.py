@@ -54,7 +54,7 @@ T = TypeVar("T")
 class Ingested:
     """Counts of one run: events (`lines`), events new to silver (`added`), and rejected lines by reason.
 
-    They do not include what other runs ingest meanwhile.
+    They do not include lines that other runs ingest meanwhile.
     """
 
     batches: int = 0
@@ -100,7 +100,7 @@ def ingest(
     Raises PipelineFailed if the source cannot be read, and Conflict if other runs keep writing to the lake.
     """
     late_days = LATE_DAYS if late_days is None and follow else late_days
-    # A killed run may have left lines in bronze that silver lacks.  They must not count as this run's.
+    # A killed run may have left lines in bronze that silver lacks.  They must not count as lines of this run.
     bring_up(spark, lake, progress)
     silver = lake.snapshot(REQUESTS).version
     work = _Ingest(spark, lake, progress, clock or SystemClock(), late_days, silver)

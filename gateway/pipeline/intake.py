@@ -1,7 +1,7 @@
 """Write one batch of new lines as files of bronze and, for most lines, also as files of silver.
 
 Tasks write each plain line (`gateway.pipeline.plain`) to both tables in one pass.  They write the few odd lines to the
-spool, and a second query classifies those.
+spool, and a second query classifies these lines.
 
 The new files of silver are only `Prepared`: no commit includes them yet.  They become part of silver when silver is
 updated to the version of bronze that the batch makes (`gateway.pipeline.silver`).  If this run is killed before that,
@@ -36,7 +36,7 @@ _TABLES: Final = (BRONZE, REQUESTS, SPOOL)
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The files of a batch: those of bronze, and those of silver with the rows of plain lines."""
+    """The files of a batch: the files of bronze, and the files of silver with the rows of plain lines."""
 
     bronze: list[File]
     prepared: Prepared

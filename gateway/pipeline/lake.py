@@ -50,7 +50,7 @@ _PROGRESS: Final = "_progress"
 _WITH_THE_FIRST: Final = (BRONZE.place, REQUESTS.place)
 """Tables that the first ingest creates.  If one is missing, the lake is new or of an earlier release."""
 LEAST_KEEP_S: Final = 3_600
-"""Shortest time in seconds that a vacuum keeps files, so that it does not remove those of a run in progress."""
+"""A vacuum keeps files for at least this many seconds, so that it does not remove the files of a run in progress."""
 _CLEANED_AT: Final = 100
 """Every hundredth commit removes expired entries from the table's log.  The same commits write a checkpoint."""
 _MOST_READERS: Final = 64
@@ -136,7 +136,7 @@ class Lake:
         Otherwise this release would begin new tables there, and a vacuum would remove the old lines.
         """
         if any("/batch=" in path for path, _ in self.store.listed(BRONZE.place)):
-            # An ingest reads only local files.
+            # The text names a local copy of a lake in an object store, because an ingest reads only local files.
             folder = self.url if self.store.local is not None else "LOCAL_COPY"
             raise PipelineFailed(
                 f"{self.url}: is a lake of an earlier release: take its lines over into a new one with "
@@ -317,8 +317,8 @@ class Snapshot:
     ) -> Snapshot:
         """Add files in one commit, and return the new snapshot.  Raises Conflict.
 
-        The files replace those of the days `replaces`, or all files with `replaces_all`.  If the table has a kind, only
-        files of this kind are replaced.  `about` is added to the table's history.
+        The new files replace the files of the days `replaces`, or all files with `replaces_all`.  If the table has a
+        kind, only files of this kind are replaced.  `about` is added to the table's history.
         """
         self._check_there(files)
         actions: list[Any] = []
@@ -333,7 +333,7 @@ class Snapshot:
                 max_commit_retries=0,
                 app_transactions=[Transaction(name, number) for name, number in (marks or {}).items()],
             ),
-            # A search for expired commits lists the whole log.
+            # Search for expired commits rarely, because each search lists the whole log.
             "post_commithook_properties": PostCommitHookProperties(
                 cleanup_expired_logs=(self.version + 1) % _CLEANED_AT == 0
             ),
@@ -365,7 +365,7 @@ class Snapshot:
             if self.delta is None and self.lake.snapshot(self.table).delta is not None:
                 raise self.conflict() from None
             raise PipelineFailed(f"{self.lake.path(self.table)}: {brief(error)}") from None
-        # A later version may already have the progress of another run.
+        # Return the committed version, because a later version may already have the progress of another run.
         return self.lake.snapshot(self.table, version=committed)
 
     def _check_there(self, files: Sequence[File]) -> None:
@@ -407,8 +407,8 @@ class Snapshot:
     ) -> Snapshot:
         """Add files together with the progress `state` in the source `name`, in one commit.  Raises Conflict.
 
-        The progress replaces the earlier one of the same name, or that of the name `instead_of`.  The table's history
-        shows `source`, or `name` if it is None.
+        The new progress replaces the earlier progress of the same name, or the progress of the name `instead_of`.  The
+        table's history shows `source`, or `name` if it is None.
         """
         earlier = instead_of or name
         before = self.mark(earlier)

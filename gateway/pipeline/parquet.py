@@ -44,8 +44,8 @@ _TYPES: Final = {
 class Writer:
     """Writes rows to files in `folder`; a function for `DataFrame.mapInArrow`.
 
-    The rows must have the columns of `schema`, and those of `partition_by`.  The latter become parts of the files'
-    paths and are not in the files.
+    The rows must have the columns of `schema` and of `partition_by`.  The columns of `partition_by` become parts of the
+    files' paths, and are not in the files.
     """
 
     store: Store

@@ -4,7 +4,7 @@ A reader is identified by client and user agent, on one stream of one route and 
 time at which they ended.  A read continues the session of the read before it under two conditions:
 
 - It began at most `GAP_S` after the end of that read.
-- It began at the offset that the read before reached, or between that read's start and this offset.  The latter
+- It began at the offset that the read before reached, or between that read's start and this offset.  The second case
   happens if sent bytes did not arrive, or if several readers behind one address take turns.
 
 A read from the stream's start, or from the tail (`now`), begins a new session.
@@ -63,7 +63,7 @@ _ADDED_UP: Final = [
     ("last_offset", "max"),
     ("close_reason", "last"),
 ]
-"""How the columns of reads are aggregated to those of sessions."""
+"""How the columns of reads are aggregated to the columns of sessions."""
 
 
 def update_sessions(spark: SparkSession, lake: Lake) -> int:
@@ -126,7 +126,7 @@ def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     last: pa.Table | None = None
     held: pa.Table | None = None
     for rows in (_with_offsets(batch) for batch in batches if batch.num_rows):
-        # No read continues a row of NULLs.
+        # Compare the first read with a row of NULLs, which no read continues.
         ahead = pa.Table.from_pylist([{}], rows.schema) if last is None else last
         is_begun, is_connected = _compared(rows, pa.concat_tables([ahead, rows]).slice(0, rows.num_rows))
         last = rows.slice(rows.num_rows - 1)

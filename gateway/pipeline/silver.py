@@ -5,8 +5,8 @@ The fields of a line (`gateway.ops.access_log.fields`) become the columns of `ta
 A duplicate of a line has the same id and the same day.  So the ids of new lines are compared with each other, and with
 the ids of the same days in silver, however old.  Lines without an id cannot be compared, and all of them are kept.
 
-Few lines are duplicates.  First, hashes of day and id show which ids may occur twice.  This reads few columns.  Then
-only lines with those ids are compared in full, and all other lines are written directly.
+Few lines are duplicates.  First, hashes of day and id show which ids may occur twice.  This step reads few columns.
+Then only lines with those ids are compared in full, and all other lines are written directly.
 
 The rows of plain lines have already been written when the lines were ingested (`gateway.pipeline.intake`).  Files
 without a possible duplicate become part of silver unchanged.  Other files are copied without the possible duplicates.

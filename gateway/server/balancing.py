@@ -1,6 +1,6 @@
 """Passes new connections to the worker with the fewest, before a byte is read from them.
 
-The kernel spreads connections over the workers at random.  If connections are few and long, as those of a CDN or over
+The kernel spreads connections over the workers at random.  If connections are few and long, as from a CDN or over
 HTTP/2, one worker could have twice its share for hours.  A worker with clearly more connections than another one
 (`gateway.workers.balance`) therefore sends the descriptor of a new connection to that worker (SCM_RIGHTS in unix(7)).
 Only a few connections a second are passed, because many short connections would gain nothing by it.

@@ -242,8 +242,8 @@ def load(
         and old.alpn == loaded.alpn
         and _is_same_but_certificates(old.config, config)
     ):
-        # Let clients resume their sessions.  This is not allowed with client certificates, because the authority of a
-        # session's certificate may have been removed.
+        # Let clients resume their sessions.  Resumption is not allowed with client certificates, because the authority
+        # of a session's certificate may have been removed.
         loaded = loaded.with_sessions_of(old)
     return _with_choices(loaded, f"{where}.tls")
 

@@ -161,7 +161,7 @@ class Connection(RecognisingConnection):
         request of another client may have been answered while this request waited.
         """
         data, self._unparsed = self._unparsed, b""
-        # Clear the flag before answering, because the end of the answer may take more input.
+        # Clear the flag before answering, because the code at the end of the answer may take more input.
         self._is_busy = False
         if not self._answers_known(data):
             self._unparsed, self._is_busy = data, True

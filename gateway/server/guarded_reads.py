@@ -51,7 +51,7 @@ class GuardedReads:
         self._connections = connections
         self._kept_renewals = KeptRenewals()
         self._clocks_apart_s = self._apart_s()
-        """The wall clock less the monotonic clock, at the latest step of the wall clock."""
+        """The wall clock minus the monotonic clock, at the latest step of the wall clock."""
 
     def _channels(self) -> Iterator[Channel]:
         for connection in self._connections():
@@ -115,7 +115,7 @@ class GuardedReads:
             self.end_at_expiry(channel)
 
     def notice_clock_step(self) -> None:
-        """After a step of the wall clock, end live reads whose credentials have expired, and set the ends of all other
+        """After a step of the wall clock, end live reads whose credentials have expired.  Set the ends of all other
         live reads with credentials again.
 
         Must be called every few seconds.  Reads end by timers of the monotonic clock.  These timers are late if a time
@@ -125,8 +125,8 @@ class GuardedReads:
         if abs(step_s) < _STEP_S:
             return
         self._clocks_apart_s += step_s
-        # The expiries of remembered verdicts, and the timers of renewals without reads, belong to the clock before the
-        # step.
+        # Drop the remembered verdicts and the timers of renewals without reads, because their times belong to the clock
+        # before the step.
         self.verdicts.begin_edition()
         self._kept_renewals.rest_idle()
         wall, renewals = self.verdicts.wall(), dict[LiveRenewal, None]()

@@ -221,8 +221,8 @@ class RequestHandler:
             return self._recorder.refuse(context, error)
 
     def _waits(self, context: RequestContext, meaning: RequestMeaning, read: Read) -> bool:
-        """Wait, without a task, for the fetch of a first read, or for the owner of its stream.  Returns False if the
-        read is not a first read."""
+        """Wait, without a task, for the fetch of a first read, or for the answer of the stream's owner (another
+        worker).  Returns False if the read is not a first read."""
         if (first := self._engine.begin_catch_up(read)) is None:
             return False
         waiting: DeferredRequest

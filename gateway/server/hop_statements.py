@@ -92,7 +92,7 @@ class HopStatements:
             answer.headers[HOP_SAVED] = str(answer.saved_bytes)
 
     def restate(self, read: Read, answer: Answer) -> None:
-        """Turn the headers of an answer for a client into those of an answer for another worker."""
+        """Turn the headers of an answer for a client into headers of an answer for another worker."""
         headers = answer.headers
         stated = headers.get("Cache-Control") if answer.status >= 400 else None
         for name in OWN:

@@ -103,8 +103,8 @@ class LiveAnswers:
             subscriber.drain_within(ends_in_s, ends_in_s)
             return
         if known is not None and channel.live_bytes <= MOST_BYTES:
-            # This reader has come within a second of another.  Keep the beginning of the answer, because more readers
-            # may follow.
+            # This reader has come less than a second after another reader.  Keep the beginning of the answer, because
+            # more readers may follow.
             join.sse_opening = kept = subscription.sse.opening(subscriber, subscription.at, second)
             if kept is not None:
                 join.sse_first = split_at_origin(head + kept.step.data)

@@ -60,7 +60,8 @@ class LiveRequests:
         """Streams of which the origin has recently refused a reader; mostly empty."""
 
     async def begin_answer(self, context: RequestContext, read: Read) -> Answer | None:
-        """Begin the live answer to a request, and return None.  Return any other answer, which the caller then sends.
+        """Begin a live answer to the request, and return None.  If the answer is not live, return the answer, and the
+        caller sends it.
 
         Raises Uncacheable if the read has to be relayed, or another GatewayError.
         """

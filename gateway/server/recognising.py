@@ -32,9 +32,8 @@ class RecognisingConnection(ReadingConnection):
     __slots__ = ("_beginning", "_repeats", "client", "proxies")
 
     _repeats: bool
-    """Whether requests are first looked up by their exact bytes, which pays only while clients send equal bytes.  Set
-    by the latest request with a remembered answer or join: whether it had exactly the bytes of the remembered request.
-    """
+    """Whether requests are first looked up by their exact bytes, which pays only while clients send equal bytes.  True
+    if the latest request with a remembered answer or join had exactly the bytes of the remembered request."""
     _beginning: Beginning | None
     """The beginning of the client's latest request line with credentials.  If the next line begins in the same way, it
     need not be divided.  Only the lines of requests that got a remembered answer or joined a group of long-polls count.

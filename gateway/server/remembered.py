@@ -112,9 +112,8 @@ class RememberedAnswer(Known):
         self.is_guarded = verdict_key is not None
         """Whether each request for the answer needs authorisation."""
         self.verdict_key = verdict_key
-        """A section of headers keeps the verdicts on requests with these headers.  This is the key of the verdict on
-        the first request for this answer: the stream, or the request line.  The line is empty until the answer is
-        remembered."""
+        """The key of the verdict on the first request for this answer: the stream, or the request line.  The line is
+        empty until the answer is remembered.  Header sections keep their verdicts under such keys."""
         run, outcome, status, headers, body, saved_bytes, copied, shared = answer
         self.stream = run.stream
         self.edition = run.edition

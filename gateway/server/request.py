@@ -129,7 +129,8 @@ class Channel(Protocol):
 
     @property
     def carrier(self) -> int:
-        """The number of the HTTP/2 connection of which the channel is a stream; 0 for an HTTP/1.1 connection."""
+        """The number of the HTTP/2 connection of which the channel is a stream, by which readers on one connection are
+        recognised; 0 for an HTTP/1.1 connection."""
 
     @property
     def use(self) -> Account | None:

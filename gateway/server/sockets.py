@@ -43,7 +43,8 @@ _NO_IPV6: Final = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPRO
 _UNNAMED: Final = "unknown"
 _TRIES: Final = 200
 _PAUSE_S: Final = 0.005
-"""All attempts to lock a folder together take one second.  A gateway holds the lock for less than a millisecond."""
+"""The pause between two attempts to lock a folder.  All attempts together take one second, and a gateway holds the lock
+for less than a millisecond."""
 # Since Python 3.13 the loop removes a Unix socket's file when the socket closes.  Prevent this: the file of a systemd
 # socket must stay, and `UnixSocket` removes its own file earlier.
 _KEEPING_FILE: Final[Mapping[str, Any]] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}

@@ -88,16 +88,16 @@ class Divided(NamedTuple):
     """The line without the credentials.  A line break replaces the question mark, so a rest never equals a whole line.
     """
     credentials: bytes
-    """The parameters whose names are those of credentials in the usual spelling."""
+    """The parameters that are credentials, with their names in the usual spelling."""
 
 
 class Beginning(NamedTuple):
     """The beginning of a client's latest request line, divided.
 
     Most clients append the offset and the other parameters of a read to their signed URL.  The client's next line then
-    begins in the same way.  The beginning ends with the separator after the last credential, so that it ends no
-    parameter early.  Therefore a longer line is divided by dividing its beginning, and by adding the remainder to the
-    rest.  If the remainder contains credentials, these stay in the rest, and no join is remembered for such a rest.
+    begins in the same way.  The beginning ends with the separator after the last credential, so it never cuts a
+    parameter in two.  A line that begins in the same way is therefore divided like its beginning, and its remainder is
+    added to the rest.  Credentials in the remainder stay in the rest, but no join is remembered for such a rest.
     """
 
     line: bytes

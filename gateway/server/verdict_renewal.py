@@ -40,7 +40,7 @@ _COST: Final = 1_500
 
 
 class KeptRenewals:
-    """The renewals that may be idle: those of remembered verdicts, up to a bound.
+    """The renewals that may be idle: the renewals of remembered verdicts, up to a bound.
 
     A renewal is kept until it rests.  Any renewal beyond the bound rests as soon as it has no reads.
     """
@@ -208,8 +208,8 @@ class VerdictRenewal:
         if known is not None and known.live_until > self._ends_at:
             self._decide(known)
             return
-        # Ask for the network with the fewest waiting requests, so that no network whose requests wait can end the reads
-        # of others.
+        # Ask on behalf of the network with the fewest waiting requests.  Otherwise a network whose requests wait too
+        # long could end the reads of other networks.
         nets = dict.fromkeys(self._channels[channel] for channel in self._reading())
         net = min(nets, key=self._services.waiting_of)
         try:

@@ -88,7 +88,7 @@ class SharedCounts:
         return self._counts[self._cell(row, what)] if row != _NO_ROW else 0
 
     def take(self, key: int, what: Counted, most: int, now: float) -> bool | None:
-        """Count one more, and return True, unless all workers have counted `most`.  Then return False.
+        """Count one more, and return True.  If all workers together have counted `most` already, return False instead.
 
         Returns None if the table has no room for the key.
         """
@@ -218,8 +218,8 @@ class SharedCounts:
     def _find_or_claim(self, key: int, now: float, *, is_locked: bool) -> int:
         """Return the key's row, or a free row that now belongs to the key.
 
-        Without the lock of the bucket, no free row is returned: the worker with the lock may be about to take it for
-        another key, and the row would count both."""
+        Without the lock of the bucket, no free row is returned: the worker with the lock may be about to take the row
+        for another key, and the row would then count both keys."""
         found = self._find(key)
         if not is_locked:
             return _NO_ROW if found == _NO_ROW or self._is_free(found, now) else found

@@ -206,7 +206,8 @@ class SharedOrigins:
         shared, key = self._shared, self._shared.key_of(name)
         byte = shared.origins_at + 1
         if not shared.lock(byte, self._tries):
-            # Another worker is stopped, perhaps for long.  With many origins, the start must not take minutes.
+            # The worker with the lock is stopped, perhaps for long.  From now on make fewer attempts, because the start
+            # must not take minutes if there are many origins.
             self._tries = _FURTHER_JOIN_TRIES
             return None
         try:
@@ -224,7 +225,7 @@ class SharedOrigins:
         shared = self._shared
         words, step = shared.words, _row_words(shared)
         first = self._place_word(0)
-        # The words of a place begin at a multiple of 64 bytes, so these two are in one page.
+        # The words of a place begin at a multiple of 64 bytes, so `_USES` and `_WAITING` are in one page.
         for row in shared.used(first * 8, step * 8, ORIGINS):
             at = first + row * step
             if words[at + _USES] or words[at + _WAITING]:

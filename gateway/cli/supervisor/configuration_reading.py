@@ -153,7 +153,7 @@ def _found(data: bytes) -> Found:
 def _close_all_but(kept: int) -> None:
     """Close all files but the standard streams and `kept`.
 
-    The open ones are looked up, because the limit on their numbers may be so high that it takes minutes to try each.
+    The open files are looked up, because their numbers may go so high that it takes minutes to try every number.
     """
     try:
         numbers = [int(one.name) for one in Path("/proc/self/fd").iterdir()]

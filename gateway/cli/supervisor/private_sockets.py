@@ -1,6 +1,6 @@
 """The Unix sockets between the workers, in a folder that only the gateway's user can enter.
 
-The supervisor opens these sockets, so that requests that wait in a socket outlive the worker that reads from it.
+The supervisor opens these sockets.  Requests that wait in a socket therefore outlive the worker that reads from it.
 """
 
 from __future__ import annotations

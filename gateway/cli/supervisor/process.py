@@ -326,8 +326,8 @@ class WorkerSupervisor:
         again = f"in {delay_s:.1f} s" if delay_s else "now"
         print_message(f"{name} {why}; another one starts {again}")
         if not was_serving and self._upgrade is None:
-            # The next worker may fail in the same way.  Clients are better served by the other workers.  During an
-            # upgrade, however, a worker of the next version may have begun to accept connections from the same queues.
+            # Leave new connections to the other workers, because the next worker may fail in the same way.  During an
+            # upgrade, keep the queues, because a worker of the next version may accept connections from them already.
             self._sockets.stop_listening(slot.number)
 
     # -- reload and drain
@@ -390,7 +390,7 @@ class WorkerSupervisor:
             return
         upgrade.release()
         if self._reloads.requests != upgrade.reloads:
-            # The next version may have read an earlier configuration.
+            # Have the next version read the configuration again, because it may have read an earlier one.
             os.kill(upgrade.pid, signal.SIGHUP)
         self._end_upgrade(f"upgraded: process {upgrade.pid} serves, and this one drains", is_done=True)
         self._manager.hand_over(upgrade.pid)

@@ -119,7 +119,7 @@ class ReloadRound:
         found = {slot: one for slot, one in self._outcomes.items() if one is not None}
         errors = self.refusals
         if not errors:
-            # If no worker runs, the outcome of reading is that of the reload: the next workers start with the
+            # If no worker runs, the outcome of reading is the outcome of the reload: the next workers start with the
             # configuration.
             every = list(found.values()) or [self._read]
             changed = dict.fromkeys(chain.from_iterable(one.changed for one in every))

@@ -102,7 +102,7 @@ class Reloads:
     ) -> None:
         self._in_effect = _Offer(config, 0, None)
         self._offers: dict[int, _Offer] = {}
-        """The open offers by their numbers, which are all above that of the configuration in effect."""
+        """The open offers by their numbers.  All numbers are above the number of the configuration in effect."""
         self._latest = 0
         """The number of the latest offer."""
         self.requests = 0
@@ -299,7 +299,7 @@ class Reloads:
         """Bring an open offer into effect, because a worker has taken it.  Earlier offers can then no longer come into
         effect.
 
-        The offer may be that of an earlier round.  If a worker takes the later offer afterwards, the later offer comes
+        The offer may come from an earlier round.  If a worker later takes the offer of a later round, that offer comes
         into effect in place of this offer.
         """
         if number in self._offers:

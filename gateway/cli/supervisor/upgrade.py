@@ -71,8 +71,8 @@ class Upgrade:
             theirs.close()
         self.pid = self._process.pid
         self.reloads = 0
-        """The number of reloads that had been requested when the next version was started.  It reads the configuration
-        after these requests."""
+        """The number of reloads that had been requested when the next version was started.  The next version reads the
+        configuration after these requests."""
 
     def __repr__(self) -> str:
         return f"<Upgrade to process {self.pid}>"
@@ -113,7 +113,8 @@ class Predecessor:
         """The private admin sockets of that version's workers, and of versions before it that had not ended."""
         self._memory: int | None = handed.get("memory")
         self.secret = os.urandom(32)
-        """The workers' secret: that of the previous version, so that both have the same ids of streams."""
+        """The workers' secret: the secret of the previous version if there is one, so that both versions have the same
+        ids of streams."""
         self._channel: ChannelEnd | None = None
         if (fd := handed.get("channel")) is not None:
             sock = socket.socket(fileno=fd)

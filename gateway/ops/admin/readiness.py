@@ -19,12 +19,13 @@ def is_process_ready(*, is_open: bool, is_draining: bool) -> bool:
 
 
 def unready_process(*, is_ready: bool) -> list[str]:
-    """Return the name of each part of a gateway of one process that is not ready; an empty list if all are."""
+    """Return the names of the parts that are not ready, for a gateway of one process; an empty list if it is ready."""
     return [] if is_ready else [_PROCESS]
 
 
 def unready_workers(slots: Iterable[int], ready: Container[int]) -> list[str]:
-    """Return the workers that are not ready.  `slots` are those of all workers, `ready` those of ready workers.
+    """Return the workers that are not ready.  `slots` has the slots of all workers, and `ready` has the slots of the
+    ready workers.
 
     A worker that does not answer is not ready.
     """

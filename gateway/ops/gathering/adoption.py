@@ -33,7 +33,7 @@ from gateway.ops.gathering.private import SETTINGS, WorkerSettings
 _ADOPT_S: Final = 2.0
 """The most seconds to wait for the others in one round of questions."""
 _ROUNDS: Final = 3
-"""How often a worker that starts asks the others if all of them are late."""
+"""The most rounds in which a starting worker asks the others.  Further rounds follow only while all others are late."""
 MOST_PAUSES: Final = 300
 """After so many rounds in succession without a good answer, the previous version is no longer asked.  If its workers
 are late each time, this takes longer than the longest drain."""
@@ -102,8 +102,8 @@ async def follow_settings(subject: Subject, earlier: Peers, pause: Callable[[], 
 
 
 async def _first_settings_of(peers: Peers | None, but: int | None = None) -> tuple[list[WorkerSettings], set[int]]:
-    """Return the settings of workers, except the worker of the slot `but`, and the slots that are late.  If none
-    answers, ask those again that are late: they may know a revocation."""
+    """Return the settings of workers, except the worker of the slot `but`, and the slots that are late.  If no worker
+    answers, ask the late workers again, because they may know a revocation."""
     if peers is None:
         return [], set()
     for _ in range(_ROUNDS):

@@ -75,7 +75,7 @@ class EndedCounts:
             if is_counted(family.type):
                 counted.append(text)
             await asyncio.sleep(0)
-        # Families that this worker does not have, such as those of a cache plan.
+        # Families that only earlier workers had, such as the families of a cache plan.
         rest = [orjson.dumps(raw) for raw in before.values()]
         self._keep(_joined([*counted, *rest]))
         self.keep_after_s = max(_KEEP_EVERY_S, samples / _SAMPLES_PER_S)

@@ -2,8 +2,8 @@
 
 The supervisor holds each worker's socket open.  A request to a worker that starts again therefore waits in the socket's
 queue, and the new worker answers it.  A dead worker is not asked, because it has no data that could be shown or purged.
-Its successor takes over the settings of operators (`adoption`).  Nor is a worker asked again if no process listens at
-its socket: it has ended, and so has its supervisor.
+Its successor takes over the settings of operators (`adoption`).  If no process listens at a worker's socket, the worker
+and its supervisor have ended, so the worker is not asked again.
 
 A question is over when every living worker has answered.  A worker that was replaced meanwhile is asked once more, so
 no change is lost between two generations.
@@ -61,7 +61,7 @@ class Peers:
 
     def __init__(self, paths: Sequence[str], generation: Callable[[int], int | None]) -> None:
         """`paths` are the sockets of the slots.  `generation` returns the number of the worker that lives in a slot;
-        None if none does."""
+        None if the slot has no worker."""
         self._paths = tuple(paths)
         self.generation = generation
         self._sessions: dict[int, ClientSession] = {}

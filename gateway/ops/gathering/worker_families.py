@@ -19,7 +19,7 @@ def worker_families(
     families: Mapping[int, Iterable[RawFamily]], generations: Mapping[int, int | None]
 ) -> Iterator[Metric]:
     """Return the families.  `families` has the families of the workers that have answered, by slot.  `generations` has
-    the number of the worker that lives in each slot; None if none does."""
+    the number of the worker that lives in each slot; None for a slot without a worker."""
     values = {
         slot: {name: value for *_, samples in found for name, labels, value, _ in samples if not labels}
         for slot, found in families.items()

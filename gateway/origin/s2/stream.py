@@ -106,7 +106,7 @@ class Stream:
             yield Record(seq_num, timestamp, record.headers, record.body)
 
     def _timestamp(self, record: AppendRecord, now_ms: int) -> int:
-        """Return the timestamp by the stream's mode, which may still be earlier than those of earlier records."""
+        """Return a record's timestamp by the stream's mode.  Earlier records may have later timestamps."""
         if self.config.mode is TimestampingMode.ARRIVAL:
             return now_ms
         if record.timestamp is None:

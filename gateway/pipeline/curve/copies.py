@@ -56,7 +56,8 @@ class Copies:
         one = budget_bytes / caches
         self._most_coded = min(budget_bytes / CODED_SHARE, CODED_USUAL_BYTES * caches)
         self._most_answers = budget_bytes / ANSWER_SHARE
-        # A single body has its real size, so its limit is that of one gateway's cache.
+        # A simulated body has its real size, although the budget is scaled.  The limit on a body is therefore that of
+        # one gateway's cache.
         self._largest = min(one / CODED_SHARE, CODED_USUAL_BYTES) / CODED_BODY_SHARE
         self._coded_cost = self._answers_cost = 0
         self._coded: OrderedDict[int, dict[Slot, tuple[int, int]]] = OrderedDict()

@@ -4,8 +4,8 @@ Each of the gateway's eviction policies is replayed with the same cache sizes.  
 tapes.  Each replay begins with an empty cache at the log's first line, so the first read of a stream is always a miss.
 A log of an hour therefore shows lower hit ratios than a log of a day.
 
-A size is that of one gateway's cache.  The caches of all gateways are replayed as one cache, whose size is multiplied
-by their number.  This is accurate if the gateways share the load evenly.
+A size is the size of one gateway's cache.  The caches of all gateways are replayed as one cache, whose size is this
+size multiplied by the number of gateways.  This is accurate if the gateways share the load evenly.
 
 Only a sample of bounded size is replayed, so a longer log takes no more work.  The same lake gives the same table.
 """
@@ -154,7 +154,8 @@ def _curves(
     jobs = [(policy, grid[first::_STRIDE]) for first in range(min(_STRIDE, len(grid))) for policy in policies]
     # Sorting the uses costs about a few replays, so each task sorts once for several jobs.
     tasks = min(len(jobs), max(_STRIDE, 2 * spark.sparkContext.defaultParallelism))
-    # The parts together take as long as the whole sample, and their scatter changes little from one size to the next.
+    # Replay the parts only at some sizes.  The parts together take as long as the whole sample, and their scatter
+    # changes little from one size to the next.
     with_parts = {*grid[::_PARTS_STRIDE], grid[-1]}
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -222,7 +222,7 @@ def _uses(rows: dict[str, Ints]) -> dict[str, Ints]:
 
 
 def _begins(*columns: Ints) -> Bools:
-    """Whether each row differs from the one before."""
+    """Whether each row differs from the row before it."""
     is_new: Bools = np.ones(len(columns[0]), np.bool_)
     is_new[1:] = reduce(np.logical_or, (column[1:] != column[:-1] for column in columns))
     return is_new

@@ -6,8 +6,8 @@ second PUT that creates the stream, begins a new incarnation.  An expiry in betw
 - A catch-up read that was answered with bytes looks in the cache.  It counts as a hit or a miss.
 - Long-polls and SSE reads add bytes to the tape and keep it in use.  Live bytes come from the origin once, whatever the
   size of the cache, so these reads are replayed but not counted.
-- An SSE connection has several lines in the log.  Each has the offset at which the reader began and the one that it has
-  reached.  The line's bytes are the last ones before the second offset, and their number is in the line.
+- An SSE connection has several lines in the log.  Each line has two offsets: where the reader began, and where the
+  reader is.  The line also has a number of bytes.  These are the last bytes before the second offset.
 - A read that was refused, failed, relayed or cut off is left out.
 
 The length of a compressed answer is its length before compression.  If the log does not have this length, the read's

@@ -83,7 +83,8 @@ class MiniatureStore:
         self.cost = 0.0
         self.lent = 0
         self._budget = budget_bytes
-        # A single body has its real size, so its limit is that of one gateway's cache.
+        # A simulated body has its real size, although the budget is scaled.  The limit on a body is therefore that of
+        # one gateway's cache.
         self._largest = min(budget_bytes / caches / BODY_SHARE, BODY_USUAL_BYTES)
         self._tape_cost = tape_cost
         self._copies = Copies(self, budget_bytes, caches)

@@ -55,7 +55,7 @@ def ended_us() -> Column:
 
 
 def with_the_hour_before(requests: DataFrame) -> DataFrame:
-    """Return the lines of each day together with those of the last hour of the day before.
+    """Return the lines of each day together with the lines of the last hour of the day before.
 
     The new column `of` is the day whose figures a line is used for.  A line of a day's last hour occurs twice, for its
     own day and for the next one.

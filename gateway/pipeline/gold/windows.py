@@ -1,10 +1,10 @@
 """Compute the tables that add up the lines of a minute or an hour and need no earlier lines.
 
 Traffic, offload and errors are derived from `sums`, a single pass over the lines.  It has a row for each minute, route,
-protocol, mode, outcome and status.  A minute's `origin_requests` and `fetched_bytes` are those of the lines written in
-it.  The bytes of a live request are logged with the next line of any of its readers.  The offload of a single minute
-may therefore include bytes of its neighbours.  An offload is negative if the origin sent more than readers got, for
-instance after retries, or if the first reader disconnected.
+protocol, mode, outcome and status.  A minute's `origin_requests` and `fetched_bytes` are the sums over the lines that
+were written in this minute.  The bytes of a live request are logged with the next line of any of its readers.  The
+offload of a single minute may therefore include bytes of its neighbours.  An offload is negative if the origin sent
+more than readers got, for instance after retries, or if the first reader disconnected.
 
 Latency leaves out long-polls and SSE connections, whose duration is mostly waiting; `delivery` covers long-polls.
 Remembered answers are included, with the microseconds that they took.

@@ -70,7 +70,8 @@ def lines(x: Axis, y: Axis, values: Sequence[Row], series: Sequence[Series], abo
     on = {"x": x.of("x"), "y": y.of("y"), "color": _by_key("color", series)}
     band = on | {"y": y.of("low") | {"stack": None}, "y2": {"field": "high"}}
     path = {"type": "line", "strokeWidth": 2, "strokeCap": "round", "invalid": "break-paths-show-domains"}
-    # A browser draws nothing for a path of a single point, so such a point gets a mark.  So do values outside the axis.
+    # A browser draws nothing for a path of a single point, so such a point gets a mark.  Values outside the axis get a
+    # mark too.
     neighbours = [{"op": "lag", "field": "y", "as": "before"}, {"op": "lead", "field": "y", "as": "after"}]
     outside = f"datum.y < {y.low} || datum.y > {y.high}"
     marked: list[Spec] = [

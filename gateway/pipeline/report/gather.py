@@ -188,7 +188,7 @@ class Durations:
             self._merged[key].merge(values)
 
     def of(self, key: Hashable) -> Percentiles:
-        """Return the percentiles of a key; empty ones if nothing was added."""
+        """Return the percentiles of a key; empty `Percentiles` if nothing was added."""
         merged = self._merged.get(key)
         if merged is None or merged.is_empty():
             return Percentiles()

@@ -145,7 +145,7 @@ class TimedHttp2Connection(asyncio.Protocol):
         return not self._channels and not self.session.streams and not self.unsent_bytes
 
     def guarded_channels(self) -> list[Channel]:
-        """Return the channels whose live reads have a verdict."""
+        """Return the channels whose live reads were authorised, and therefore have a verdict."""
         return [cast("Channel", one) for one in self._channels.values() if one.verdict is not None]
 
     # -- deadlines

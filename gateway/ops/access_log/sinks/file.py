@@ -100,7 +100,7 @@ class FileSink:
         return True
 
     def _begin_turn(self) -> None:
-        """Lock the file.  Read what other workers may have changed: the file's end, and its period."""
+        """Lock the file.  Read the values that other workers may have changed: the file's end, and its period."""
         if self._descriptor < 0:
             return
         # Only workers of this gateway hold the lock, and only for a batch.
