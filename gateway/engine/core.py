@@ -205,7 +205,7 @@ class Engine:
 
     def begin_catch_up(self, read: Read) -> FirstRead | PassedRead | None:
         """Begin a catch-up read that the origin must answer, because nothing in memory affects the answer: start its
-        fetch, or pass it to the owner of its stream.  Returns None for any other read.
+        fetch, or pass it to the stream's owner, another worker.  Returns None for any other read.
 
         Raises a GatewayError.
         """

@@ -94,7 +94,8 @@ class HopUpstream:
         self._asking: set[Asking] = set()
         """The requests that wait for the answer of another worker."""
         self._followed: dict[StreamKey, int | None] = {}
-        """The owner to which the latest live request for each tape was sent; None stands for the origin."""
+        """The owner to which the latest live request for each tape (a stream's bytes in memory) was sent; None stands
+        for the origin."""
         self._most_followed = LEAST_FOLLOWED
         self._live: tuple[Following, ...] = ()
         self._timer: Timer | None = None
@@ -127,7 +128,7 @@ class HopUpstream:
     # -- for the requests
 
     def owner_for(self, shared: Shared) -> int | None:
-        """Return the slot to ask; None stands for the origin."""
+        """Return the slot (the number) of the worker to ask; None stands for the origin."""
         self.notice_change()
         if shared.is_handed and self.clock.now() < self._changed_at + _UNSETTLED_S:
             # The other worker regards this worker as the owner.

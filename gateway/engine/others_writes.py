@@ -158,7 +158,8 @@ class OthersWrites:
     def appended(self, group: Group, queries: Collection[str] | None, start: int) -> None:
         """Record the number that the origin has given to the first record of an append to an S2 stream.
 
-        `queries` are the queries that stream keys of the append's basin may have; None stands for any query.
+        `queries` are the queries that stream keys of the append's basin (S2's namespace of streams) may have; None
+        stands for any query.
         """
         self._count += 1
         name = b"%d.%d" % (self._generation, self._count)

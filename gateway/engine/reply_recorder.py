@@ -168,7 +168,7 @@ class ReplyRecorder:
         stream.is_weighed = False
 
     def apply_remembered(self, fetch: SentFetch, said: HopSaid, remembered: Remembered) -> None:
-        """Apply the facts that the stream's owner has in memory while the origin fails.
+        """Apply the facts that the stream's owner, another worker, has in memory while the origin fails.
 
         The facts are as old as the origin's last contact with the owner.  They do not show the present tail.  Raises
         TailMovedBack if the facts belong to another stream.

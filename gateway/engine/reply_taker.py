@@ -72,7 +72,7 @@ class ReplyTaker:
         self._carry_out(fetch.stream, self.recorder.apply_another(fetch))
 
     def take_remembered(self, fetch: SentFetch, said: HopSaid) -> None:
-        """Apply the facts from the memory of the stream's owner, if the reply states them."""
+        """Apply the facts from the memory of the stream's owner, another worker, if the reply states them."""
         if said.remembered is None:
             return
         try:

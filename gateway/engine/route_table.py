@@ -50,7 +50,7 @@ class RouteTable:
         self._rules: Mapping[str, Rules] = rules or {}
         self._begun = 0
         self._guards: WeakSet[Guard] = WeakSet()
-        """The guards of the routes, and of earlier routes that waiting requests refer to."""
+        """The guards (which authorise requests) of the routes, and of earlier routes that waiting requests refer to."""
         self._budgets: dict[str, RetryBudget] = {}
         names = self._named(configs)
         self.routes: tuple[Route, ...] = tuple(

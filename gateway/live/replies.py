@@ -1,4 +1,4 @@
-"""The origin's replies to a follower: their offsets, events and refusals.
+"""The origin's replies to a follower (the gateway's live request for a stream): their offsets, events and refusals.
 
 A data event counts only when its control event has arrived.  `ReplyEvents` keeps the data until then.
 

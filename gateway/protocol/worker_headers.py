@@ -1,9 +1,10 @@
 """The header fields between two workers of one gateway, over their own Unix sockets.
 
-A worker that does not own a stream asks the stream's owner as it would ask the origin.  The field `HOP` of the request
-names the tape that the answer is for.  The field `HOP_RECORD` of the answer adds facts that the origin's headers do not
-state: the owner's record of the stream, and the time of the origin's last contact about it.  If the origin fails, or if
-the tail does not matter, the field also has the facts that the owner remembers.
+Each stream has one worker as its owner.  Any other worker asks the owner as it would ask the origin.  The field `HOP`
+of the request names the tape (a stream's bytes in memory) that the answer is for.  The field `HOP_RECORD` of the answer
+adds facts that the origin's headers do not state: the owner's record of the stream, and the time of the origin's last
+contact about it.  If the origin fails, or if the tail does not matter, the field also has the facts that the owner
+remembers.
 
 The asking worker usually records the answer in its own memory.  It can also ask for an answer in the form that clients
 get (`HopAsk.accepted`), and pass this answer on without recording it.  Such an answer has `HOP_OUTCOME` instead of

@@ -1,8 +1,8 @@
 """The query of a read (S2's API reference, "Read records").
 
 A read starts at a sequence number, at a timestamp, or at a number of records before the tail, by default 0.  It ends at
-the first of its limits: `count` records, `bytes` metered bytes, or a record at or after `until`.  A record that would
-exceed a limit is not delivered.  With `clamp`, a start beyond the tail is moved to the tail.
+the first of its limits: `count` records, `bytes` metered bytes (`records.py`), or a record at or after `until`.  A
+record that would exceed a limit is not delivered.  With `clamp`, a start beyond the tail is moved to the tail.
 
 `wait` is how long, in seconds, a read that has reached the tail waits for more.  Without `wait`, a read with limits
 does not wait, and a read without limits waits forever.  A unary read always has limits, and waits at most 60 s

@@ -9,10 +9,10 @@ The body of a regular frame is a protobuf message (`protobuf.py`).  The body of 
 bytes and the JSON body of a unary error.  A terminal frame is never compressed, and bytes after it are ignored.  A
 session that is complete ends without a terminal frame.
 
-Lengths and decompressed bodies are at most 2 MiB, as in S2's SDKs.  A batch of 1 MiB in metered bytes fits, unless it
-consists almost only of headers with names and values of one byte.  A single record of that kind cannot be sent in a
-session.  Compressed data can expand ten-thousandfold, so `FrameReader.feed` decompresses one frame at a time, when the
-caller takes it.
+Lengths and decompressed bodies are at most 2 MiB, as in S2's SDKs.  A batch of 1 MiB in metered bytes (`records.py`)
+fits, unless it consists almost only of headers with names and values of one byte.  A single record of that kind cannot
+be sent in a session.  Compressed data can expand ten-thousandfold, so `FrameReader.feed` decompresses one frame at a
+time, when the caller takes it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Reads as server-sent events, and their encoding (S2's API reference, "Read records").
 
 A `batch` event has records in JSON and an id.  The id consists of the last record's sequence number, and the number of
-records and of metered bytes that this response has delivered so far.  A client resumes by sending the id as
-`Last-Event-ID`.  The server then continues after that record, and subtracts the two totals from the request's `count`
-and `bytes`.  The totals count the records of one response.  So each response needs ids of its own (`EventId.after`),
-even if several responses share their batches.
+records and of metered bytes (`records.py`) that this response has delivered so far.  A client resumes by sending the id
+as `Last-Event-ID`.  The server then continues after that record, and subtracts the two totals from the request's
+`count` and `bytes`.  The totals count the records of one response.  So each response needs ids of its own
+(`EventId.after`), even if several responses share their batches.
 
 A `ping` keeps an idle response alive.  A response ends with the data `[DONE]`, which is final, or with an `error`
 event, whose data is the body of a unary error.  A response that ends otherwise was interrupted.

@@ -47,8 +47,8 @@ class RecordProgress:
     may_be_empty: bool = False
     """Whether the read may end at the tail without a record."""
     tail: StreamPosition | None = None
-    """A tail that was valid after the request arrived, or that a follower has named recently.  None if no such tail is
-    known, or if the read is beyond it."""
+    """A tail that was valid after the request arrived, or that a follower (the gateway's live session) has named
+    recently.  None if no such tail is known, or if the read is beyond it."""
     is_tail_trusted: bool = False
     """Whether a follower has named `tail`, perhaps before the request arrived."""
     topic: RecordTopic | None = None

@@ -39,7 +39,7 @@ from gateway.s2.records import (
 from gateway.tape.costs import RECORD_BLOCK_COST, RECORD_COST, RECORD_HEADER_COST
 
 BLOCK_BYTES: Final = 256 * 1024
-"""A block with this many metered bytes takes no more records.  Blocks are evicted whole."""
+"""A block with this many metered bytes (S2's measure of size) takes no more records.  Blocks are evicted whole."""
 
 _by_seq_num = attrgetter("seq_num")
 _by_timestamp = attrgetter("timestamp")

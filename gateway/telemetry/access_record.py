@@ -252,7 +252,8 @@ _MOST_LINES: Final = 16
 
 
 class Repeated:
-    """The data that all repetitions of a remembered answer have in common.  `line` belongs to the access log."""
+    """The data that all repetitions of a remembered answer (a response kept in memory) have in common.  Only the access
+    log sets and uses `line`."""
 
     __slots__ = ("line", "record")
 

@@ -188,7 +188,8 @@ class AuthServices:
         await self._exchanges.close()
 
     def find_verdict(self, inquiry: Inquiry) -> ForwardVerdict | None:
-        """Return a service's remembered verdict; None without a valid verdict."""
+        """Return the remembered verdict of a service, which allows or refuses the request; None without a valid
+        verdict."""
         return self.verdicts.forwarded.find_verdict(inquiry, self.clock.wall())
 
     def look(self) -> tuple[Service, ...]:

@@ -31,8 +31,8 @@ the origin serves streams.  The result of the latest own probe decides how many 
 
 A successful client's request closes the breaker.  Two successful own probes in a row also close the breaker, if no
 client's request was admitted in between.  After a client's request, admitted or failed, own probes close the breaker
-only when no client's request has come for `QUIET_S`.  Followers' live requests count as clients' requests.  An origin
-may hold a live request without an answer, so such a request does not prevent own probes from closing the breaker.
+only when no client's request has come for `QUIET_S`.  The gateway's live requests count as clients' requests.  An
+origin may hold a live request without an answer, so such a request does not keep own probes from closing the breaker.
 
 An admitted request holds a `Permit`, and returns the permit with the request's result.  Each change of state begins a
 new term, and a permit has the number of its term.  The result of a request from an earlier term is ignored, because the

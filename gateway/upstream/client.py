@@ -47,8 +47,8 @@ _BUFFERED_BYTES: Final = 1 << 16
 class Exchanges:
     """Sends requests to any host.  `close` ends all connections.
 
-    Live requests have a separate pool, because they last for minutes and would use up the slots of other requests.
-    `limits` does not bound that pool; `gateway.live.followed_streams` bounds the number of live requests.
+    Live requests have a separate pool, because they last for minutes and would use up the connection slots of other
+    requests.  `limits` does not bound that pool; `gateway.live.followed_streams` bounds the number of live requests.
     """
 
     def __init__(self, limits: SlotLimits, tracer: Tracer = NO_TRACER, look_up: LookUp = look_up) -> None:
@@ -202,7 +202,7 @@ class HopClient:
     """
 
     def __init__(self, paths: Sequence[str]) -> None:
-        """`paths` are the Unix sockets of all slots."""
+        """`paths` are the Unix sockets of the workers in all slots."""
         self._exchanges = Exchanges(UNBOUNDED)
         self._exchanges.dialer = HopDialer(self._exchanges.tasks, paths)
 

@@ -214,7 +214,7 @@ class _HopReplyParser(ReplyParser):
 
 
 class HopDialer(Dialer):
-    """Makes connections to the Unix sockets of the slots."""
+    """Makes connections to the workers' Unix sockets, one for each slot (a worker's number)."""
 
     def __init__(self, tasks: Tasks, paths: Sequence[str]) -> None:
         super().__init__(tasks)

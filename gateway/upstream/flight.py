@@ -212,7 +212,7 @@ class Flight(SharedFetch):
         self.sent_at = 0.0
         self.version = FIRST
         """The version of the stream in memory when the request was sent, to find out later whether the flight is
-        overtaken."""
+        overtaken (`gateway.engine.fetch_table`)."""
         self.head: Head | None = None
         self.kept: list[bytes] = []
         self.base = 0

@@ -3,7 +3,8 @@
 The reader holds an `IncomingReply`.  This object outlives the exchange: after a small reply, the connection may carry
 the next exchange before the reader has read the reply.
 
-`Upload` sends a streamed request body on the same carrier.
+`Upload` sends a streamed request body on the same carrier (an HTTP/1.1 connection, or a stream of an HTTP/2
+connection).
 
 `Intake` bounds the bytes that one turn of the event loop reads from connections to origins.  A large body arrives in
 reads of up to `MOST_READ_BYTES`.  The data of each read is copied, stored and written to clients, which takes a

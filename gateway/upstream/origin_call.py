@@ -57,7 +57,8 @@ def endpoint_of(origin: str) -> Endpoint:
 
 
 class Shared(NamedTuple):
-    """The tape for which a shared request is made.  With several workers, the owner of its stream makes the request."""
+    """The tape (a stream's bytes in memory) for which a shared request is made.  With several workers, the owner of the
+    stream makes the request."""
 
     key: StreamKey
     is_handed: bool

@@ -13,7 +13,8 @@ begins.
 
 If a worker is stopped while it holds the lock, the other workers cannot change the state.  Each of them then changes
 only its own view of the breaker, so that it still notices when the origin fails and recovers.  The view is dropped when
-the worker gets the lock or reads another version.  The shared state then lacks the failures of this time.
+the worker gets the lock or reads another version.  The shared state then lacks the failures that only the dropped view
+has recorded.
 
 The gateway's own probes are sent one at a time.  While a worker waits for the result of its probe, the others send
 none.  They wait no longer than a probe can take, because the worker may have died.  A client's probe whose worker has
@@ -38,7 +39,7 @@ from gateway.upstream.failures import PLAIN_FAILURE, RequestFailure
 from gateway.workers.shared_origins import OriginRow, SharedOrigins
 
 PROBE_S: Final = 3.0
-"""The timeout of an own probe in seconds."""
+"""The timeout of the gateway's own probes, in seconds."""
 _SAVED: Final = struct.Struct("=8Q7d")
 _STATES: Final = tuple(BreakerState)
 
@@ -64,7 +65,7 @@ class _SharedWindow(Window):
         return successes + failures, failures
 
     def clear(self) -> None:
-        """Do nothing: the outcomes of earlier terms do not count."""
+        """Do nothing, because each change of state begins a new term, and outcomes of earlier terms do not count."""
 
 
 class SharedBreaker(Breaker):

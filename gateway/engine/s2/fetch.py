@@ -46,7 +46,7 @@ class S2Source:
     url: str
     """The stream's URL."""
     headers: CIMultiDict[str]
-    """The request headers for credentials and basin."""
+    """The request headers for credentials and basin (S2's namespace of streams)."""
     bounds: Bounds
     live_bounds: Bounds
     shared: Shared | None = None

@@ -39,8 +39,8 @@ DRAINING: Final = refusal(S2ErrorCode.SERVER_DRAINING, "the gateway is shutting 
 LOOK_S: Final = 1.0
 """Seconds until a session checks again for new records, if its wait ends while the tail is unknown."""
 REPLAY_BYTES: Final = 1 << 18
-"""The most metered bytes in one batch from memory, unless one record is larger.  This also limits how much memory a
-client can occupy by not reading."""
+"""The most metered bytes (S2's measure of size) in one batch from memory, unless one record is larger.  This also
+limits how much memory a client can occupy by not reading."""
 
 _QUIET_BEATS: Final = 2
 """A client that receives nothing for this many beats (intervals of the topic's timer) gets a heartbeat."""

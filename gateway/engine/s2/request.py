@@ -48,7 +48,8 @@ _IN_BASIN_PATH: Final = re.compile(r".*/v1/streams(?:/.*)?", re.DOTALL)
 _BASIN: Final = re.compile(r"[a-z0-9-]+")
 _STREAMS_PATH: Final = re.compile(r"(.*/v1/streams)")
 _MOST_CREATED_BYTES: Final = 1 << 16
-"""The largest request that creates a basin or a stream.  Names have up to 512 bytes, configurations a few hundred."""
+"""The largest request that creates a stream, or a basin (S2's namespace of streams).  Names have up to 512 bytes,
+configurations a few hundred."""
 
 _COMPRESSIONS: Final = {"identity": Compression.NONE, "gzip": Compression.GZIP, "zstd": Compression.ZSTD}
 """Content codings of request bodies.  S2's Python SDK compresses every body if compression is enabled."""

@@ -69,8 +69,8 @@ client to use another session."""
 
 
 LEAVING_S: Final = 15.0
-"""How long, in seconds, an origin may announce its end, or advise to use another session, without sending anything
-else.  After that the session counts as failed."""
+"""An origin may end a session early if it announces its own end, or advises to use another session.  If it has sent
+nothing else for this many seconds, such an end counts as a failure."""
 
 
 class S2Follower:

@@ -86,7 +86,7 @@ class S2Batch:
         self.end = end
         self.count = len(records)
         self.size = size
-        """The records' metered bytes."""
+        """The records' metered bytes (S2's measure of size)."""
         self.batch = ReadBatch(records, tail)
         self._jsons: dict[Format, bytes] = {}
         self._rests: dict[Format, S2LargePiece] = {}

@@ -1,8 +1,8 @@
 """Effects of writes through the gateway on the records in memory of S2 streams.
 
-Creating or deleting a stream, or a basin, makes the records in memory invalid, so they are dropped.  Only the records
-of streams in the writer's own partition are certain to be invalid: with other credentials the same name may belong to
-another stream.
+Creating or deleting a stream, or a basin (S2's namespace of streams), makes the records in memory invalid, so they are
+dropped.  Only the records of streams in the writer's own partition are certain to be invalid: with other credentials
+the same name may belong to another stream.
 
 Appends drop nothing, because readers that need the tail ask the origin.  But an acknowledgement can show that the
 stream was re-created elsewhere (`S2Acknowledgements`).  The records of a new stream are numbered from 0, whereas an
