@@ -173,7 +173,8 @@ def _close_up(text: bytes) -> bytes:
             out += text[at : token.start()]
             at = position
             if text[at : at + 1] not in (b"", b",") and not out.endswith(b","):
-                # This white space is within text that is not a JSON value.
+                # No comma is next to this white space, so the text is not valid JSON.  Keep a space between the two
+                # parts.
                 out += b" "
     return bytes(out + text[at:])
 

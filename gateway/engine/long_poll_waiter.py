@@ -194,7 +194,7 @@ class Waiter:
         return True
 
     def leave_one(self) -> None:
-        """Remove a client that has disconnected.  Other clients must be left."""
+        """Remove a client that has disconnected.  At least one client must remain."""
         topic = self._waiting.topic
         self.clients -= 1
         topic.readers -= 1

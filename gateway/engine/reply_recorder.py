@@ -132,7 +132,7 @@ class ReplyRecorder:
             tape.check(facts.tail, offset, has_bytes=False)
         has_reopened = not is_closed and facts.closed_at is not None and (not is_fetch or facts.closed_at == offset)
         if facts.said is not None and facts.said.is_stale:
-            # While the origin fails, the owner's answer does not state the present tail.
+            # While the origin fails, the owner's answer does not show whether a closed stream is open again.
             has_reopened = False
         if has_reopened or (content_type is not None and not stream.learn_type(content_type)):
             raise TailMovedBack

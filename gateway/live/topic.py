@@ -224,14 +224,16 @@ class Topic:
             self._fire()
 
     def cut_handed(self) -> None:
-        """Cut the connections of other workers, which trust the stream only while this worker follows it."""
+        """Cut the connections of other workers, so that these workers stop trusting the stream.  They may trust it only
+        while this worker follows it."""
         handed, self.handed = self.handed, {}
         for reader, cut in handed.items():
             if reader in self.readers_now:
                 cut()
 
     def hand(self, reader: LiveReader, cut: Callable[[], object]) -> None:
-        """Record that a reader is another worker; `cut` cuts its connection, at once if the stream is not followed."""
+        """Record that a reader is another worker, whose connection `cut` cuts.  If the follower's last request has
+        failed, all such connections are cut at once."""
         self.handed = {one: function for one, function in self.handed.items() if one in self.readers_now}
         self.handed[reader] = cut
         if self.failure is not None:

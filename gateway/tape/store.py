@@ -91,7 +91,7 @@ class TapeStore:
         return iter(self.paths)
 
     def find(self, key: StreamKey) -> Stream | None:
-        """Return the stream of `key`, which is awake then (`gateway.tape.paths`); None if it is not in memory."""
+        """Return the stream of `key`, and wake it if it sleeps (`gateway.tape.paths`); None if it is not in memory."""
         stream = self.paths.find(key)
         if stream is not None and not stream.is_awake:
             self.wake(stream)

@@ -133,7 +133,7 @@ class Health:
             await pause(self._clock, config.interval_s * self._rng.uniform(*_JITTER))
 
     def _take_result(self, check: Check, wrong: str | None, bad: int, good: int) -> None:
-        """Act on the result of a check.  `bad` and `good` are the numbers of consecutive results."""
+        """Act on the result of a check.  `bad` and `good` are the numbers of consecutive failures and successes."""
         origin = self._origins.find(check.authority)
         if origin is None:
             return
@@ -223,7 +223,8 @@ def _bounds(timeout_s: float) -> Bounds:
 
 @dataclass(frozen=True, slots=True)
 class OriginNews:
-    """The state of an origin, as one worker reports it to the others.  The breaker's state is in shared memory."""
+    """The state of an origin, as one worker reports it to the others.  It leaves out the breaker's state, which is in
+    shared memory."""
 
     origin: str
     """Scheme, host and port."""

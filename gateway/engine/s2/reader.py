@@ -363,7 +363,7 @@ class S2SessionReader:
             self._tick = self._context.wheel.add(self, self._longest_wait_s)
 
     def due(self) -> None:
-        """Handle the end of the wait without a record."""
+        """Handle the end of a wait in which no record has come."""
         self._tick = NEVER
         topic = self.topic
         if self._is_midway or (topic is not None and self.at < topic.position):

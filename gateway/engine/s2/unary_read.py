@@ -123,7 +123,8 @@ class S2UnaryRead:
         progress: RecordProgress,
         outcome: Outcome,
     ) -> None:
-        """`progress` is at the start of the read, and `outcome` shows how the start was found."""
+        """`progress` is at the start of the read.  `outcome` shows whether the start was found in memory or by the
+        origin."""
         self._reads = reads
         self._stream = stream
         self._read = read

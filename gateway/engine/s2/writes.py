@@ -10,7 +10,7 @@ append to the known stream is numbered after all records in memory.  The gateway
 client gets the acknowledgement, because the client's next read must include its append.
 
 Some answers do not show whether a stream was deleted or created.  A 404 may be due to the writer's credentials, and the
-body with the name of a created stream may not have been kept.  Any client can cause such answers, so nothing is
+request body that names a created stream may not have been kept.  Any client can cause such answers, so nothing is
 dropped.  Instead the records are *doubted*: the origin must confirm them before they are read again.  A stream with
 live readers is confirmed within a few seconds (`streams.py`), and the readers continue meanwhile.
 
@@ -55,7 +55,7 @@ _MOST_BYTES: Final = 4_096
 
 
 TellAppended = Callable[[Group, Collection[str] | None, int], object]
-"""Tells other workers the number that the first record of an append to a path was given."""
+"""Informs other workers of an append: its path, the queries of its basin, and the number of its first record."""
 
 
 class S2HeldBefore(NamedTuple):
@@ -123,7 +123,8 @@ class S2Acknowledgements:
         self._is_protobuf = type_ in protobuf.CONTENT_TYPES
         self._coding = headers.get("Content-Encoding")
         if status != 200 or (self._frames is not None and self._coding is not None):
-            # The body of a session has no coding as a whole, because each of its frames is compressed on its own.
+            # An error has no acknowledgement.  A session's body has no coding as a whole, because each of its frames is
+            # compressed on its own.
             self._stop()
             return
         length = headers.get("Content-Length", "")
