@@ -147,7 +147,7 @@ class GuardedRead(Protocol):
         """End the read."""
 
     def end_soon(self) -> None:
-        """End the read at a random time within a few seconds, because many reads may end for the same reason."""
+        """End the read at a random time within a few seconds, because many reads may have to end at the same time."""
 
 
 class Revocation(NamedTuple):

@@ -1,8 +1,8 @@
 """Reads files in a thread while the gateway serves, such as the configuration for a reload.
 
 The disk may hang, or the file may be a pipe without a writer.  The caller therefore waits for at most `READ_S`.  The
-thread is a daemon thread, so the process can exit while the thread hangs.  (Threads of the loop's default executor
-would be joined.)  Each reader has at most one thread: while it hangs, further reads fail at once.
+thread is a daemon thread, so the process can exit while the thread hangs.  (Python would wait for threads of the loop's
+default executor at the exit.)  Each reader has at most one thread: while it hangs, further reads fail at once.
 """
 
 from __future__ import annotations

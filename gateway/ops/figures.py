@@ -52,7 +52,8 @@ RELAYED: Final = (Outcome.HIT, Outcome.PASS, Outcome.REFUSED, Outcome.FAILED, Ou
 
 
 FAILURES: Final = (UpstreamUnreachable, UpstreamTimeout, UpstreamBroken)
-"""Errors of requests to origins that exist from the start at 0.  Other errors begin with their first occurrence."""
+"""Errors of requests to origins whose counts exist from the start at 0.  The counts of other errors begin with their
+first occurrence."""
 
 
 class Exemplar(NamedTuple):
@@ -176,7 +177,7 @@ class RouteFigures:
         self.upstream_first_bytes = {mode: Histogram(FIRST_BYTE_BOUNDS_S) for mode in Mode}
         self.upstream_replies = {f"{hundreds}xx": Count() for hundreds in range(2, 6)}
         self.upstream_failures = {error.__name__: Count() for error in FAILURES}
-        """By the name of the error's class.  There are few such classes."""
+        """Failed requests to origins, by the name of the error's class.  There are few such classes."""
         self.upstream_bytes = {mode: Count() for mode in Mode}
         self.retries = Count()
         self.reconnects = {True: Count(), False: Count()}

@@ -37,7 +37,7 @@ class LimitFigures:
         """By the limit's name and the route."""
 
     def configure(self, limits: Iterable[RateLimitConfig], routes: Iterable[str]) -> None:
-        """Have a series for each of these limits on each of its routes, and none for removed limits."""
+        """Keep a series for each of these limits on each of its routes, and none for removed limits."""
         every = tuple(routes)
         wanted = [(limit.name, route) for limit in limits for route in limit.routes or every]
         self.rate_limited = Counter({key: self.rate_limited[key] for key in wanted})

@@ -7,8 +7,8 @@ gives them the order of their positions (section 6).  No token is equal to `-1` 
 
 A token with this form need not be a position.  For instance, the Yjs server of `@durable-streams/y-durable-streams`
 adds one to the offset of a snapshot.  The result is within the frame of the next record, or beyond the tail.  A read
-from there begins at the last position before, and so returns each record that ends after the token as a whole.  The
-reference server does the same.
+from such a token begins at the last position before it, and so returns each record that ends after the token as a
+whole.  The reference server does the same.
 """
 
 import re

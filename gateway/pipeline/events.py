@@ -109,9 +109,8 @@ class LogStream:
         return f"{MARK}{parts.scheme}://{host}{port}/{quote(unquote(parts.path).strip().lstrip('/'))}"
 
     def check(self, *, free: Collection[str] = ()) -> None:
-        """Raise PipelineFailed for an option that may not be set, unless it is in `free`, or that the Spark source
-        rejects.  Raises ImportError without Spark.
-        """
+        """Raise PipelineFailed for an option that the Spark source rejects, and for an option that may not be set here.
+        Options in `free` may be set.  Raises ImportError without Spark."""
         from pyspark_durable_streams.errors import BadOption
         from pyspark_durable_streams.options import read_options
 

@@ -256,7 +256,7 @@ class Snapshot:
         columns: Sequence[str] | None = None,
         paths: Sequence[str] | None = None,
     ) -> DataFrame:
-        """Return the rows of these days, or of these files, or all, with these columns, or all."""
+        """Return the rows of these days or of these files (by default all), with these columns (by default all)."""
         if paths is None:
             paths = [file.path for file in self.files(days)]
         table = self.table if columns is None else self.table.with_columns(columns)

@@ -3,9 +3,9 @@
 A reader is identified by client and user agent, on one stream of one route and partition.  Its reads are sorted by the
 time at which they ended.  A read continues the session of the read before it under two conditions:
 
-- It began at most `GAP_S` after the end of that read.
-- It began at the offset that the read before reached, or between that read's start and this offset.  The second case
-  happens if sent bytes did not arrive, or if several readers behind one address take turns.
+- It began at most `GAP_S` after the end of the previous read.
+- It began at the offset that the previous read reached, or between the previous read's start and this offset.  The
+  second case happens if sent bytes did not arrive, or if several readers behind one address take turns.
 
 A read from the stream's start, or from the tail (`now`), begins a new session.
 

@@ -89,7 +89,7 @@ class GuardedReads:
         return made
 
     def _end_now(self, read: RenewedChannel) -> None:
-        """End a channel's live read by a timer, because many reads may end for the same reason."""
+        """End a channel's live read by a timer, because many reads may have to end at the same time."""
         channel = cast("Channel", read)
         channel.live_use = _EndingUse(channel, self._services.wheel, 0.0)
 
@@ -176,9 +176,8 @@ class GuardedRead:
         self._channel.end_early()
 
     def end_soon(self) -> None:
-        """End the read like `revoke`, at a random moment within `SPREAD_S`, because many reads may end for the same
-        reason.
-        """
+        """End the read like `revoke`, at a random moment within `SPREAD_S`, because many reads may have to end at the
+        same time."""
         self._reads.end_soon(self._channel)
 
 

@@ -352,8 +352,8 @@ class RememberedAnswers:
             return
         assert remembered.key is not None
         if split[0] != remembered.key[0]:
-            # The request line has credentials, and the answer's verdict is kept under the credentials in the earlier
-            # bytes.
+            # Keep the earlier bytes: the request line has credentials, and the answer's verdict is kept under the
+            # credentials in the earlier bytes.
             return
         if cost <= 0 or (self.cost + cost <= self.budget_bytes and self._store.lend(cost, remembered.stream)):
             self._charge(remembered, cost)

@@ -40,7 +40,8 @@ times the piece's length.
 """
 _MOST_JOINED: Final = 1 << 14
 _CHECK_S: Final = 0.02
-"""The least seconds between two checks of a body whose time has passed while its connection's input waited."""
+"""The time of a body may run out while its connection's input waits.  The body is then checked again after at least
+this many seconds."""
 _LEAST_LEFT_S: Final = 0.001
 """A body with less time left than this is late.  The loop's clock counts milliseconds."""
 

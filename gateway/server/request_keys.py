@@ -94,8 +94,8 @@ def _may_be_section(text: bytes) -> bool:
     """Return whether the text is one header section within the bounds.  The text must have no blank line before its
     end.
 
-    A section's key is the section without some whole lines, so both have the same number of blank lines.  If a new text
-    has the same key as a known section, the new text therefore has no further blank line either.
+    A section's only blank line is its last.  The section's key leaves out some whole lines, but no blank line.  A new
+    text with the same key therefore has no further blank line either.
     """
     size = len(text)
     return (

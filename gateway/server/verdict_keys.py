@@ -30,8 +30,8 @@ _LONGEST_NAME: Final = 256
 MOST_BEGINNING_BYTES: Final = 1 << 24
 """The most bytes charged for the beginnings of request lines that connections keep."""
 _BEGINNING_COST: Final = 300
-"""Bytes charged for a beginning in addition to its line, which is kept twice: whole, and divided; and to the text of
-its header section."""
+"""Bytes charged for a beginning in addition to its line (kept twice: whole, and divided) and to the text of its header
+section."""
 _VERDICT_COST: Final = 600
 """Bytes charged for a verdict in addition to its key and the names in it."""
 

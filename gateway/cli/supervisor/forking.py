@@ -117,7 +117,7 @@ class Workers:
 
     def _end(self, slot: Slot, how: str) -> None:
         self.shared.set_slot(slot.number, SlotState.DEAD, slot.generation, 0)
-        # The writes that the worker had under way will never be answered, and it counts nothing any more.
+        # The worker's writes under way will never be answered, and its counts of clients no longer hold.
         WriteLog(self.shared, slot.number, self._now).settle(slot.number)
         SharedCounts(self.shared, slot.number).clear()
         SharedOrigins(self.shared, slot.number).clear()

@@ -15,8 +15,8 @@ class Asker(NamedTuple):
 
     slot: int
     generation: int
-    """The number of the worker among the workers of its slot.  A later worker of the slot gets no answer to this
-    request."""
+    """The serial number of the asking worker among the workers of its slot.  A later worker of the slot gets no answer
+    to this request."""
     request: int
 
 
@@ -94,7 +94,7 @@ class ReloadRound:
             return
         del self._outcomes[slot]
         if not self._outcomes:
-            # The configuration may be the reason why all of them have ended.
+            # Report an error, because the configuration may be the reason why all workers have ended.
             self._read = Outcome(error="every worker has ended before it took the configuration")
 
     @property

@@ -117,7 +117,7 @@ class Reloads:
         self._round: ReloadRound | None = None
         self._reading: Reading | None = None
         self._taken_by: float | None = None
-        """When the round no longer waits for workers to take its offer; None if no round waits for workers."""
+        """When the round stops waiting for workers to take its offer; None if no round waits for workers."""
         self._again_at: float | None = None
         """When to send a configuration again that could not be sent; None if each one was sent."""
         self._unreaped: list[int] = []
@@ -176,7 +176,8 @@ class Reloads:
 
     @property
     def ends_at(self) -> float | None:
-        """When the reading or the wait for the workers has taken too long, or when to send a configuration again."""
+        """When to call `look`: when the reading or the wait for the workers has taken too long, or a configuration has
+        to be sent again."""
         end = self._reading.ends_at if self._reading is not None else self._taken_by
         return min((at for at in (end, self._again_at) if at is not None), default=None)
 

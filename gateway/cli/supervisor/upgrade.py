@@ -110,7 +110,8 @@ class Predecessor:
         handed = json.loads(text) if text else {"sockets": {}}
         self.sockets = HandedSockets(handed["sockets"])
         self.peers: tuple[str, ...] = tuple(handed.get("peers", ()))
-        """The private admin sockets of that version's workers, and of versions before it that had not ended."""
+        """The private admin sockets of the previous version's workers, and of still earlier versions that had not
+        ended."""
         self._memory: int | None = handed.get("memory")
         self.secret = os.urandom(32)
         """The workers' secret: the secret of the previous version if there is one, so that both versions have the same

@@ -186,7 +186,7 @@ def _validated(read: Callable[[], Any], where: str, expects: str = "") -> Any:
                 422, f"{where}: should be {expects or 'as documented'}, and is wrong in many places"
             ) from None
         found = error.errors(include_url=False, include_context=False, include_input=False)
-        # Prefer errors of the form whose keys match the body.
+        # A body may have several forms.  Prefer errors in the form whose keys match the body.
         first = next((one for one in found if one["type"] not in _KEY_PROBLEMS), found[0])
         if first["type"] == "json_invalid":
             raise Refused(400, "the body is not JSON") from None

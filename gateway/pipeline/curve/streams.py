@@ -1,9 +1,9 @@
 """Compute the figures of each stream's reads that the plan is made from, and how long a cache keeps a tape.
 
-Two times of a stream matter.  Its *idle* time is that between one read and the next, at any offsets; it shows how long
-the stream is in use.  The time *again* is that between two reads of the same bytes; it shows whether the bytes are
-worth keeping.  A reader that continues from page to page reads nothing again.  If two readers read the same bytes at
-the same time, the time *again* is zero.
+Two times of a stream matter.  The *idle* time is the time between one read and the next, at any offsets.  It shows how
+long the stream is in use.  The time *again* is the time between two reads of the same bytes.  It shows whether the
+bytes are worth keeping.  A reader that continues from page to page reads nothing again.  If two readers read the same
+bytes at the same time, the time *again* is zero.
 
 `residence_s` inverts Denning's working set (CACM 1968).  The bytes used within a given time take a certain memory on
 average, so a cache with that memory keeps bytes for that time.  This approximates every policy and is exact for none.

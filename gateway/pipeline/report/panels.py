@@ -210,7 +210,8 @@ def fan_out(figures: Figures) -> Content | None:
 
 
 def _at_once(axis: axes.Axis, values: Iterable[float | None]) -> list[Key]:
-    """Return the legend of the triangles at the end of a logarithmic axis, which has no zero."""
+    """Return the legend for triangles at the end of a logarithmic axis.  They stand for values near zero, which the
+    axis does not reach."""
     return [Key("out tape", "At once: less than the log can tell")] if axis.beyond(values) else []
 
 

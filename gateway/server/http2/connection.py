@@ -382,7 +382,7 @@ class Http2Connection(TimedHttp2Connection):
         """Schedule the writing of the session's output at the end of the loop's turn.  Write large output now.
 
         Output queued in streams always waits for the end of the turn.  Writing it here would make room in the stream.
-        The code that writes now would then be called to write more before its present call returns.
+        The stream's writer would then be called to write more before its present call returns.
         """
         if self.session.out_bytes >= _FLUSH_BYTES:
             self._write()
