@@ -316,8 +316,8 @@ class Engine:
         return subscription
 
     def is_repeatable(self, read: Read) -> bool:
-        """Return whether equal requests may get this read's shared answer again without another check of their Origin
-        header."""
+        """Return whether this read's shared answer may be repeated to equal requests without checking their Origin
+        header again."""
         if read.web_origin is None:
             return True
         stream = self.store.find(read.key)

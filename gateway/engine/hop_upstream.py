@@ -4,9 +4,9 @@ With several workers, each stream has one owner (`gateway.workers.owners`), and 
 stream's bytes and holds its live request.  The other workers send their shared requests to the owner's Unix socket.
 Writes, and requests for one client alone, go straight to the origin.
 
-If the owner dies, its requests fail.  The asking worker waits a moment for the supervisor to notice, and then asks the
-next owner, which may be this worker itself.  `gateway.protocol.worker_headers` shows whether both workers have the same
-stream.
+If the owner dies, the requests to it fail.  The asking worker waits a moment for the supervisor to notice, and then
+asks the next owner, which may be this worker itself.  The headers in `gateway.protocol.worker_headers` show whether
+both workers have the same stream.
 """
 
 from __future__ import annotations

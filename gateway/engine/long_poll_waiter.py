@@ -1,9 +1,9 @@
 """Waiting long-polls: one `Waiter` for all clients that wait at one offset for the same answer.
 
-A waiter is an object with a few slots, without a task or timer of its own.  When the stream's topic (the group of its
-live readers) changes, the waiter checks whether it can answer.  When the wait times out, the waiter answers with a 204
-if the follower (the stream's one live request at the origin) has confirmed the tail.  The waiter starts a task only to
-ask the origin.
+A waiter is a small object, without a task or timer of its own.  When the stream's topic (the group of its live readers)
+changes, the waiter checks whether it can answer.  When the wait times out, the waiter answers with a 204 if the
+follower (the stream's one live request at the origin) has confirmed the tail.  The waiter starts a task only to ask the
+origin.
 
 Waiters that one event wakes share the rendered response if their answers are equal.
 """
@@ -49,7 +49,7 @@ class PollClient(Protocol):
         """Count a response that has been written, and let the connection continue."""
 
     def split(self) -> Iterable[PollClient]:
-        """Keep one client; return a new `PollClient` for each other.  The caller must call `waits` on each result."""
+        """Keep one client; return a new `PollClient` for each other client.  The caller must call `waits` on each."""
 
     def waits(self, waiter: Waiter) -> None:
         """Set the waiter through which this client waits."""

@@ -119,7 +119,7 @@ class Relay:
         self.metrics = metrics
 
     def send(self, relayed: RelayedCall) -> PendingRequest:
-        """Send a request to its origin.  `relayed` may get the answer before this returns."""
+        """Send a request to its origin.  `relayed` may get the answer before this method returns."""
         request = relayed.request
         route, is_live = request.route, request.is_live
         bounds = route.live_bounds if is_live else route.bounds

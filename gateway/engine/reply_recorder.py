@@ -7,10 +7,10 @@ tail, a closed stream that is open again, another content type, another identity
 `ReplyRecorder` changes the stream's record.  It returns the effect on the live readers, and the fetch carries out that
 effect.
 
-Two kinds of reply are out of date, and only answer the readers that wait for them.  First, if a request was sent before
-a write was acknowledged, an error reply may predate the write, so the error does not end the stream.  Second, a reply
-is *overtaken* if the stream's bytes were dropped after the request was sent.  An overtaken reply changes nothing in
-memory.
+Two kinds of reply are out of date.  Such a reply answers only the readers that wait for it.  First, if a request was
+sent before a write was acknowledged, an error reply may predate the write, so the error does not end the stream.
+Second, a reply is *overtaken* if the stream's bytes were dropped after the request was sent.  An overtaken reply
+changes nothing in memory.
 """
 
 from __future__ import annotations

@@ -84,7 +84,8 @@ class Follower:
         """The stream's version when the follower last sent a request.  A write that was acknowledged since can make a
         refusal outdated."""
         self._counted_failure: GatewayError | None = None
-        """The latest failure that another metric counts already: a failed fetch, or an error status."""
+        """The latest failure that another metric has counted already, so that it is not counted again: a failed fetch,
+        or an error status."""
         self._cursor: str | None = None
         self._is_new = topic.position is None and not topic.stream.tape.block_count
         """Whether the gateway had no bytes or facts of the stream before this follower's first connection."""

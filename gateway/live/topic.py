@@ -157,7 +157,8 @@ class Topic:
         self.shares_connections = False
         """Whether readers may share connections.  Set when a reader is made for a stream of an HTTP/2 connection."""
         self.extra_clients = 0
-        """How many more clients than readers `readers_now` has, because one reader may serve several clients."""
+        """The number of clients of all `readers_now`, minus the number of these readers.  One reader may serve several
+        clients."""
         self.handed: dict[LiveReader, Callable[[], object]] = {}
         """The readers that are other workers, each with a function that cuts its connection.  Some may have left."""
         self._is_flushing = False

@@ -140,11 +140,11 @@ class Sieve(Generic[K]):
 class S3Fifo(Generic[K]):
     """S3-FIFO (Yang et al., SOSP 2023) with an adaptive size of its small queue.
 
-    New keys enter a small queue, called probation.  At its end, a key that was touched moves to the main queue, and any
-    other key is evicted.  The keys of a scan therefore leave early, and the main queue is not affected.  At the end of
-    the main queue a touched key is queued again, once for each touch up to `_ROUNDS`.  For each queue, the policy
-    remembers the hashes of the latest keys that the queue has evicted, about as many hashes as the policy has keys.
-    A key with a remembered hash enters the main queue at once.
+    New keys enter a small queue, called probation.  At the end of probation, a key that was touched moves to the main
+    queue, and any other key is evicted.  The keys of a scan therefore leave early, and the main queue is not affected.
+    At the end of the main queue a touched key is queued again, once for each touch up to `_ROUNDS`.  For each queue,
+    the policy remembers the hashes of the latest keys that the queue has evicted, about as many hashes as the policy
+    has keys.  A key with a remembered hash enters the main queue at once.
 
     The original algorithm fixes the share of the probation queue.  No fixed share suits both scans and short-lived
     keys, so the share adapts.  The share grows when a key that probation had evicted returns.  It shrinks when a key

@@ -46,7 +46,7 @@ _NEVER: Final[list[float]] = []
 
 
 class Confirmations:
-    """The offsets from which the origin has had the bytes, each with the time of the statement (monotonic seconds).
+    """The offsets after which the origin has had the bytes, each with the time of the statement (monotonic seconds).
 
     Offsets and times ascend together.  A confirmation also covers all later offsets.  An entry is therefore kept only
     if its time is later than the time of the preceding entry.  Any entry may be dropped: the gateway then asks the

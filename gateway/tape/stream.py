@@ -88,7 +88,7 @@ class Stream:
     """When the origin last served a read or write of the stream (monotonic seconds).  Each read or write renews a
     sliding TTL."""
     confirmed: Confirmations = field(default_factory=Confirmations)
-    """When the origin was last seen to have the bytes after an offset, for several offsets."""
+    """For several offsets, when the origin last proved to have the bytes after the offset."""
     used_at: float = 0.0
     """When the `TapeStore` last counted a use of the stream (monotonic seconds)."""
     is_followed: bool = False
@@ -166,8 +166,8 @@ class Stream:
         self.hits += hits
 
     def contacted(self, at: float) -> None:
-        """Record that the origin was asked for the stream at this time (monotonic seconds).  This renews a sliding TTL
-        at the origin."""
+        """Record that the origin was asked for the stream at this time (monotonic seconds).  Each request renews a
+        sliding TTL at the origin."""
         self.contacted_at = max(self.contacted_at, at)
 
     def mark_stale(self, *, may_have_ended: bool = True) -> None:
@@ -405,8 +405,8 @@ class Stream:
     def count_tail_read(self, now: float, per_s: float, *, allows_burst: bool = True) -> bool:
         """Count a read that asks the origin for the tail; return whether such reads exceed `per_s` a second.
 
-        A leaky bucket allows bursts of `TAIL_READ_BURST`.  If `allows_burst` is false, the second read within the time
-        for one is too many.
+        A leaky bucket allows bursts of `TAIL_READ_BURST`.  If `allows_burst` is false, two reads within 1 / `per_s`
+        seconds are too many.
         """
         passed = (now - self.tail_read_at) * per_s
         self.tail_read_level = max(0.0, self.tail_read_level - passed) + 1

@@ -42,9 +42,9 @@ class TapeReading(NamedTuple):
     end: str = ""
     stored_at: float = 0.0
     copied: int = 0
-    """How many bytes of `pieces` use, or will use, memory that the tape does not use.  These are copied bytes, and a
-    small last piece of a block: when the block grows, the tape replaces this piece, and then only this reading refers
-    to the old piece."""
+    """How many bytes of `pieces` count as memory of the reader, in addition to the memory of the tape.  Copied bytes
+    count.  A small last piece of a block counts too, because the tape replaces this piece when the block grows.  From
+    then on, only this reading refers to the old piece."""
 
 
 class Extent(NamedTuple):
