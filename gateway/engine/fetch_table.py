@@ -233,8 +233,8 @@ class FetchTable:
         return (await self.fetched(stream, start, route, source))[0]
 
     async def fresh_facts(self, stream: Stream, route: Route, source: Source) -> Head:
-        """Like `fresh_head` for the metadata, but the head need not state the present tail: if another worker owns the
-        stream and trusts it, the other worker may answer from memory."""
+        """Like `fresh_head` for the metadata, but the head need not state the present tail.  If another worker owns the
+        stream, the other worker may answer from memory, as it does for its own readers."""
         return (await self.fetched(stream, METADATA, route, source, facts_suffice=True))[0]
 
     async def fetched(

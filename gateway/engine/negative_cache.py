@@ -197,7 +197,7 @@ class NegativeCache:
 
     def may_ask(self, route: Route, client: str = UNKNOWN) -> bool:
         """Return whether the origin may be asked for a stream that is not in memory, for a client in this network."""
-        # A bucket exists only after the origin has refused a stream.
+        # Without a bucket, the origin has refused no stream yet, so it may be asked.
         bucket = self._buckets.get((route.authority, route.absent_per_s))
         return bucket is None or bucket.may_ask(self._accounts.find(client), self._now())
 

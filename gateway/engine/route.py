@@ -146,8 +146,8 @@ class Route:
         """Whether the origin's streams have S2 names."""
         self.unshared = Unshared(config.hit_for_miss_s, clock.now)
         self.denied_origins = DeniedOrigins(config.hit_for_miss_s, clock.now)
-        """Web origins that may not read a path.  Reads of these web origins may share replies without
-        Access-Control-Allow-Origin."""
+        """For each path, web origins that the origin does not allow to read it.  Reads of these web origins may share
+        replies without Access-Control-Allow-Origin."""
         self._now = clock.now
         self.answers = 0
         """The number of requests of the route that an origin has answered.  A waiting read compares the number with an

@@ -244,8 +244,8 @@ def read_lines(lines: list[bytes]) -> ReadLines | None:
 
 
 def read_with_own(lines: list[bytes], prefixes: tuple[bytes, ...]) -> ReadLines | None:
-    """Read the field lines of a head like `read_lines`.  The first line with one of these prefixes becomes the last of
-    the reply's own lines, even if a line of this name usually belongs to the shape."""
+    """Read the field lines of a head like `read_lines`.  The first line that begins with one of these prefixes becomes
+    the last of the reply's own lines.  This holds even if a line of this name usually belongs to the shape."""
     for at, raw in enumerate(lines):
         if raw.startswith(prefixes) and (line := _field_line(raw)) is not None:
             if (found := read_lines([*lines[:at], *lines[at + 1 :]])) is not None:

@@ -169,9 +169,11 @@ class Topic:
         self._round_clients = 0
         """The number of clients that this round serves."""
         self.steps: dict[str, LiveStep] = {}
-        """The next bytes to send, by the offset of the readers.  Only a turn of a delivery round has steps."""
+        """The steps of the present turn: the next bytes to send, by the offset of the readers.  Empty outside the turns
+        of delivery rounds."""
         self._kept_steps: tuple[tuple[object, ...], dict[str, LiveStep]] | None = None
-        """Between the turns of a round, the steps of the earlier turn, with the state that they were made for."""
+        """Between two turns of a round, the steps of the earlier turn, and the topic's state for which the steps are
+        valid."""
         self.is_pumping = False
         """Whether a round is being delivered."""
         self._answers: dict[object, object] = {}

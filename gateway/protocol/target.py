@@ -6,10 +6,10 @@ case, dot segments are removed, and query parameters are sorted by name.  Spelli
 different: `%2F` and `/`, `%2B` and `+`, `a` and `a=`, `//` and `/`.  An invalid target is refused with a one-line
 message for the client.
 
-A path that begins with `//` is refused, even if it begins so only after the removal of dot segments or a prefix.  An
-origin that resolves targets as URL references (the WHATWG's `new URL()`, RFC 3986 section 4.2) reads `//x/s` as `/s` on
-the host `x`.  Such an origin would serve a stream that the gateway handles under another path, so a client could bypass
-routes and rate limits.
+A path that begins with `//` is refused.  This includes a path that begins with `//` only after dot segments or a prefix
+have been removed.  An origin that resolves targets as URL references (the WHATWG's `new URL()`, RFC 3986 section 4.2)
+reads `//x/s` as `/s` on the host `x`.  Such an origin would serve a stream that the gateway handles under another path,
+so a client could bypass routes and rate limits.
 
 The parameters `offset`, `live` and `cursor` are decoded and removed from the query, and each may appear once.  Names
 are compared after decoding, so `%6Fffset` does not evade this rule.

@@ -1,4 +1,4 @@
-"""The statements that an owner adds to its answers to other workers: its record of the stream
+"""The statements about its streams that an owner adds to its answers to other workers
 (`gateway.protocol.worker_headers`)."""
 
 from __future__ import annotations

@@ -383,7 +383,7 @@ class Flight(SharedFetch):
         return reader
 
     def add_reader(self, reader: FlightReader) -> None:
-        """Add a reader of the body that has been made for this flight."""
+        """Add this reader of the body.  The reader was made for this flight."""
         assert self.base == 0, "a flight that drops its chunks takes no more readers"
         self._readers.add(reader)
         if self._room is not None:

@@ -2,9 +2,9 @@
 
 The peer is an origin, which may be faulty or hostile.  All input is bounded: heads in bytes and fields, interim replies
 in their rate, unread bodies by their windows, and frames without content by a budget.  An invalid reply resets its
-stream, and a server push ends the connection.  For each request, one RST_STREAM does not count towards the budget: the
-origin may end a request with this frame, or send the frame after a reply that did not need the whole request (section
-8.1).
+stream, and a server push ends the connection.  For each request, one RST_STREAM frame does not count towards the
+budget.  The origin may end a request with this frame, or send it after a reply if the rest of the request is not needed
+(section 8.1).
 
 Trailers are dropped.  A request counts as not processed if the origin resets its stream with REFUSED_STREAM, or if the
 stream comes after the last stream in a GOAWAY (section 8.7).
