@@ -60,9 +60,9 @@ class Handed:
     """Certificates by the index of their listener.  All workers have the same contexts, because a TLS session can be
     resumed only where the context has the session's keys."""
     until_accepting: Callable[[Callable[[], Awaitable[Change]], Callable[[], None]], Awaitable[None]] | None = None
-    """Tells the supervisor that this worker is prepared, and waits until the worker may accept.  None if the worker may
-    accept at once.  The first argument is called when the supervisor hands a configuration over.  The second argument
-    counts a configuration that the supervisor could not read."""
+    """Tells the supervisor that this worker is prepared, and waits until the worker may accept connections.  None if
+    the worker may accept at once.  The first argument is called when the supervisor hands a configuration over.  The
+    second argument counts a configuration that the supervisor could not read."""
 
 
 class ListenerRecorder(Protocol):
@@ -93,7 +93,7 @@ class _OpenListener:
 
     @property
     def servers(self) -> list[asyncio.Server]:
-        """The servers of all its descriptors."""
+        """The servers of all descriptors of the listener's sockets."""
         return [server for queue in self.queues for server in queue.servers]
 
     @property
@@ -285,7 +285,7 @@ class Listeners:
 
     @property
     def _further(self) -> int:
-        """The number of further descriptors of all queues."""
+        """The number of descriptors that all queues have in addition to their first ones (`gateway.server.sockets`)."""
         return sum(queue.further for listening in self._open for queue in listening.queues)
 
     def _factory(self, index: int) -> Callable[[], asyncio.BaseProtocol]:

@@ -71,9 +71,10 @@ _IDLE, _LINGERING = Phase.IDLE, Phase.LINGERING
 PROBE_S: Final = 0.5
 """Seconds until the first probe of a client that has half-closed and waits for an answer."""
 LOOK_S: Final = 0.25
-"""Seconds from a probe to the check of its result.  A vanished client's host has answered with a reset by then."""
+"""Seconds from a probe to the check of its result.  By then, the host of a vanished client has answered with a reset.
+"""
 PROBE_AGAIN_S: Final = 5.0
-"""Seconds from that check to the next probe."""
+"""Seconds from the check of a probe's result to the next probe."""
 _IDLE_CHECKS: Final = 4
 """The number of checks of an idle connection per keep-alive timeout.  The connection closes after this many checks in a
 row without activity."""
