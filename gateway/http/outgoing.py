@@ -78,7 +78,7 @@ class RenderedHeaders(CIMultiDict[str]):
 
     def with_field(self, name: str, value: str) -> RenderedHeaders:
         """Return these headers with a further field, whose value has no control characters."""
-        # Requests with equal headers mostly have equal further fields.
+        # Keep the latest result, because requests with equal headers mostly have equal further fields.
         latest: tuple[str, str, RenderedHeaders] | None = getattr(self, "_latest", None)
         if latest is not None and latest[:2] == (name, value):
             return latest[2]

@@ -8,10 +8,10 @@ Content-Length, and no Content-Length together with chunks.  A usual head that a
 without llhttp, because most of its lines have been parsed before (`gateway.http.reply_lines`).  Chunks that arrive
 whole are read without llhttp too.  Everything else is read by llhttp.
 
-This module finds the start and the end of bodies itself (RFC 9112 section 6.3). llhttp expects a body in the reply to a
-HEAD, and does not report where excess bytes begin.  This module is also stricter than llhttp.  It refuses replies that
-the gateway could not forward: versions other than HTTP/1, transfer codings other than chunked, statuses below 100, and
-control characters in a reason phrase.
+This module finds the start and the end of bodies itself (RFC 9112 section 6.3), because llhttp expects a body in the
+reply to a HEAD, and does not report where excess bytes begin.  This module is also stricter than llhttp.  It refuses
+replies that the gateway could not forward: versions other than HTTP/1, transfer codings other than chunked, statuses
+below 100, and control characters in a reason phrase.
 
 Interim replies (1xx) are collected apart from the events (`interim`), and their rate is bounded.  An origin may send
 them while it works on a request, to keep the connection alive.  101 is refused, because the gateway never asks for an
@@ -50,7 +50,7 @@ _DONE, _LAST_DONE = TRANSITIONS[_HEAD_DONE, Step.DONE], TRANSITIONS[_HEAD_DONE, 
 _FIRST: Final = ord("H")
 _HEAD_END: Final = b"\r\n\r\n"
 _CONTROL: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
-"""Bytes that a reason phrase must not contain (RFC 9112 section 4). llhttp looks for these bytes only in fields."""
+"""Bytes that a reason phrase must not contain (RFC 9112 section 4).  In fields, llhttp itself looks for these bytes."""
 _VERSIONS: Final = frozenset({"1.1", "1.0"})
 _NO_BODY: Final = frozenset({204, 304})
 _CHUNKED: Final = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -138,8 +138,7 @@ class ReplyParser:
         self._fields: list[tuple[bytes, bytes]]
         self._head_fields: list[tuple[bytes, bytes]]
         self._tail: bytes
-        """The last bytes of an incomplete head.  With them, an end of the head that spans two calls of `feed` is
-        found."""
+        """The last bytes of an incomplete head, to find an end of the head that arrives in two calls of `feed`."""
         self._begin()
 
     _read_lines = staticmethod(read_lines)
@@ -275,7 +274,7 @@ class ReplyParser:
     def _take_common_head(self, data: bytes, end: int, events: list[Event]) -> bool:
         """Read a complete head without llhttp, by the lines that it shares with earlier heads (`reply_lines`).
 
-        Returns False, without any effect, if the head contains anything unusual. llhttp then parses the head.
+        Returns False, without any effect, if the head contains anything unusual.  Then llhttp parses the head.
         """
         if end > MOST_LINE_BYTES:
             return False
@@ -394,8 +393,8 @@ class ReplyParser:
         else:
             self._framing_bytes += len(data)
         if self._is_complete:
-            # llhttp does not report the end of the reply.  The reply ends with one empty line, but llhttp skips further
-            # empty lines.
+            # llhttp does not report where the reply ends.  The reply ends with one empty line, but llhttp also skips
+            # empty lines after it.
             is_exact = not self._has_excess and tail.endswith(_HEAD_END) and tail[:1] not in (b"\r", b"\n")
             self._end(events, keeps_alive=is_exact and self._keeps_alive)
         elif self._framing_bytes > MOST_FRAMING_BYTES:

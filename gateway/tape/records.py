@@ -321,8 +321,8 @@ class RecordTape:
             if first < last:
                 self._add(at, stop, records[first:last])
             else:
-                # No new record lies before `stop`, but the last new record lies at `end - 1`.  So `stop` is less than
-                # `end`, and a block starts at `stop`.
+                # No new record lies between `at` and `stop`.  The last new record lies at `end - 1`, so `stop` is less
+                # than `end`, and a held block starts at `stop`.
                 self._begin_earlier(stop, at)
             at = stop
         for record in records:

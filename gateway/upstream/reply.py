@@ -112,7 +112,7 @@ class BodySource(Protocol):
         """Fail with TimeoutError unless more data arrives by this time (the loop's clock)."""
 
     async def changed(self) -> None:
-        """Wait until data arrives, or the body ends or fails.  Replaces `on_change`."""
+        """Wait until data arrives, or the body ends or fails.  Replaces the callback `on_change`."""
 
     def break_off(self, why: str) -> None:
         """End the exchange with ConnectionLost, unless the body is complete."""
