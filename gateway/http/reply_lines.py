@@ -1,4 +1,4 @@
-"""Parses and caches the lines of a reply's head.  The checks are as strict as those of the parser llhttp.
+"""Parses and caches the lines of a reply's head.  The checks are as strict as the checks of the parser llhttp.
 
 The replies of an origin share most of their lines.  The module remembers parsed field lines and the shapes of heads.  A
 `ReplyShape` has the lines that several heads have in common, and all values derived from these lines.  The other lines

@@ -217,7 +217,7 @@ class Accounts:
         """Return whether there is room for a connection of this network, or of no network.  If there is, the caller
         must call `connect` at once.
 
-        `most` is the limit of all connections, and `most_of_one` that of one network.
+        `most` limits the connections of all networks together, and `most_of_one` limits the connections of one network.
         """
         connections = account.connections if account is not None else 0
         has_share = connections < most_of_one

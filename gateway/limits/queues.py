@@ -171,8 +171,8 @@ class Flows(Generic[Client, Work]):
             client, flow = next(iter(flows.items()))
             if flow.left_s <= 0:
                 is_alone = len(self._new) + len(self._old) == 1
-                # If no other flow waits, delaying this flow would help no client.  Let all the rounds that it has to
-                # wait pass at once.
+                # If no other flow waits, delaying this flow would help no client.  Count all the rounds that it has to
+                # wait as passed.
                 rounds = 1 + int(-flow.left_s / self._quantum_s) if is_alone else 1
                 flow.left_s += rounds * self._quantum_s
                 if not is_alone or is_new:
@@ -193,8 +193,8 @@ class Flows(Generic[Client, Work]):
         raise KeyError
 
     def _pass_rounds(self) -> None:
-        """Let the rounds pass in which no old flow can be served.  Otherwise costly items, after which each client has
-        to wait for dozens of rounds, would make `pop` take as long as a request."""
+        """Count the rounds in which no old flow can be served as passed.  Otherwise costly items, after which each
+        client has to wait for dozens of rounds, would make `pop` take as long as a request."""
         rounds = min(int(-flow.left_s / self._quantum_s) for flow in self._old.values())
         if rounds > 0:
             for flow in self._old.values():

@@ -78,7 +78,7 @@ class SharedTimes(MutableMapping[Hashable, float]):
 
 class SharedLiveCounts(MutableMapping[Hashable, int]):
     """The live reads of one account that each rate limit counts.  `get` returns the number at all workers.  The length
-    and the items are those of this worker."""
+    and the items include only this worker's reads."""
 
     __slots__ = ("_counts", "_net", "_now", "_own", "_seen")
 

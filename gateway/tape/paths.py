@@ -211,8 +211,8 @@ class Paths:
         return set(self._rows.get(number, ()))
 
     def add_stream(self, stream: Stream) -> Iterable[Stream]:
-        """Add an awake stream.  Other streams may be put to sleep in its place.  Return the streams whose remembered
-        answers must be dropped (`Crowd.put_to_sleep`)."""
+        """Add an awake stream.  Other streams may be put to sleep to make room for it.  Return the streams whose
+        remembered answers must be dropped (`Crowd.put_to_sleep`)."""
         group = stream.key.group
         streams = self._groups.get(group)
         if streams is None:

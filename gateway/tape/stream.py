@@ -303,7 +303,7 @@ class Stream:
         return identity == self.identity
 
     def learn_owner(self, said: HopSaid) -> bool:
-        """Record the owner's statement about its record; return False if that record is of another stream."""
+        """Record the owner's statement about its record; return False if that record belongs to another stream."""
         record = self.elsewhere
         if record is None:
             record = self.elsewhere = OwnersRecord()

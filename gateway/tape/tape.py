@@ -388,7 +388,7 @@ class Tape:
     def _shorten(self, block: Block, position: int, token: str) -> None:
         """Drop the bytes of a block before `token`, which lies at `position`."""
         rest = block.rest(position, token)
-        # Keep the place of the block: `drop_oldest` goes by this order.
+        # Keep the block's place, because `drop_oldest` drops the blocks in this order.
         self._blocks = {one.start: one for one in (rest if one is block else one for one in self._blocks.values())}
         if self._ending.get(block.end) is block:
             self._ending[block.end] = rest

@@ -2,8 +2,8 @@
 
 Each worker has a `SharedBreaker` for each origin.  Together they are one breaker: its state and its evidence are in
 shared memory (`gateway.workers.shared_origins`).  The failures and answers of all workers form one series and one
-window, so the breaker opens as early as that of a single process.  While it is half-open, all workers together send as
-many probes as a single process.
+window, so the breaker opens as early as the breaker of a single process.  While it is half-open, all workers together
+send as many probes as a single process.
 
 Before it admits a request, a worker reads the state if its version has changed.  A worker changes the state under a
 lock: it reads the state, applies an outcome or an admission as `Breaker` does, and writes the state.  While the breaker
@@ -339,7 +339,7 @@ class LateSharing:
         return f"<LateSharing of {len(self._alone)} origins>"
 
     def begin(self, origins: Iterable[SharableOrigin]) -> None:
-        """Begin to share those of this worker's `origins` that are not shared yet."""
+        """Begin to share the origins in `origins` that this worker does not share yet."""
         self._alone = [one for one in origins if one.is_alone]
         self._later(_AGAIN_S)
 
