@@ -137,8 +137,7 @@ class RunningGateway:
         self._sampling = Sampling(engine.clock, self._take_sample)
         self._hop_server: HopServer | None = None
         """Answers the requests of other workers; None if the process is the whole gateway."""
-        self._is_open = False
-        self._is_stopping = False
+        self.is_replaced = self._is_open = self._is_stopping = False
         self.drain_changes = self.level_changes = 0
         self.gateway_url = ""
         """URL of the first listener."""
@@ -325,11 +324,11 @@ class RunningGateway:
                 warn_of_short_plan(plan, grants, budget)
         return is_new
 
-    async def stop(self, inherited: Iterable[int] = ()) -> None:
+    async def stop(self, inherited: Iterable[int] = (), *, is_replaced: bool = False) -> None:
         """Drain, and stop within `shutdown_timeout_s`.  Connections that are still open at the end are cut.
 
         `inherited` has the indexes of listeners whose queues another process takes over, so this process accepts
-        nothing more there.
+        nothing more there.  If another version of the gateway replaces this one, this one closes its admin port too.
 
         Ports that other processes share are closed at once.  All other ports stay open until the last connection is
         closed, or the drain is over.  A restart therefore refuses connections only while the next process starts.
@@ -339,7 +338,8 @@ class RunningGateway:
         gone_at = asyncio.get_running_loop().time() + timeout_s
         self._is_open, self._is_stopping = False, True
         self.listeners.inherited = frozenset(inherited)
-        if self.listeners.inherited:
+        self.is_replaced = is_replaced
+        if is_replaced:
             for server in self._admin_servers:
                 server.close()
         await self.listeners.stop_accepting(only_shared=True)

@@ -12,6 +12,7 @@ import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import cast
 
@@ -27,12 +28,14 @@ from gateway.cli.supervisor.reloads import Reloads
 from gateway.cli.supervisor.slots import MOST_DELAY_S, START_S, STEADY_S, Backoff, Slot, end_of, may_accept
 from gateway.cli.supervisor.sockets import HandedSockets, ListeningSockets
 from gateway.cli.supervisor.upgrade import Upgrade
-from gateway.cli.supervisor.worker import _Orders
+from gateway.cli.supervisor.worker import _Orders, _serve
 from gateway.config.change import Change
 from gateway.config.errors import ConfigError
 from gateway.config.gateway import GatewayConfig
 from gateway.config.reader import ConfigReadTimeout
-from gateway.workers.control import Control
+from gateway.server.listeners import Handed
+from gateway.workers.control import ChannelEnd, Control
+from gateway.workers.place import WorkerPlace
 from gateway.workers.shared_memory import SharedMemory, SlotState
 from gateway.workers.shared_origins import SharedOrigins
 from tests.waiting import pass_turns
@@ -101,13 +104,14 @@ def test_a_worker_that_hangs_at_its_start_is_killed() -> None:
 
 def test_a_reload_during_an_upgrade_is_repeated_in_the_next_version(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[int, int]] = []
+    left: list[bool] = []
     monkeypatch.setattr(os, "kill", lambda pid, number: told.append((pid, number)))
     supervisor = WorkerSupervisor.__new__(WorkerSupervisor)
     ignored = SimpleNamespace(unregister=lambda _: None, hand_over=lambda _: None)
     supervisor._selector = cast(selectors.DefaultSelector, ignored)
     supervisor._manager = cast(ServiceManager, ignored)
     supervisor._slots = []
-    monkeypatch.setattr(supervisor, "_leave", lambda _taken: None)
+    monkeypatch.setattr(supervisor, "_leave", lambda _taken, is_replaced: left.append(is_replaced))
     for requests in (3, 4):
         channel = SimpleNamespace(sock=None, receive=lambda: [{"kind": "serving", "taken": []}])
         upgrade = SimpleNamespace(channel=channel, pid=77, reloads=3, release=lambda: None)
@@ -115,6 +119,7 @@ def test_a_reload_during_an_upgrade_is_repeated_in_the_next_version(monkeypatch:
         supervisor._reloads = cast(Reloads, SimpleNamespace(requests=requests))
         supervisor._hear_upgrade()
         assert told == ([(77, signal.SIGHUP)] if requests > 3 else [])
+    assert left == [True, True]
 
 
 async def test_a_worker_that_is_prepared_waits_for_the_supervisors_word() -> None:
@@ -134,6 +139,43 @@ async def test_a_worker_that_is_prepared_waits_for_the_supervisors_word() -> Non
     assert refusals == [1]
     heard["accept"]({})
     await waiting
+
+
+@pytest.mark.parametrize("end", [{"is_replaced": True}, {"is_replaced": False}, None])
+async def test_a_worker_knows_in_its_drain_whether_another_version_replaces_this_one(
+    monkeypatch: pytest.MonkeyPatch, end: dict[str, object] | None
+) -> None:
+    """A worker whose supervisor has gone cannot know, and leaves changes to a version that may be there."""
+    ours, theirs = socket.socketpair()
+    stops: list[tuple[object, bool]] = []
+
+    async def stop(inherited: object, *, is_replaced: bool) -> None:
+        stops.append((inherited, is_replaced))
+
+    async def stop_accepting() -> None:
+        assert gateway.is_replaced, "the admin port refuses changes from the beginning"
+
+    async def start_gateway(*_: object, **__: object) -> SimpleNamespace:
+        return gateway
+
+    listeners = SimpleNamespace(urls=[], stop_accepting=stop_accepting)
+    gateway = SimpleNamespace(
+        listeners=listeners, admin_url="", wait_for_others=lambda _: None, stop=stop, is_replaced=False
+    )
+    monkeypatch.setattr("gateway.app.start_gateway", start_gateway)
+    with TemporaryDirectory() as folder, ours:
+        place = SimpleNamespace(control=Control(theirs), slot=1, folder=folder)
+        handed = Handed(cast(WorkerPlace, place), {}, [], {})
+        supervisor = ChannelEnd(ours)
+        serving = asyncio.create_task(_serve(handed, config("127.0.0.1:0"), has_file=False))
+        await pass_turns()
+        if end is None:
+            supervisor.close()
+        else:
+            supervisor.send({"kind": "end", "inherited": [0], **end})
+        await asyncio.wait_for(serving, 30.0)
+        place.control.close()
+    assert stops == [((), True) if end is None else ([0], end["is_replaced"])]
 
 
 async def test_a_worker_takes_each_configuration_in_its_turn() -> None:
@@ -235,7 +277,7 @@ def test_no_process_waits_for_a_slot_without_a_next_worker(ends_first: bool) -> 
     first.pid, second.pid = 6, 7
     steps: list[Callable[[], None]] = [
         lambda: supervisor._ended(first, "was ended"),
-        lambda: supervisor._leave(()),
+        lambda: supervisor._leave((), is_replaced=True),
     ]
     for step in steps if ends_first else reversed(steps):
         step()

@@ -394,7 +394,7 @@ class WorkerSupervisor:
             os.kill(upgrade.pid, signal.SIGHUP)
         self._end_upgrade(f"upgraded: process {upgrade.pid} serves, and this one drains", is_done=True)
         self._manager.hand_over(upgrade.pid)
-        self._leave(messages[0]["taken"])
+        self._leave(messages[0]["taken"], is_replaced=True)
 
     def _end_upgrade(self, outcome: str, *, is_done: bool = False) -> None:
         print_message(outcome)
@@ -416,26 +416,28 @@ class WorkerSupervisor:
         self._stop_upgrade("the gateway stops")
         self._manager.stopping()
         # If this version does not serve yet, the previous version goes on serving.
-        self._leave(self._predecessor.shared)
+        self._leave(self._predecessor.shared, is_replaced=self._predecessor.goes_on)
 
-    def _leave(self, taken: Collection[str]) -> None:
-        """Have all workers drain and end.  Another version goes on with the sockets of the addresses `taken`.
+    def _leave(self, taken: Collection[str], *, is_replaced: bool) -> None:
+        """Have all workers drain and end.  If another version replaces this one, it goes on with the sockets of the
+        addresses `taken`.
 
         From now on, the sockets of all other addresses belong to the workers alone.  Each worker accepts the
         connections that wait in the queue of its socket, and then closes the socket.
         """
         self._phase = _Phase.DRAINING
         self._reloads.close("the gateway stops")
-        self._end_workers(tuple(index for index, place in self._sockets.places.items() if place.key in taken))
+        inherited = [index for index, place in self._sockets.places.items() if place.key in taken]
+        self._end_workers(inherited, is_replaced=is_replaced)
         self._sockets.close(taken)
 
-    def _end_workers(self, inherited: tuple[int, ...]) -> None:
+    def _end_workers(self, inherited: Collection[int], *, is_replaced: bool) -> None:
         self._kill_at = self._now() + self._reloads.config.server.shutdown_timeout_s + _SPARE_S
         for slot in self._slots:
             slot.next_at = slot.hangs_at = None
             if slot.pid:
                 self._workers.drains(slot)
-                self._workers.tell(slot, "end", inherited=inherited)
+                self._workers.tell(slot, "end", inherited=inherited, is_replaced=is_replaced)
             else:
                 self._private.close_slot(slot.number)
 

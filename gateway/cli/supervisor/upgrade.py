@@ -125,10 +125,15 @@ class Predecessor:
                 self.secret = bytes.fromhex(message["secret"])
 
     @property
+    def goes_on(self) -> bool:
+        """Whether the previous version serves, because this version has not reported that it does."""
+        return self._channel is not None
+
+    @property
     def shared(self) -> tuple[str, ...]:
         """The addresses on which the previous version accepts connections too.  These are all addresses that it has
         handed over.  The previous version stops accepting when this version reports that it serves."""
-        return tuple(self.sockets.taken) if self._channel is not None else ()
+        return tuple(self.sockets.taken) if self.goes_on else ()
 
     def shared_memory(self, workers: int) -> SharedMemory:
         """Return the memory of both versions, or a new one if the layouts differ."""

@@ -80,8 +80,9 @@ async def _serve(handed: Handed, config: GatewayConfig, *, has_file: bool) -> No
         # Stop accepting now, because another gateway may be waiting for the ports.  If the supervisor has ended during
         # an upgrade, another version of this gateway shares the sockets.
         gateway.listeners.is_shared = True
+        gateway.is_replaced = True
         await gateway.listeners.stop_accepting()
-    await gateway.stop(inherited)
+    await gateway.stop(inherited, is_replaced=orders.is_replaced)
     await orders.tasks.close()
     if orders.is_alone:
         # Remove the folder of the workers' sockets, because the supervisor is gone and cannot remove it.  Workers that
@@ -108,6 +109,9 @@ class _Orders:
         """The configuration that is taken; None if it could not be received."""
         self.is_alone = False
         """Whether the supervisor is gone."""
+        self.is_replaced = False
+        """Whether another version of the gateway goes on in place of this one, or may do so: the supervisor says so, or
+        it is gone."""
         self._may_accept = asyncio.Event()
         self._is_too_late = False
         """Whether the supervisor has ended before this worker was to accept connections."""
@@ -186,11 +190,12 @@ class _Orders:
 
     def _end(self, message: Message) -> None:
         self._may_accept.set()
+        self.is_replaced = message["is_replaced"]
         if not self.end.done():
             self.end.set_result(message["inherited"])
 
     def _orphaned(self) -> None:
-        self.is_alone = True
+        self.is_alone = self.is_replaced = True
         self._is_too_late = not self._may_accept.is_set()
         self._may_accept.set()
         self._are_others_empty.set()

@@ -46,6 +46,13 @@ _log = logging.getLogger("gateway.admin")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
+def replaced() -> Refused:
+    """Return the refusal of a change at a version that another one replaces.  The other version passes changes on to
+    this version, which passes none on."""
+    text = "another version of the gateway replaces this one: send the request again, on a new connection"
+    return Refused(503, text, {"Retry-After": "1"})
+
+
 class Answering(Protocol):
     """The subject of the admin port's answers: this process, or a gateway with several workers."""
 
@@ -128,10 +135,14 @@ def admin_application(
     async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
         refused: Refused | None = None
         is_endpoint = request.match_info.http_exception is None
+        path = request.rel_url.raw_path
+        is_change = is_endpoint and request.method not in ("GET", "HEAD") and path not in QUESTIONS
         try:
             guard.check(request, is_open=is_open(request.path), is_verbose=_VERBOSE in request.query)
             if is_endpoint:
                 guard.check_change(request)
+            if is_change and subject.is_replaced:
+                raise replaced()
             response = await handler(request)
         except Refused as error:
             refused = error
@@ -143,14 +154,15 @@ def admin_application(
         except Exception:
             _log.exception("%s %s failed", request.method, request.rel_url.raw_path)
             refused = Refused(500, "internal error")
-        path = request.rel_url.raw_path
-        is_change = is_endpoint and request.method not in ("GET", "HEAD") and path not in QUESTIONS
         if refused is not None:
             if is_change or refused.status in (401, 403):
                 audit.refused(request.method, path, request.remote, refused)
-            return refusal_response(refused)
-        if is_change:
+            response = refusal_response(refused)
+        elif is_change:
             audit.done(request.method, path, request.remote, response.status, request.get(AUDITED, ""))
+        if subject.is_replaced:
+            # The client's next connection reaches the other version.
+            response.force_close()
         return response
 
     application = web.Application(middlewares=[guarded], client_max_size=MOST_BODY_BYTES)

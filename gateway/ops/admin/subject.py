@@ -42,6 +42,10 @@ class Subject(Protocol):
     started_at: float
     """When the gateway was started, in monotonic seconds of the engine's clock."""
 
+    is_replaced: bool
+    """Whether another version of the gateway goes on in place of this one, or may do so.  Changes then have to be made
+    there."""
+
     @property
     def config(self) -> GatewayConfig:
         """The configuration in effect."""

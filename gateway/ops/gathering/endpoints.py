@@ -26,7 +26,7 @@ from urllib.parse import urlencode
 import orjson
 from aiohttp import web
 
-from gateway.ops.admin.app import QUESTIONS
+from gateway.ops.admin.app import QUESTIONS, replaced
 from gateway.ops.admin.controls import DrainBody, Draining, LogLevel
 from gateway.ops.admin.counts import Counts, CountsQuery
 from gateway.ops.admin.endpoint import ApiRequest, Endpoint, Nothing, Refused, adapter_of
@@ -206,6 +206,9 @@ class Gathered:
                 good = done_by_all(answers) if is_change else done_by_some(answers)
                 found += [_parsed(shape.validate_json, answer) for answer in good]
                 earlier.append(before)
+            if is_change and self._subject.is_replaced:
+                # Since the request arrived.  The next version may have begun to serve before the change was made here.
+                raise replaced()
             # Raise an error of the previous version only now, when this version has made the whole change.
             for before in earlier:
                 found += [_parsed(shape.validate_json, answer) for answer in done_before(before)]

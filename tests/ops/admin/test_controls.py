@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from aiohttp import ClientConnectorError
 from pydantic import SecretStr
 
 from gateway.config.gateway import GatewayConfig
@@ -44,6 +45,40 @@ async def test_a_drain_ends_readiness_and_ends_live_reads_in_order(bench: Bench)
     assert seen.endswith(b"\n\n")
     # A client that has not noticed the drain is still answered.
     assert (await bench.read("/live?offset=-1"))[1] == b"hello"
+
+
+async def test_a_gateway_that_another_version_replaces_refuses_changes_and_answers_reads(bench: Bench) -> None:
+    await bench.put("/live")
+    reader = await bench.follow("/live")
+    purge = ("POST", "/api/purge", {"all": True})
+    assert (await bench.ask(*purge)).status == 200, "the session keeps its connection"
+    stopping = asyncio.create_task(bench.gateway.stop(is_replaced=True))
+    await eventually(lambda: bench.gateway.clients.is_draining)
+    refused = await bench.ask(*purge)
+    assert (refused.status, refused.headers["Retry-After"], refused.headers["Connection"]) == (503, "1", "close")
+    assert refused.body["error"].startswith("another version of the gateway replaces this one")
+    with pytest.raises(ClientConnectorError):
+        await bench.get("/api/log-level")
+    bench.clock.advance(bench.gateway.config.server.shutdown_timeout_s)
+    await reader.content.read()
+    await stopping
+
+
+async def test_a_replaced_gateway_answers_a_kept_connections_reads_and_then_ends_it(bench: Bench) -> None:
+    await bench.get("/api/log-level")
+    bench.gateway.is_replaced = True
+    answer = await bench.ask("GET", "/api/log-level")
+    assert (answer.status, answer.headers["Connection"]) == (200, "close")
+    for method, path, body in [
+        ("POST", "/api/purge", {"all": True}),
+        ("POST", "/api/revoke", {"subject": "principal", "name": "eve"}),
+        ("POST", "/api/reload", {}),
+        ("POST", "/api/upgrade", {}),
+        ("POST", "/api/drain", {}),
+        ("PUT", "/api/log-level", {"level": "debug"}),
+    ]:
+        assert (await bench.ask(method, path, body)).status == 503, path
+    assert (await bench.ask("POST", "/api/tails", {"paths": []})).status != 503, "a question"
 
 
 async def test_a_drain_is_undone_until_the_gateway_stops(bench: Bench) -> None:

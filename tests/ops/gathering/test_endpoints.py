@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -41,7 +41,8 @@ LATE = PeerAnswer(2, 504, b"")
 
 def unused() -> Any:
     """A gateway that has had no request yet.  The engine's parts are used only when one arrives."""
-    return SimpleNamespace(engine=SimpleNamespace(clock=None, live=None, s2=SimpleNamespace(streams=None)))
+    engine = SimpleNamespace(clock=None, live=None, s2=SimpleNamespace(streams=None))
+    return SimpleNamespace(engine=engine, is_replaced=False)
 
 
 def test_each_endpoint_says_how_it_is_gathered() -> None:
@@ -132,6 +133,8 @@ class Sites:
         self._folder = folder
         self._runners: list[web.AppRunner] = []
         self.asked: list[tuple[str, str, bytes]] = []
+        self.on_asked: Callable[[], None] = lambda: None
+        """Called with each request to a worker."""
 
     async def serve(self, name: str, *routes: web.RouteDef) -> str:
         runner = web.AppRunner(made := web.Application(middlewares=[refusing]))
@@ -147,6 +150,7 @@ class Sites:
 
         async def answer(request: web.Request) -> web.Response:
             self.asked.append((name, request.raw_path, await request.read()))
+            self.on_asked()
             if left and (status := left.pop(0)) != 200:
                 return web.Response(status=status)
             return web.Response(body=orjson.dumps({"live_reads": 2} if "revoke" in request.path else {"names": [7]}))
@@ -231,3 +235,23 @@ async def test_a_purge_is_done_twice_at_this_version_even_if_the_version_before_
         "worker 0: it has not answered in time"
     )
     assert sorted(name for name, *_ in sites.asked) == ["old0", "old0", "own", "own"]
+
+
+async def test_a_change_is_not_confirmed_by_a_version_that_is_replaced_while_it_makes_the_change(sites: Sites) -> None:
+    """The next version may have begun to fetch before the purge."""
+    admin, socket_path = await sites.admin()
+
+    def leave() -> None:
+        admin.answering._subject.is_replaced = True
+
+    sites.on_asked = leave
+    async with (
+        asyncio.timeout(30.0),
+        ClientSession(connector=UnixConnector(socket_path)) as session,
+        session.post("http://admin/api/purge", json={"all": True}) as reply,
+    ):
+        answer = await reply.json()
+    await admin._peers.close()
+    assert reply.status == 503
+    assert answer["error"].startswith("another version of the gateway replaces this one")
+    assert [name for name, *_ in sites.asked] == ["own", "own"]
