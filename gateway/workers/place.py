@@ -37,7 +37,7 @@ class WorkerPlace:
     """The path of each slot's `arrivals_socket`."""
     folder: str
     """A folder that only the gateway's user can enter.  The supervisor removes the folder at its end.  If the
-    supervisor was killed, the workers remove the folder."""
+    supervisor was killed, the last worker removes the folder."""
     secret: bytes
     """32 random bytes, the same at all workers of a gateway, and at those of the next version after an upgrade."""
     control: Control

@@ -22,7 +22,7 @@ from gateway.cli.errors import FailedToRunError
 from gateway.cli.sd_notify import ServiceManager
 from gateway.cli.supervisor import sockets
 from gateway.cli.supervisor.forking import Workers
-from gateway.cli.supervisor.private_sockets import PEER, PrivateSockets
+from gateway.cli.supervisor.private_sockets import PEER, HeldFolder, PrivateSockets, listens
 from gateway.cli.supervisor.process import WorkerSupervisor, _Phase
 from gateway.cli.supervisor.reloads import Reloads
 from gateway.cli.supervisor.slots import MOST_DELAY_S, START_S, STEADY_S, Backoff, Slot, end_of, may_accept
@@ -167,7 +167,7 @@ async def test_a_worker_knows_in_its_drain_whether_another_version_replaces_this
         place = SimpleNamespace(control=Control(theirs), slot=1, folder=folder)
         handed = Handed(cast(WorkerPlace, place), {}, [], {})
         supervisor = ChannelEnd(ours)
-        serving = asyncio.create_task(_serve(handed, config("127.0.0.1:0"), has_file=False))
+        serving = asyncio.create_task(_serve(handed, config("127.0.0.1:0"), HeldFolder(folder), has_file=False))
         await pass_turns()
         if end is None:
             supervisor.close()
@@ -410,6 +410,23 @@ def test_the_sockets_are_in_shared_memory_if_no_other_place_will_do(
     finally:
         private.close()
     assert not Path(private.folder).exists()
+
+
+def test_the_last_worker_without_a_supervisor_removes_the_folder_of_the_sockets() -> None:
+    """As long as a worker lives, the next version finds its socket: a missing file says that all have ended."""
+    private = PrivateSockets(2)
+    early, first, last = (HeldFolder(private.folder) for _ in range(3))
+    early.remove_if_last()
+    assert Path(private.folder).exists(), "the supervisor lives, although a worker has lost its channel"
+    # The supervisor's descriptors are closed in a worker, and when the supervisor is killed.
+    private.close_others(0)
+    first.remove_if_last()
+    assert [listens(path) for path in private.paths(PEER)] == [True, False]
+    last.remove_if_last()
+    assert not Path(private.folder).exists()
+    assert not any(map(listens, private.paths(PEER)))
+    HeldFolder(private.folder).remove_if_last()
+    private.close()
 
 
 def test_sockets_that_cannot_be_opened_leave_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

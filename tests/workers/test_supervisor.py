@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from gateway.cli.supervisor.private_sockets import listens
 from gateway.config.gateway import GatewayConfig
 from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
 from tests.certificates import Authority
@@ -113,14 +114,18 @@ async def test_what_waits_in_the_queue_of_a_killed_worker_is_answered_by_the_nex
 
 async def test_workers_end_with_their_supervisor_and_leave_the_port(start: Start, origin: RunningOrigin) -> None:
     gateway = await start()
+    # A write needs no other worker, so the other worker ends at once.
     wire = await Wire.open(gateway.url)
-    await wire.ask("/s?offset=now&live=sse")
-    await wire.head()
+    await wire.ask("/s", CREATE, "POST", b"")
+    await wire.answer()
     workers, folder = gateway.worker_pids(), private_folder(gateway)
     assert folder.exists()
     os.kill(gateway.pid, signal.SIGKILL)
     # A worker drains, but accepts nobody more.
     await eventually(lambda: not listening(gateway.url), within_s=BOUND_S, look_s=LOOK_S)
+    await eventually(lambda: sum(map(runs, workers)) == 1, within_s=BOUND_S, look_s=LOOK_S)
+    # A next version still reaches the worker that has a client.
+    assert sum(map(listens, map(str, folder.glob("peer*")))) == 1
     port = urlsplit(gateway.url).port
     again = await GatewayProcess.start(config(origin.url, listen=f"127.0.0.1:{port}"), 2)
     assert await read(again.url) == b"hello"

@@ -1,14 +1,19 @@
 """The Unix sockets between the workers, in a folder that only the gateway's user can enter.
 
 The supervisor opens these sockets.  Requests that wait in a socket therefore outlive the worker that reads from it.
+
+The supervisor removes the folder at its end.  If the supervisor was killed, the last worker removes the folder.  A
+missing file of a socket therefore shows that all workers have ended.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import socket
 import tempfile
+from contextlib import suppress
 from typing import Final
 
 from gateway.cli.errors import FailedToRunError
@@ -33,6 +38,7 @@ class PrivateSockets:
     def __init__(self, slots: int) -> None:
         """Raises FailedToRunError if there is no place for the sockets, or if they cannot be opened."""
         self.folder = _new_folder()
+        self._held = HeldFolder(self.folder)
         self._sockets: dict[str, list[socket.socket]] = {kind: [] for kind in (HOP, PEER, ARRIVALS)}
         try:
             for kind, opened in self._sockets.items():
@@ -55,6 +61,7 @@ class PrivateSockets:
 
     def close_others(self, slot: int) -> None:
         """Close the descriptors that a slot's worker does not use."""
+        self._held.close()
         for sockets in self._sockets.values():
             for other, sock in enumerate(sockets):
                 if other != slot:
@@ -70,6 +77,7 @@ class PrivateSockets:
         for sockets in self._sockets.values():
             for sock in sockets:
                 sock.close()
+        self._held.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _open(self, kind: str, slot: int) -> socket.socket:
@@ -81,6 +89,51 @@ class PrivateSockets:
 
     def _path(self, kind: str, slot: int) -> str:
         return f"{self.folder}/{kind}{slot}"
+
+
+class HeldFolder:
+    """One process's hold on the folder, which ends with the process."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._fd: int | None = None
+        # Without a free descriptor, the process does not hold the folder.
+        with suppress(OSError):
+            self._fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            fcntl.flock(self._fd, fcntl.LOCK_SH)
+
+    def __repr__(self) -> str:
+        return f"<HeldFolder {self._folder}>"
+
+    def close(self) -> None:
+        """Give up the hold."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def remove_if_last(self) -> None:
+        """Give up the hold, and remove the folder if no other process holds it.
+
+        Of two processes that do this at the same moment, one removes the folder: a lock is given up before it is
+        taken in another mode (flock(2))."""
+        if self._fd is not None:
+            with suppress(BlockingIOError):
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(self._folder, ignore_errors=True)
+        self.close()
+
+
+def listens(path: str) -> bool:
+    """Return whether a process listens at a Unix socket.  Does not wait: if the queue is full, a process listens."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.setblocking(False)
+        try:
+            sock.connect(path)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+    return True
 
 
 def _new_folder() -> str:

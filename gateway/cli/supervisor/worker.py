@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
-import shutil
 import signal
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Final
 
 import uvloop
@@ -19,6 +19,7 @@ from gateway.aio.tasks import Tasks
 from gateway.cli.errors import FailedToRunError
 from gateway.cli.reloading import failure_text
 from gateway.cli.starting import bind_addresses, started
+from gateway.cli.supervisor.private_sockets import HeldFolder
 from gateway.config.change import Change
 from gateway.config.errors import ConfigError
 from gateway.config.gateway import GatewayConfig
@@ -44,9 +45,10 @@ def ignore_signals() -> None:
 def run_worker(handed: Handed, config: GatewayConfig, *, has_file: bool) -> int:
     """Serve until the supervisor ends this worker.  Returns the exit status."""
     control = handed.place.control
+    folder = HeldFolder(handed.place.folder)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(handed, config, has_file=has_file))
+            runner.run(_serve(handed, config, folder, has_file=has_file))
     except ConfigError as error:
         control.tell("failed", text=str(error), is_misuse=True)
         return 2
@@ -56,7 +58,7 @@ def run_worker(handed: Handed, config: GatewayConfig, *, has_file: bool) -> int:
     return 0
 
 
-async def _serve(handed: Handed, config: GatewayConfig, *, has_file: bool) -> None:
+async def _serve(handed: Handed, config: GatewayConfig, folder: HeldFolder, *, has_file: bool) -> None:
     from gateway.app import start_gateway
 
     control = handed.place.control
@@ -68,8 +70,11 @@ async def _serve(handed: Handed, config: GatewayConfig, *, has_file: bool) -> No
         )
     except _SupervisorGoneError:
         # End without touching the sockets, because they may belong to a previous version that goes on serving.
-        shutil.rmtree(handed.place.folder, ignore_errors=True)
+        folder.remove_if_last()
         return
+    # The gateway has duplicates, and would otherwise not close its ports when it stops accepting.
+    for sock in chain(handed.admin, *handed.listening.values()):
+        sock.close()
     gateway.has_file = has_file
     gateway.wait_for_others(orders.others_are_empty)
     control.tell("serving", urls=gateway.listeners.urls, admin=gateway.admin_url)
@@ -86,8 +91,8 @@ async def _serve(handed: Handed, config: GatewayConfig, *, has_file: bool) -> No
     await orders.tasks.close()
     if orders.is_alone:
         # Remove the folder of the workers' sockets, because the supervisor is gone and cannot remove it.  Workers that
-        # still drain then ask the origin instead of other workers.
-        shutil.rmtree(handed.place.folder, ignore_errors=True)
+        # still drain ask the origin instead of a worker that has ended.
+        folder.remove_if_last()
 
 
 class _SupervisorGoneError(Exception):

@@ -29,7 +29,8 @@ _AGAIN_S: Final = 0.02
 _LOST: Final = 502
 _GONE: Final = 503
 _ENDED: Final = frozenset({errno.ECONNREFUSED, errno.ENOENT})
-"""The errors of a connection to a socket at which no process listens any more."""
+"""The errors of a connection to a socket at which no process listens any more.  The file of a socket is removed only
+when all workers of its version have ended."""
 _LATE: Final = 504
 _BASE: Final = URL("http://worker")
 _JSON: Final = {"Content-Type": "application/json"}
