@@ -37,7 +37,8 @@ VARIED: Final = frozenset({"producer-seq", "content-length"})
 _VARIED_LINE: Final = re.compile(
     rb"\r\n(Producer-Seq|producer-seq|Content-Length|content-length): ([0-9]{1,18})(?=\r\n)"
 )
-"""The pattern begins with the preceding line end, because a search for a fixed beginning is fast."""
+"""Matches the line of a `VARIED` header.  The pattern begins with the preceding line end, because a search for a fixed
+beginning is fast."""
 _NAMES: Final = {
     name.encode(): istr(name) for name in ("Producer-Seq", "producer-seq", "Content-Length", "content-length")
 }

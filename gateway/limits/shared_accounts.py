@@ -3,7 +3,7 @@
 Each worker that the network's clients use has an account object.  The counts of these objects are in shared memory
 (`gateway.workers.shared_counts`), so a limit applies to the sum over all workers.  A connection is admitted and counted
 in one step under a lock, so limits of connections hold exactly.  Live reads and tokens are first compared and then
-counted.  If two workers do so at the same moment, a limit may be exceeded by one for a moment.  The excess is counted
+counted.  If two workers count at the same moment, a limit may be exceeded by one for a moment.  The excess is counted
 too, so the bucket makes up for it.
 
 Live requests at origins are not shared: each worker has its part of that limit (`gateway.workers.portions`).
@@ -25,8 +25,8 @@ _CONNECTIONS, _LIVE = Counted.CONNECTIONS, Counted.LIVE_READS
 
 
 class SharedTimes(MutableMapping[Hashable, float]):
-    """When the buckets of one account will be full.  Rates without a name have buckets at this worker alone.  The
-    length and the items include only these buckets."""
+    """When the buckets of one account will be full.  Rates without a name have buckets at this worker alone.  Iteration
+    and `len` include only these buckets."""
 
     __slots__ = ("_counts", "_keys", "_net", "_now", "_own", "_seen")
 
@@ -77,8 +77,8 @@ class SharedTimes(MutableMapping[Hashable, float]):
 
 
 class SharedLiveCounts(MutableMapping[Hashable, int]):
-    """The live reads of one account that each rate limit counts.  `get` returns the number at all workers.  The length
-    and the items include only this worker's reads."""
+    """The live reads of one account that each rate limit counts.  `get` returns the number at all workers.  Iteration
+    and `len` include only this worker's reads."""
 
     __slots__ = ("_counts", "_net", "_now", "_own", "_seen")
 

@@ -8,7 +8,7 @@ absent.
 
 `Cursors` assigns cursors to the live readers of a stream.  Readers that wait together get the same cursor, so that
 their next requests have the same URL.  When the stream has news, the shared cursor rises above all cursors that clients
-have sent.  The shared cursor then stays until the next news, or until a client that has this cursor already gets an
+have sent.  The shared cursor then stays until the next news, or until a client that already has this cursor gets an
 answer without news.  So all readers get the same cursor, even if some of them send their next requests before others
 are answered.  If the shared cursor did not stay, readers with different cursors would never get equal cursors.
 
