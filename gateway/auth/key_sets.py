@@ -40,7 +40,8 @@ class KeySet:
         self.ring: KeyRing | None = None
         """The keys; None before the first successful fetch."""
         self.version = 0
-        """The number of times that a key was withdrawn or replaced."""
+        """The number of times that a key was withdrawn or replaced.  A token that was verified at an earlier version is
+        verified again."""
         self.fetched_at = -math.inf
         self.due_at = now()
         """When the next scheduled fetch is due."""

@@ -66,7 +66,7 @@ class Handed:
 
 
 class ListenerRecorder(Protocol):
-    """Counts, for each listener, the handshakes, and the certificates that stay in use in an older version."""
+    """Counts the handshakes of each listener, and its certificates whose older versions stay in use."""
 
     def speaks_tls(self, listener: str, reasons: Sequence[str]) -> None:
         """Called for a listener with TLS, with the reasons for which its handshakes can fail."""

@@ -196,7 +196,7 @@ class Lines:
             fields["trace_id"] = record.trace_id
 
     def _loggable_target(self, stream: str) -> str:
-        """Return the target in the form of `log.query`, because values in a query may be credentials."""
+        """Return the target in the form that `log.query` selects, because values in a query may be credentials."""
         if self._query == "full" or "?" not in stream:
             return stream
         path, _, query = stream.partition("?")
@@ -205,7 +205,7 @@ class Lines:
         return f"{path}?{'&'.join(part.partition('=')[0] for part in query.split('&'))}"
 
     def _loggable_client(self, client: str | None) -> str | None:
-        """Return the address in the form of `log.client_address`."""
+        """Return the address in the form that `log.client_address` selects."""
         if client is None or self._masking == "none":
             return None
         if self._masking == "full":

@@ -51,7 +51,7 @@ class Read(NamedTuple):
     zstd: int = 0
     """Bytes sent to a reader in zstd."""
     is_alone: bool = False
-    """Whether none of the reads made the gateway ask the origin for the tail."""
+    """Whether the reads needed no statement of the origin: none of them made the gateway ask for the tail."""
 
 
 @dataclass(slots=True)
@@ -73,7 +73,7 @@ class _Tape:
     offsets: set[int] = field(default_factory=set)
     """Positions of the offsets on the tape."""
     live: list[tuple[int, int]] = field(default_factory=list)
-    """Ranges that live readers were sent.  There the tape has the offset of each append."""
+    """Ranges that live readers were sent.  In these ranges the tape has the offset of each append."""
 
 
 class MiniatureStore:
@@ -83,8 +83,8 @@ class MiniatureStore:
         self.cost = 0.0
         self.lent = 0
         self._budget = budget_bytes
-        # A simulated body has its real size, although the budget is scaled.  The limit on a body is therefore that of
-        # one gateway's cache.
+        # A simulated body has its real size, although the budget is scaled.  The limit on a body is therefore computed
+        # from the cache of one gateway.
         self._largest = min(budget_bytes / caches / BODY_SHARE, BODY_USUAL_BYTES)
         self._tape_cost = tape_cost
         self._copies = Copies(self, budget_bytes, caches)
@@ -171,7 +171,7 @@ def play(
 ) -> Missed:
     """Replay reads, which are in order of time, through a store with this budget; return its misses.
 
-    The store represents the caches of `caches` gateways, a number below one if the reads are a small sample.
+    The store represents the caches of `caches` gateways.  This number is below one if the reads are a small sample.
     `tape_cost` is charged for each tape in addition to its bytes and offsets.
     """
     store = MiniatureStore(policy, budget_bytes, caches, tape_cost)
