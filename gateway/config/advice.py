@@ -34,7 +34,7 @@ class _Needs(NamedTuple):
 
     section: tuple[str, ...]
     keys: frozenset[str] | None
-    """None for all optional keys of the section."""
+    """The keys that need the other setting; None for all optional keys of the section."""
     is_met: Callable[[GatewayConfig], bool]
     what: str
 

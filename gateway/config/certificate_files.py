@@ -111,7 +111,7 @@ class Pem:
 
     certificate: bytes
     key: bytes = field(repr=False)
-    """Empty if the key is in the certificate's file."""
+    """The bytes of the key's file; empty if the key is in the certificate's file."""
 
     @classmethod
     def read(cls, certificate: str, key: str, where: str) -> Pem:

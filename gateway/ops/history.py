@@ -31,9 +31,9 @@ class Sample:
     """The counters since the start at one moment, summed over all routes."""
 
     now: float
-    """In monotonic seconds."""
+    """The time of the sample in monotonic seconds."""
     at: float
-    """In Unix seconds."""
+    """The time of the sample in Unix seconds."""
     tally: Tally
     requests: Mapping[Outcome, int]
     """Finished requests by outcome, without outcomes at 0."""

@@ -32,9 +32,9 @@ class LimitFigures:
 
     def __init__(self) -> None:
         self.client_limited: Counter[str] = Counter(dict.fromkeys(_CLIENT_LIMITS, 0))
-        """By the limit's key in the section `limits`."""
+        """Refusals by the limit's key in the section `limits`."""
         self.rate_limited: Counter[tuple[str, str]] = Counter()
-        """By the limit's name and the route."""
+        """Refusals by the limit's name and the route."""
 
     def configure(self, limits: Iterable[RateLimitConfig], routes: Iterable[str]) -> None:
         """Keep a series for each of these limits on each of its routes, and none for removed limits."""

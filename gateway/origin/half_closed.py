@@ -13,9 +13,9 @@ from collections.abc import Callable
 from typing import Final
 
 INTERIM: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
-"""Has no effect before an answer's head (RFC 9110 section 15.2)."""
+"""Bytes that have no effect before an answer's head (RFC 9110 section 15.2)."""
 LEADING_ZERO: Final = b"0"
-"""Has no effect before a chunk size (RFC 9112 section 7.1)."""
+"""A byte that has no effect before a chunk size (RFC 9112 section 7.1)."""
 _LOOK_S: Final = 0.1
 _AGAIN_S: Final = 5.0
 

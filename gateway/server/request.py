@@ -287,7 +287,7 @@ class Request:
         """The target as sent."""
         self.headers = fields.headers
         self.body = body
-        """None if the request has no body."""
+        """The request's body; None if there is none."""
         self.keeps_alive = fields.keeps_alive
         """Whether the connection stays open after the answer."""
         self.has_begun = False

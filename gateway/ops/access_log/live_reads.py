@@ -81,7 +81,7 @@ class LiveRead(_Open):
         self._record = record
         self._began = began
         self._look: Callable[[Record], None] | None = look
-        """None once the read is over."""
+        """Fills in the read's present figures in a record; None once the read is over."""
         self._sent_bytes = 0
         self._fetched_bytes = 0
         self._origin_requests = 0
@@ -145,7 +145,7 @@ class JoinedRead(_Open):
         self._facts = facts
         self._began = began
         self._read: CountedRead | None = read
-        """None once the read is over."""
+        """Counts the bytes of the read; None once the read is over."""
         # Keep the parts, because the tuple would cost memory for each idle reader.
         self._address, self._section = client
         self._sent_bytes = 0
@@ -209,7 +209,7 @@ class LiveReads:
         self._clock = clock
         self._interval_s = interval_s
         self._open: dict[_Open, None] = {}
-        """In the order of their next lines."""
+        """The open reads, in the order of their next lines."""
         self._timer: Timer | None = None
         self._is_closed = False
 

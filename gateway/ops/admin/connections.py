@@ -53,7 +53,7 @@ class AdminConnections:
         self._serve = serve
         self._most = most
         self._open: dict[AdminConnection, None] = {}
-        """In the order in which they became idle."""
+        """The open connections, in the order in which they became idle."""
         self._by_handler: dict[object, AdminConnection] = {}
         self.closed: Counter[Closed] = Counter()
 

@@ -56,7 +56,7 @@ class CountedRun:
     next: str
     """The offset after the run."""
     messages: int | None
-    """Null unless the stream is JSON."""
+    """The number of messages in the run; null unless the stream is JSON."""
     bytes: int
     """The length of the run.  For a JSON stream, the length of its messages as lines."""
     crc32: int

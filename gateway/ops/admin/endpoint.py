@@ -62,7 +62,7 @@ class Error:
     """The reason for a refusal."""
 
     error: str
-    """One line."""
+    """The reason, in one line."""
 
 
 @with_config(API_TYPE)

@@ -19,7 +19,7 @@ class HistorySample:
     """Counters since the start at one moment.  The difference of two samples gives a rate."""
 
     at: float
-    """Unix seconds."""
+    """The time of the sample, in Unix seconds."""
     uptime_s: float
     requests: dict[str, int]
     """Finished requests by outcome, without outcomes at 0."""

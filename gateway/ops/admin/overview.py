@@ -73,17 +73,17 @@ class Overview:
     version: str
     node: str
     now: float
-    """Unix seconds."""
+    """The gateway's time, in Unix seconds."""
     uptime_s: float
     is_draining: bool
     is_ready: bool
     spared: Spared
-    """Over the last ten seconds."""
+    """The load that the origin was spared over the last ten seconds."""
     spared_since_start: Spared
     requests: dict[str, dict[str, int]]
     """Finished requests, by mode and outcome."""
     upstream_requests: dict[str, int]
-    """By mode."""
+    """Requests sent to origins, by mode."""
     upstream_bytes: int
     downstream_bytes: int
     retries: int

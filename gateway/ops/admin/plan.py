@@ -31,7 +31,7 @@ class Actual:
     """The counts since the plan took effect."""
 
     hit_ratio: float | None
-    """Null before the first read."""
+    """The share of hits among catch-up reads; null before the first read."""
     byte_hit_ratio: float | None
     hits: int
     misses: int
@@ -100,7 +100,7 @@ class PlanInEffect:
     file: str
     made_at: str
     taken_at: float
-    """Unix seconds."""
+    """When the plan took effect, in Unix seconds."""
     span_s: float
     """Seconds of traffic that the plan was made from."""
     is_short: bool

@@ -39,7 +39,7 @@ class StreamRow:
     """Stays the same when the stream is re-created."""
     origin: str
     path: str
-    """As requested from the origin."""
+    """The path as requested from the origin."""
     query: str
     partition: str
     """The id of the readers that share the stream, as in the access log.  Their credentials cannot be recovered from
@@ -57,9 +57,9 @@ class StreamRow:
     is_followed: bool
     """Whether a live request for the stream is open at the origin."""
     bytes: int
-    """Held bytes of the stream; for S2 metered bytes."""
+    """The bytes of the stream that the gateway holds; for S2 metered bytes."""
     records: int | None
-    """Held S2 records; null for a Durable Stream."""
+    """The S2 records that the gateway holds; null for a Durable Stream."""
     blocks: int
     readers: int
     """Live readers now, including readers that are about to join."""
@@ -99,7 +99,7 @@ class Lifetime:
     ttl_s: float | None
     """Seconds after the last read or write at the origin."""
     expires_at: float | None
-    """Unix seconds."""
+    """When the stream expires, in Unix seconds."""
 
 
 @with_config(API_TYPE)
@@ -151,17 +151,17 @@ class StreamDetail(StreamRow):
 
     incarnation: str
     lifetime: Lifetime | None
-    """Null until the origin has sent a lifetime."""
+    """The stream's lifetime; null until the origin has sent a lifetime."""
     closed_at: str | None
     is_doubted: bool
     """Whether the stream is revalidated with the origin before the next hit."""
     surrogate_keys: list[str]
     tape: list[Run]
-    """The first thousand runs."""
+    """The first thousand runs of held bytes."""
     live_readers: list[Reader]
-    """The first thousand readers."""
+    """The first thousand live readers."""
     session: OriginSession | None
-    """Null unless it is a followed S2 stream."""
+    """The session that follows the stream; null unless it is a followed S2 stream."""
 
 
 @with_config(API_TYPE)

@@ -22,7 +22,8 @@ from gateway.ops.gathering.families import Key, RawFamily, is_counted, key_of, r
 _KEEP_EVERY_S: Final = 10.0
 """Seconds between two writes, if no one asks for metrics."""
 _SAMPLES_PER_S: Final = 500
-"""With many samples, writes are rarer, so that they take less than one percent of the processor's time."""
+"""The most samples written per second in the long run.  Writes of many samples are rarer, so that they take less than
+one percent of the processor's time."""
 
 _log = logging.getLogger("gateway.admin")
 

@@ -56,7 +56,7 @@ class WorkerSamples:
     """The samples of one worker."""
 
     started_at: float
-    """In monotonic seconds, which all workers of a machine share."""
+    """When the worker was started, in monotonic seconds, which all workers of a machine share."""
     samples: list[Sample]
     now: Sample
 

@@ -37,7 +37,8 @@ class StreamConfig:
     """The complete configuration of a stream."""
 
     storage_class: str = "express"
-    """Returned to clients, but without effect: the origin keeps everything in memory."""
+    """The storage class.  It is returned to clients, but has no effect, because the origin keeps everything in memory.
+    """
     retention_s: int | None = DEFAULT_RETENTION_S
     """The age in seconds at which records are removed; None keeps them."""
     mode: TimestampingMode = TimestampingMode.CLIENT_PREFER

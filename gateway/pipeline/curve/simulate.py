@@ -32,7 +32,7 @@ class Read(NamedTuple):
     """Reads of the same bytes of a tape, within one use of the tape."""
 
     at: int
-    """Unix microseconds."""
+    """The time of the reads in Unix microseconds."""
     tape: int
     low: int
     high: int
