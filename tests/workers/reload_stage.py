@@ -78,7 +78,11 @@ class Stage:
         assert self.done is None, "one reading at a time"
         self.done = done
         given_up = SimpleNamespace(
-            ends_at=self.now + 11, give_up=lambda: None, close=lambda: None, too_late=lambda: Found(error="too late")
+            ends_at=self.now + 11,
+            look=lambda: None,
+            give_up=lambda: None,
+            close=lambda: None,
+            too_late=lambda: Found(error="too late"),
         )
         return cast(Reading, given_up)
 

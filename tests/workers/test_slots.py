@@ -398,6 +398,25 @@ def test_sockets_of_systemd_are_shared_by_all_workers(
             ListeningSockets.open(config("systemd:other"), 2, {}, HandedSockets({}))
 
 
+@pytest.mark.parametrize("is_changed", [True, False])
+def test_the_admin_port_moves_in_an_upgrade_if_its_address_changes(
+    opened: list[ListeningSockets], is_changed: bool
+) -> None:
+    before = ListeningSockets.open(config("127.0.0.1:0"), 1, {}, HandedSockets({}))
+    described = {key: [[os.dup(fd) for fd in fds] for fds in by_slot] for key, by_slot in before.described().items()}
+    handed = HandedSockets(described)
+    listeners = [{"address": "127.0.0.1:0"}]
+    admin = "127.0.0.2:0" if is_changed else "127.0.0.1:0"
+    changed = GatewayConfig.for_origin("http://127.0.0.1:1", admin=admin, listeners=listeners)
+    after = ListeningSockets.open(changed, 1, {}, handed)
+    opened += [before, after]
+    handed.close_rest()
+    ports = [one.admin[0].getsockname() for one in (before, after)]
+    assert (ports[0] != ports[1]) is is_changed
+    assert ports[1][0] == ("127.0.0.2" if is_changed else "127.0.0.1")
+    assert len(handed.taken) == 2 - is_changed
+
+
 @pytest.mark.parametrize("place", ["/proc/none", f"/tmp/{'long' * 20}"])
 def test_the_sockets_are_in_shared_memory_if_no_other_place_will_do(
     monkeypatch: pytest.MonkeyPatch, place: str

@@ -67,6 +67,8 @@ class Reading:
         self._within_s = within_s
         self._attempts = 0
         self._data = b""
+        self._has_closed = False
+        """Whether the process has closed its end of the socket, and its exit status is awaited."""
         self.ends_at = now + within_s + _SPARE_S
         """When to give up, if the process cannot even be ended by its alarm."""
         self._pid, self._sock = self._forked()
@@ -101,8 +103,18 @@ class Reading:
             return
         self._selector.unregister(self._sock)
         self._sock.close()
-        # The process has closed its end of the socket, and does nothing after that, so it ends at once.
-        _, status = os.waitpid(self._pid, 0)
+        self._has_closed = True
+        self.look()
+
+    def look(self) -> None:
+        """Act on the end of a process that has closed its end of the socket.  Does not wait for this end.  It comes at
+        once, unless a disk holds the process up."""
+        if not self._has_closed:
+            return
+        pid, status = os.waitpid(self._pid, os.WNOHANG)
+        if not pid:
+            return
+        self._has_closed = False
         ended_by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         if not ended_by:
             found = _found(self._data)
@@ -126,8 +138,9 @@ class Reading:
 
     def give_up(self) -> int | None:
         """End the process without waiting for it.  Returns its pid if it is still to be reaped."""
-        self._selector.unregister(self._sock)
-        self._sock.close()
+        if not self._has_closed:
+            self._selector.unregister(self._sock)
+            self._sock.close()
         with suppress(ProcessLookupError):
             os.kill(self._pid, signal.SIGKILL)
         return None if os.waitpid(self._pid, os.WNOHANG)[0] else self._pid

@@ -109,6 +109,8 @@ class WorkerSupervisor:
         self._kill_at: float | None = None
         self._is_told_to_stop = False
         self._upgrade: Upgrade | None = None
+        self._given_up: list[Upgrade] = []
+        """Upgrades that were given up, and whose processes may still run."""
         self._certificates: Certificates = {}
         self._load_certificates(config)
         self._predecessor = predecessor
@@ -142,7 +144,7 @@ class WorkerSupervisor:
     def _close(self) -> None:
         """End the workers that have not ended, and leave nothing behind."""
         self._workers.kill()
-        self._stop_upgrade("the gateway stops")
+        self._stop_upgrade("not upgraded: the gateway stops")
         self._reloads.end()
         self._sockets.close(self._predecessor.shared)
         self._private.close()
@@ -171,12 +173,8 @@ class WorkerSupervisor:
     def _wait(self) -> None:
         """Wait for the next event, and act on it."""
         times = [at for slot in self._slots for at in (slot.next_at, slot.hangs_at) if at is not None]
-        if self._kill_at is not None:
-            times.append(self._kill_at)
-        if self._upgrade is not None:
-            times.append(self._upgrade.ends_at)
-        if (ends_at := self._reloads.ends_at) is not None:
-            times.append(ends_at)
+        upgrade_ends_at = self._upgrade.ends_at if self._upgrade is not None else None
+        times += [at for at in (self._kill_at, self._reloads.ends_at, upgrade_ends_at) if at is not None]
         for key, _ in self._selector.select(max(0.0, min(times) - self._now()) if times else None):
             key.data()
         while self._signalled:
@@ -188,8 +186,7 @@ class WorkerSupervisor:
         self._end_hung(now)
         self._reloads.look()
         self._admit()
-        if self._upgrade is not None and self._upgrade.ends_at <= now:
-            self._stop_upgrade("the next version does not serve in time")
+        self._look_at_upgrade(now)
         if self._kill_at is not None and self._kill_at <= now:
             self._kill_at = None
             for slot in self._slots:
@@ -222,10 +219,6 @@ class WorkerSupervisor:
 
     def _start(self, slot: Slot) -> None:
         """Start a worker in a slot."""
-        if slot.generation:
-            # Certificates may have changed.  The running workers load changed certificates by themselves.
-            with suppress(ConfigError):
-                self._load_certificates(self._reloads.config)
         self._reloads.begins(slot)
         self._workers.fork(slot, self._run_worker)
 
@@ -250,6 +243,10 @@ class WorkerSupervisor:
             unused.close()
         private = self._private
         private.close_others(slot.number)
+        if slot.generation > 1:
+            # Certificates may have changed.  This worker alone waits for the disk, because the supervisor must not.
+            with suppress(ConfigError):
+                self._load_certificates(self._reloads.config)
         place = WorkerPlace(
             slot=slot.number,
             workers=len(self._slots),
@@ -381,13 +378,10 @@ class WorkerSupervisor:
         if upgrade is None or messages == []:
             return
         self._selector.unregister(upgrade.channel.sock)
-        self._upgrade = None
         if messages is None or messages[0]["kind"] != "serving":
-            why = upgrade.failure()
-            if messages:
-                why = messages[0]["text"]
-            self._end_upgrade(f"not upgraded, all stays as it was: the next version does not start: {why}")
+            upgrade.fails(self._now(), messages[0]["text"] if messages else "")
             return
+        self._upgrade = None
         upgrade.release()
         if self._reloads.requests != upgrade.reloads:
             # Have the next version read the configuration again, because it may have read an earlier one.
@@ -403,17 +397,25 @@ class WorkerSupervisor:
                 self._workers.tell(slot, "answer", request=request, text=outcome, is_done=is_done)
             slot.upgrade_requests.clear()
 
-    def _stop_upgrade(self, why: str) -> None:
+    def _stop_upgrade(self, outcome: str) -> None:
         """Give up an upgrade that has not been done yet."""
-        if self._upgrade is not None:
-            self._selector.unregister(self._upgrade.channel.sock)
-            self._upgrade.give_up()
+        if (upgrade := self._upgrade) is not None:
+            if not upgrade.has_failed:
+                self._selector.unregister(upgrade.channel.sock)
+            self._given_up.append(upgrade)
             self._upgrade = None
-            self._end_upgrade(f"not upgraded: {why}")
+            upgrade.give_up()
+            self._end_upgrade(outcome)
+
+    def _look_at_upgrade(self, now: float) -> None:
+        """Give up a next version that has failed and ended, or that takes too long."""
+        self._given_up = [one for one in self._given_up if not one.has_ended]
+        if self._upgrade is not None and (failure := self._upgrade.failure(now)):
+            self._stop_upgrade(failure)
 
     def _drain(self) -> None:
         """Have all workers drain and end."""
-        self._stop_upgrade("the gateway stops")
+        self._stop_upgrade("not upgraded: the gateway stops")
         self._manager.stopping()
         # If this version does not serve yet, the previous version goes on serving.
         self._leave(self._predecessor.shared, is_replaced=self._predecessor.goes_on)

@@ -240,6 +240,8 @@ class Reloads:
         """End the reading or the wait for the workers, if either has taken too long, and send configurations again that
         could not be sent.  Called at `ends_at` or later."""
         now = self._now()
+        if self._reading is not None:
+            self._reading.look()
         if self._again_at is not None and self._again_at <= now:
             self._again_at = None
             self._settle()

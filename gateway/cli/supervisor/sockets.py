@@ -88,7 +88,8 @@ class ListeningSockets:
                         place.by_slot = place.by_slot or [[adopt(fd) for fd in fds]]
                         if not place.by_slot[0]:
                             raise ConfigError(f"{listener.address}: systemd has passed no such socket")
-            opened.places[ADMIN] = admin = Place(_ADMIN_KEY, 1, handed.take(_ADMIN_KEY))
+            key = f"admin {config.server.admin}"
+            opened.places[ADMIN] = admin = Place(key, 1, handed.take(key))
             _complete(admin, config.server.admin_address, is_shared=False)
         except BaseException:
             opened.close(handed.taken)
@@ -137,9 +138,6 @@ class ListeningSockets:
             place.file = None
             for sock in place.sockets():
                 sock.close()
-
-
-_ADMIN_KEY: Final = "admin"
 
 
 class HandedSockets:

@@ -29,6 +29,8 @@ from gateway.workers.shared_memory import SharedMemory
 
 _BOUND_S: Final = 120.0
 """Seconds until the next version has to serve."""
+_END_S: Final = 1.0
+"""A next version that has failed is killed if it has not ended after these seconds."""
 
 
 class Upgrade:
@@ -70,6 +72,9 @@ class Upgrade:
         finally:
             theirs.close()
         self.pid = self._process.pid
+        self.has_failed = False
+        """Whether the next version has reported that it cannot start, or has closed its channel."""
+        self._report = ""
         self.reloads = 0
         """The number of reloads that had been requested when the next version was started.  The next version reads the
         configuration after these requests."""
@@ -77,22 +82,33 @@ class Upgrade:
     def __repr__(self) -> str:
         return f"<Upgrade to process {self.pid}>"
 
+    def fails(self, now: float, why: str) -> None:
+        """Note that the next version will not serve; `why` is its own report, empty if it has only closed its channel.
+        Its process should end by itself in a moment."""
+        self.channel.close()
+        self.has_failed, self._report, self.ends_at = True, why, now + _END_S
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process has ended.  Does not wait, because a process that hangs in a disk cannot be killed."""
+        return self._process.poll() is not None
+
+    def failure(self, now: float) -> str:
+        """Return why the next version has to be given up; empty if it need not be."""
+        if self.ends_at > now and not (self.has_failed and self.has_ended):
+            return ""
+        if not self.has_failed:
+            return "not upgraded: the next version does not serve in time"
+        why, status = self._report or "it has closed its channel", self._process.returncode
+        if not self._report and status is not None:
+            why = f"it ended with status {status}" if status >= 0 else f"it was ended by {signal.Signals(-status).name}"
+        return f"not upgraded, all stays as it was: the next version does not start: {why}"
+
     def give_up(self) -> None:
-        """End the next version."""
+        """Have the next version end, without waiting for its end."""
         with suppress(ProcessLookupError):
             self._process.kill()
-        self._process.wait()
         self.channel.close()
-
-    def failure(self) -> str:
-        """Wait for the end of a next version that has closed its channel without serving, and describe how it ended."""
-        try:
-            status = self._process.wait(1.0)
-        except subprocess.TimeoutExpired:
-            self.give_up()
-            return "it has closed its channel"
-        self.channel.close()
-        return f"it ended with status {status}" if status >= 0 else f"it was ended by {signal.Signals(-status).name}"
 
     def release(self) -> None:
         """Stop watching the next version, because it serves."""
