@@ -11,8 +11,8 @@ A TLS session can be resumed only under its original server name (RFC 6066 secti
 context that the handshake begins with.  Each name therefore has a first context of its own, without certificates, and
 the handshake then switches to the context with the certificates.  Clients can invent names, so the number of first
 contexts is bounded.  First contexts of names in the certificates are never evicted.  First contexts of names that match
-a wildcard have a bound of their own.  First contexts of names in no certificate have another bound.  The two kinds do
-not evict each other.
+a wildcard have a bound of their own.  First contexts of names in no certificate have another bound.  Contexts of one
+kind therefore do not evict contexts of the other kind.
 
 If a pair of files becomes unusable, its last usable version stays in use, but with the current client authorities.
 Otherwise a listener with a broken pair would still admit clients of an authority that has been removed.

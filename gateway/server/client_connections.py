@@ -257,7 +257,7 @@ class Clients:
         connections or the gateway refuses new ones.
         """
         self.unadmitted -= 1
-        # Count refused connections too, because accepted ones wait behind them.
+        # Count refused connections too, because other connections wait behind them in the listeners' queues.
         self._arrivals += 1
         if self._arrivals >= ARRIVALS_PER_LOOK:
             self._arrivals = 0

@@ -21,7 +21,7 @@ read only for the kinds of routes that have an entry for the same request line.
 Clients send the same header section with many request lines.  From a section's second appearance on, `Sections` keeps
 the section with its meanings and the client's address.  The section's lines are then not read again.
 
-A *join* is a remembered live request (`joins.py`).  A request line may have credentials in its query.  Its remembered
+A *join* is a remembered live request (`joins.py`).  A request line may have credentials in its query.  The remembered
 answer or join is then found under the line without these credentials (`verdict_keys.py`).
 """
 
@@ -77,7 +77,7 @@ class Presented(NamedTuple):
     """The key of the verdict on this request: the stream, and the request's own credentials."""
     allowed: Allowed | None = None
     """The verdict that the client's connection has kept for this key and the request's header section.  It may have
-    lapsed.  If None, the section is asked."""
+    lapsed.  If None, the verdict is looked up in the section."""
 
 
 _ALLOWED: Final = b"allowed origin"
@@ -410,8 +410,8 @@ class Sections:
         """Return the part of a request line that is common to all requests with the same answer.  `key` is the key of
         the verdict on this request.
 
-        This is the whole line, unless the verdict is kept under credentials in the line's query.  Returns None if the
-        line cannot be divided.
+        The common part is the whole line, unless the verdict is kept under credentials in the line's query.  Returns
+        None if the line cannot be divided.
         """
         if not isinstance(key, NamedStream) or not key.credentials:
             return line

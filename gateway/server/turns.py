@@ -17,8 +17,9 @@ work is subtracted from the time for waiting requests.  The time for waiting req
 loop's time for other work, up to `REQUESTS_S`.  A flood of requests with remembered answers can therefore not starve
 the waiting requests.
 
-The steps of misses are taken in the order of their arrival, for all clients alike (`gateway.aio.batches`).  While many
-steps wait, no further request begins, so that a flood of misses waits in the fair queue instead.
+A miss takes several steps, such as sending the request and storing the reply.  The steps of all misses are taken in the
+order of their arrival, for all clients alike (`gateway.aio.batches`).  While many steps wait, no further request
+begins, so that a flood of misses waits in the fair queue instead.
 
 Input other than new requests, such as bodies and frames, is read in small parts.  A turn that has lasted for `PARTS_S`
 reads no further part.  Otherwise tiny chunks, frames or TLS records from one read of a socket could keep the loop busy
@@ -150,7 +151,7 @@ class Turns:
         self._crumbs_at = 0.0
         """The earliest time of the next reading of crumbs."""
         self._is_reading_crumbs = False
-        """Whether crumbs are being read, or a timer for it is set."""
+        """Whether crumbs are being read, or a timer for their next reading is set."""
         self.has_begun = False
         """Whether work has begun in this turn, or waits for a later turn.  `_next` is then scheduled for the next turn.
         """
