@@ -73,7 +73,7 @@ class Interim(NamedTuple):
     """An interim reply (RFC 9110 section 15.2)."""
 
     status: int
-    """100, or 102 to 199."""
+    """The status: 100, or 102 to 199."""
     headers: CIMultiDictProxy[str]
 
 

@@ -178,7 +178,7 @@ class Head:
     ) -> None:
         """`headers` may be None if there is a shape."""
         self.status = status
-        """From 200 to 999."""
+        """The status, from 200 to 999."""
         self.reason = reason
         self._headers = headers
         self.content_length = content_length

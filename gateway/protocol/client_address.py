@@ -68,7 +68,7 @@ class Hop(NamedTuple):
 
     client: str
     scheme: str
-    """Empty if the proxy does not state a scheme."""
+    """The scheme that the peer used; empty if the proxy does not state a scheme."""
 
 
 class Proxies:

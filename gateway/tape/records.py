@@ -54,9 +54,9 @@ class Limits:
     """The limits of a read.  None stands for no limit."""
 
     count: int | None = None
-    """Records."""
+    """The most records."""
     bytes: int | None = None
-    """Metered bytes."""
+    """The most metered bytes."""
     until: int | None = None
     """The read ends before the first record with this timestamp or a later one."""
 
@@ -101,7 +101,7 @@ class Part:
 
     records: tuple[Record, ...]
     size: int
-    """Metered bytes."""
+    """The metered bytes of the records."""
     end: int
     is_closed: bool
     """Whether a limit stopped the read, so that no append can change the answer."""
@@ -141,7 +141,7 @@ class Span(NamedTuple):
     end: int
     records: int
     size: int
-    """Metered bytes."""
+    """The metered bytes of the records."""
 
 
 class Joint(NamedTuple):

@@ -29,7 +29,7 @@ class RequestSpan(Protocol):
 
     @property
     def trace_id(self) -> str:
-        """32 hexadecimal digits; empty without tracing."""
+        """The trace id in 32 hexadecimal digits; empty without tracing."""
 
     @property
     def is_sampled(self) -> bool:

@@ -227,7 +227,7 @@ class OriginNews:
     shared memory."""
 
     origin: str
-    """Scheme, host and port."""
+    """The origin's scheme, host and port."""
     is_ejected: bool
     reason: str
 

@@ -32,7 +32,7 @@ class Endpoint(NamedTuple):
 
     scheme: str
     host: str
-    """A name in lower case, or an IP address without brackets."""
+    """The host: a name in lower case, or an IP address without brackets."""
     port: int
     host_header: str
     """The value of a request's Host field."""
@@ -116,7 +116,7 @@ class OriginCall(NamedTuple):
 
     method: str
     url: str
-    """`route://<route>/<path at the origin>`, or an HTTP URL."""
+    """The URL: `route://<route>/<path at the origin>`, or an HTTP URL."""
     headers: CIMultiDict[str]
     bounds: Bounds
     body: Body = None

@@ -354,7 +354,7 @@ class OriginState:
     """The figures of an origin that the admin port and the metrics show."""
 
     origin: str
-    """Scheme, host and port."""
+    """The origin's scheme, host and port."""
     routes: tuple[str, ...]
     weight: int
     """The largest weight in any route; 0 if the origin is used only after redirects."""

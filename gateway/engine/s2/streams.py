@@ -64,8 +64,8 @@ All pauses together are shorter than the 20 s after which S2 clients give up a s
 
 LEAST_S: Final = 1.0
 """A session that lasts less than this many seconds is short.  After one short session the next session starts at once;
-after several in a row it starts after a pause.  Origins may end each session right after the reply, or advise the
-client to use another session."""
+after several in a row it starts after a pause.  Without the pause, an origin that ends each session right after the
+reply, or always advises to use another session, would be asked in a tight loop."""
 
 
 LEAVING_S: Final = 15.0

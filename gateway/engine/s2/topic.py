@@ -182,8 +182,8 @@ class S2LiveReader(Protocol):
     def beat(self, *, is_due: bool) -> None:
         """Send a heartbeat if one is needed.
 
-        `is_due` is true if a beat of the topic has passed.  Otherwise a heartbeat is sent only if the client has not
-        been told yet that it is at the tail.
+        `is_due` is true if a beat of the topic has passed.  Otherwise a heartbeat is sent only if the client does not
+        know yet that it is at the tail.
         """
 
     def lost(self, error: S2Refused) -> None:
