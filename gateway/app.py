@@ -188,6 +188,7 @@ class RunningGateway:
             else:
                 self._admin_servers = await listen_at(private, self.admin_connections)
             self.admin_url = http_url(private, self._admin_servers[0].sockets[0].getsockname()[1])
+            await self.engine.join_fleet()
             await self.listeners.open(self._environ)
             self._tasks.start(self.memory.run(), "memory")
             self._is_open = True
@@ -212,8 +213,7 @@ class RunningGateway:
         """Answer the other workers, and wait until this worker may accept connections."""
         assert self.worker_admin is not None
         await self.worker_admin.open()
-        place = handed.place
-        self._hop_server = self._frontend.hop_server(f"{place.slot}.{place.generation}.{os.getpid()}")
+        self._hop_server = self._frontend.hop_server((place := handed.place).process_name)
         await self._hop_server.open(place.hop_socket)
         assert self.engine.hop is not None
         self.engine.hop.watch(self.engine.live, self.engine.s2.streams)

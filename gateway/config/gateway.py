@@ -15,6 +15,7 @@ from typing import Any, Final, Self
 from pydantic import Field, model_validator
 
 from gateway.config.cache import CacheConfig, CachePlanConfig
+from gateway.config.fleet import FleetConfig
 from gateway.config.limits import LimitsConfig
 from gateway.config.listener import ListenerConfig, check_addresses
 from gateway.config.model import MisfitError, Model
@@ -47,6 +48,7 @@ class GatewayConfig(Model):
     cache: CacheConfig = CacheConfig()
     tracing: TracingConfig = TracingConfig()
     log: LogConfig = LogConfig()
+    fleet: FleetConfig = FleetConfig()
     listeners: tuple[ListenerConfig, ...] = Field(
         default=(),
         strict=False,
@@ -116,15 +118,23 @@ class GatewayConfig(Model):
     @model_validator(mode="after")
     def _listeners_differ(self) -> Self:
         is_used = not self.listeners or "listen" in self.server.model_fields_set
-        check_addresses(self.listeners, self.server.listen if is_used else None, self.server.admin)
+        check_addresses(self.listeners, self.server.listen if is_used else None, self.server.admin, self.fleet.listen)
+        return self
+
+    @model_validator(mode="after")
+    def _fleet_has_one_process(self) -> Self:
+        if self.fleet.is_on and self.server.workers != 1:
+            raise MisfitError("needs server.workers = 1: a member of a fleet is one process for now", "fleet", "name")
         return self
 
     @property
     def every_listener(self) -> tuple[ListenerConfig, ...]:
-        """All listeners.  If there are `[[listener]]` tables, `server.listen` is included only if it is set."""
-        if self.listeners and "listen" not in self.server.model_fields_set:
-            return self.listeners
-        return (*self.listeners, ListenerConfig(address=self.server.listen))
+        """All listeners.  If there are `[[listener]]` tables, `server.listen` is included only if it is set.  The
+        listener for other members of the fleet is the last one."""
+        is_alone = not self.listeners or "listen" in self.server.model_fields_set
+        own = (ListenerConfig(address=self.server.listen),) if is_alone else ()
+        members = self.fleet.listener
+        return (*self.listeners, *own) if members is None else (*self.listeners, *own, members)
 
     @property
     def http2_origins(self) -> frozenset[str]:
@@ -137,7 +147,7 @@ class GatewayConfig(Model):
         """Make a configuration with one route, to one origin or to several.
 
         An override is a field of the route or of any section, by its name.  `listeners` and `rate_limits` are lists of
-        tables.  For example:
+        tables, and `fleet` is a table.  For example:
 
         `GatewayConfig.for_origin("http://127.0.0.1:4438", listen="127.0.0.1:0", cache_bytes="64MiB")`
 
@@ -154,6 +164,7 @@ class GatewayConfig(Model):
         }
         parts: dict[str, dict[str, Any]] = {name: {} for name in sections}
         lists = {name: overrides.pop(name, ()) for name in ("listeners", "rate_limits")}
+        fleet = overrides.pop("fleet", {})
         parts["route"] = {"origin": url} if isinstance(url, str) else {"origins": list(url)}
         for key, value in overrides.items():
             section = next((name for name, model in sections.items() if key in model.model_fields), None)
@@ -161,4 +172,4 @@ class GatewayConfig(Model):
                 raise TypeError(f"{key!r} is no field of the server, limits, origins, plan, tracing, log or of a route")
             parts[section][key] = value
         route, plan = parts.pop("route"), parts.pop("cache.plan")
-        return cls.model_validate({**parts, **lists, "cache": {"plan": plan}, "routes": [route]})
+        return cls.model_validate({**parts, **lists, "fleet": fleet, "cache": {"plan": plan}, "routes": [route]})

@@ -185,11 +185,11 @@ class ListenerConfig(Model):
         return self
 
 
-def check_addresses(listeners: Sequence[ListenerConfig], listen: str | None, admin: str) -> None:
+def check_addresses(listeners: Sequence[ListenerConfig], listen: str | None, admin: str, members: str = "") -> None:
     """Raise MisfitError if two of the addresses cannot be used at the same time.
 
-    `listen` is server.listen, or None if it is not used.  `admin` is the address of the admin port.  Port 0 may occur
-    several times.
+    `listen` is server.listen, or None if it is not used.  `admin` is the address of the admin port.  `members` is
+    fleet.listen; empty without a fleet.  Port 0 may occur several times.
     """
     seen: list[ListenerConfig] = []
     for index, one in enumerate(listeners):
@@ -200,6 +200,10 @@ def check_addresses(listeners: Sequence[ListenerConfig], listen: str | None, adm
         if (other := _taken(ListenerConfig(address=listen), seen)) is not None:
             raise MisfitError(f"another listener is at {other}", "server", "listen")
         seen.append(ListenerConfig(address=listen))
+    if members:
+        if (other := _taken(ListenerConfig(address=members), seen)) is not None:
+            raise MisfitError(f"another listener is at {other}", "fleet", "listen")
+        seen.append(ListenerConfig(address=members))
     if (other := _taken(ListenerConfig(address=admin), seen)) is not None:
         raise MisfitError(f"a listener is at {other}", "server", "admin")
 

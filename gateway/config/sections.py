@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from gateway.config.authorisation import AuthRuleConfig, SigningKeyConfig
 from gateway.config.cache import CacheConfig, CachePlanConfig
+from gateway.config.fleet import FleetConfig, MemberConfig
 from gateway.config.gateway import GatewayConfig
 from gateway.config.limits import LimitsConfig
 from gateway.config.listener import CertificateConfig, ListenerConfig, ListenerTlsConfig
@@ -37,6 +38,7 @@ SECTIONS: Final[Mapping[str, type[BaseModel]]] = {
     "cache": CacheConfig,
     "tracing": TracingConfig,
     "log": LogConfig,
+    "fleet": FleetConfig,
 }
 """The tables that occur once, by their names in a file."""
 TABLES: Final[Mapping[tuple[type[BaseModel], str], type[BaseModel]]] = {
@@ -79,6 +81,8 @@ def model_at(path: KeyPath) -> type[BaseModel] | None:
             return LISTS[field][1]
         case (str() as field, int(), str() as table, _) if field in LISTS:
             return TABLES.get((LISTS[field][1], table))
+        case ("fleet", "members", int(), _):
+            return MemberConfig
         case ("listeners", int(), "tls", "certificates", int(), _):
             return CertificateConfig
         case ("routes", int(), "origins", int(), _):

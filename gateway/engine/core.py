@@ -19,13 +19,13 @@ from gateway.engine.cold_reads import ColdReadLimit, FirstRead
 from gateway.engine.compression import Coder
 from gateway.engine.confirming import Confirming
 from gateway.engine.fetch_table import FetchTable
+from gateway.engine.fleet import Fleet
 from gateway.engine.hit_for_miss import HEAD
 from gateway.engine.hop_upstream import HopUpstream
 from gateway.engine.live_start import LiveReads
 from gateway.engine.long_poll import LongPoll
 from gateway.engine.long_poll_waiter import WaitingPoll
 from gateway.engine.negative_cache import NegativeCache
-from gateway.engine.others_writes import OthersWrites
 from gateway.engine.passed_read import PassedRead, PassedReads
 from gateway.engine.path_events import Purge
 from gateway.engine.pending_writes import PendingWrites
@@ -36,6 +36,7 @@ from gateway.engine.response_heads import head_answer, origin_error_answer
 from gateway.engine.s2.reads import S2Reads
 from gateway.engine.s2.writes import S2Writes
 from gateway.engine.sse import Sse, Subscription
+from gateway.engine.upstreams import make_upstreams
 from gateway.engine.writes import Writes
 from gateway.errors import GatewayError, TailMovedBack
 from gateway.limits.accounts import Account
@@ -51,7 +52,7 @@ from gateway.tape.record_stream import RecordStream
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream
 from gateway.telemetry.surroundings import Surroundings
-from gateway.upstream.client import HopClient, OriginClient
+from gateway.upstream.client import OriginClient
 from gateway.upstream.dialer import TlsReloader
 from gateway.upstream.flight import METADATA, NotShareable, OriginError, StreamHead
 from gateway.upstream.health import Health
@@ -59,10 +60,8 @@ from gateway.upstream.kept_connections import KeepAlive
 from gateway.upstream.origin_pool import Credentials, Origins, origin_names
 from gateway.upstream.reply import Upstream
 from gateway.upstream.slots import SlotLimits
-from gateway.workers.owners import Owners
 from gateway.workers.place import WorkerPlace
 from gateway.workers.shared_origins import SharedOrigins
-from gateway.workers.write_log import WriteLog
 
 _log = logging.getLogger("gateway.origins")
 
@@ -105,6 +104,7 @@ class Engine:
         )
         origin_side = self.bridge = Bridge(self.client if upstream is None else upstream, clock, rng, self.tasks)
         self.health = Health(self.client.exchanges, self.origins, clock, rng)
+        self.fleet: Fleet | None = None
         self.take_origins(config, credentials or {}, tls)
         self.tls_reloader = TlsReloader(lambda: self._config, self.client.exchanges.configure_tls, clock, _log.warning)
         """Watches the TLS files.  The application starts the watch if the configuration asks for one."""
@@ -122,16 +122,9 @@ class Engine:
         self.pending_writes = PendingWrites()
         self.accounts = open_accounts(limits, clock.now, crew)
         self.negative_cache = NegativeCache(clock.now, self.pending_writes, self.accounts)
-        shared: Upstream = origin_side
-        self.others: OthersWrites | None = None
-        """The writes of other workers; None if this process is the only one."""
-        self.hop: HopUpstream | None = None
-        """Sends requests to the owners of streams; None if this process is the only one."""
-        if crew is not None:
-            owners = Owners(crew.shared, crew.slot)
-            log = WriteLog(crew.shared, crew.slot, clock.now)
-            self.others = OthersWrites(log, owners, self.store, self.negative_cache, crew.generation)
-            self.hop = shared = HopUpstream(origin_side, HopClient(crew.hop_paths), self.others, owners, clock)
+        upstreams = make_upstreams(origin_side, config, crew, (self.store, self.negative_cache), clock, rng)
+        shared, self.by_fleet = upstreams.shared, upstreams.by_fleet
+        self.hop, self.others, self.fleet = upstreams.hop, upstreams.others, upstreams.fleet
         self.live_table = LiveTable(self.store, surroundings, limits.followed_streams, self.accounts)
         self.live = LiveTopics(shared, self.store, surroundings, self.live_table, limits.max_flight_bytes)
         self._cold_read_limit = ColdReadLimit(self.negative_cache, self.accounts, metrics, rng, clock.now)
@@ -139,7 +132,7 @@ class Engine:
         self.writes = Writes(
             self.store, self.live, self.pending_writes, self.negative_cache, clock, self.s2_writes.written
         )
-        self.writes.others = self.others
+        self.writes.others = self.others if self.fleet is None else self.fleet.counts
         if self.others is not None:
             self.others.applying = self.writes
             self.s2_writes.tell = self.others.appended
@@ -154,8 +147,8 @@ class Engine:
         hop, backlog = self.hop, self.fetches.backlog
         self._passed = PassedReads(hop, self._runner, backlog) if hop is not None else None
         self._reads = LiveReads(self.fetches, confirming, self.live, clock, rng, self.drain, limits.max_reply_bytes)
-        if hop is not None:
-            self._reads.is_owner = hop.is_owner
+        if isinstance(shared, HopUpstream):
+            self._reads.is_owner = shared.is_owner
         self._catch_up = CatchUp(self._reads)
         # Live readers wait for new bytes, which are few.  Compress these bytes only if the compression needs no
         # waiting.
@@ -163,7 +156,7 @@ class Engine:
         self.sse = Sse(self._reads, self._runner, self.tasks, wheel)
         """Opens SSE reads.  The server calls it directly for SSE requests that it recognises."""
         self.s2 = S2Reads(
-            shared, self.store, surroundings, self.live_table, wheel, self.negative_cache, self._cold_read_limit
+            upstreams.s2, self.store, surroundings, self.live_table, wheel, self.negative_cache, self._cold_read_limit
         )
         if self.others is not None:
             self.s2.streams.tell_ended = self.others.ended
@@ -386,6 +379,8 @@ class Engine:
         Returns the names of the routes whose secret has changed.
         """
         self._config = config
+        if self.fleet is not None:
+            self.fleet.configure(config)
         changed = self.origins.configure(config.routes, config.origins, credentials)
         self.health.configure(config.routes)
         self.bridge.configure(config.routes)
@@ -408,6 +403,12 @@ class Engine:
         """Set how many streams each client network may have followed, and how many new streams it may read a second."""
         self.live_table.most_per_client = limits.most_client_followed_streams
         self._cold_read_limit.set_rate(limits.client_new_streams_per_s)
+
+    async def join_fleet(self) -> None:
+        """Begin to ask the other members of the fleet, if there is one."""
+        if self.fleet is not None and self.by_fleet is not None:
+            await self.fleet.start()
+            self.by_fleet.watch(self.live)
 
     def suspend_client(self, account: Account, until: float) -> None:
         """Give the client no allowance for new streams until `until`, when its ban ends."""
@@ -432,8 +433,9 @@ class Engine:
         self.live_table.close()
         self.s2.shut_down()
         self.fetches.close()
-        if self.hop is not None:
-            await self.hop.close()
+        for hop in (self.hop, self.by_fleet):
+            if hop is not None:
+                await hop.close()
         await self.tls_reloader.close()
         await self.health.close()
         await self.tasks.close()

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
 from gateway.aio.clock import Clock, Timer
-from gateway.engine.others_writes import OthersWrites
 from gateway.errors import (
     GatewayError,
     ShortOfMemory,
@@ -28,14 +27,13 @@ from gateway.errors import (
 from gateway.http.outgoing import RenderedHeaders
 from gateway.http.reply import Interim
 from gateway.protocol.coding import AcceptedCodings
-from gateway.protocol.sharing import StreamKey
+from gateway.protocol.sharing import Group, StreamKey
 from gateway.protocol.worker_headers import HOP, HopAsk, HopSaid
 from gateway.tape.stream import Stream
 from gateway.upstream.client import HopClient
 from gateway.upstream.incoming import no_op
 from gateway.upstream.origin_call import OriginCall, Shared, split_url
 from gateway.upstream.reply import PendingRequest, Reply, Requester, Upstream, answer_to
-from gateway.workers.owners import Owners
 
 WATCH_S: Final = 0.1
 """Seconds between two checks whether the owners have changed."""
@@ -78,11 +76,36 @@ class Asking(Protocol):
         """Called when streams may have other owners."""
 
 
+class StreamOwners(Protocol):
+    """The owners of streams, as this process sees them now: `gateway.workers.owners.Owners`, for example."""
+
+    @property
+    def epoch(self) -> int:
+        """A number that changes when the owners may have changed."""
+
+    def other_owner(self, cell: int) -> int | None:
+        """Return the number of the process that owns the paths of this cell; None if this process does."""
+
+
+class WritesElsewhere(Protocol):
+    """The writes of other processes: `gateway.engine.others_writes.OthersWrites`, for example."""
+
+    @property
+    def index_of(self) -> Callable[[Group], int]:
+        """Returns the cell of a path."""
+
+    def look(self, group: Group) -> None:
+        """Apply the writes of other processes to the path."""
+
+
 class HopUpstream:
     """The `Upstream` of shared requests.  `by_hop` sends requests to other workers, `upstream` to origins."""
 
+    unsettled_s = _UNSETTLED_S
+    """After a change of the owners, requests of other processes are not handed on for this number of seconds."""
+
     def __init__(
-        self, upstream: Upstream, by_hop: HopClient, others: OthersWrites, owners: Owners, clock: Clock
+        self, upstream: Upstream, by_hop: HopClient, others: WritesElsewhere, owners: StreamOwners, clock: Clock
     ) -> None:
         self._upstream = upstream
         self.by_hop = by_hop
@@ -130,10 +153,35 @@ class HopUpstream:
     def owner_for(self, shared: Shared) -> int | None:
         """Return the slot (the number) of the worker to ask; None stands for the origin."""
         self.notice_change()
-        if shared.is_handed and self.clock.now() < self._changed_at + _UNSETTLED_S:
+        if shared.is_handed and self.clock.now() < self._changed_at + self.unsettled_s:
             # The other worker regards this worker as the owner.
             return None
         return self.owners.other_owner(self._others.index_of(shared.key.group))
+
+    def ask_owner(
+        self,
+        requester: Requester,
+        call: OriginCall,
+        shared: Shared,
+        owner: int,
+        accepted: AcceptedCodings | None = None,
+    ) -> PendingRequest:
+        """Send a request to another process.  `accepted` is as in `handed`."""
+        return self.by_hop.ask(requester, handed(call, shared, f"http://worker-{owner}:1", accepted))
+
+    def said_by(self, reply: Reply, asked_at: float) -> HopSaid | None:
+        """Return the owner's statement in its answer to a request that was sent at `asked_at` (monotonic seconds).
+
+        Raises ValueError if the statement is malformed, and UpstreamUnreachable if another server has answered.
+        """
+        return HopSaid.of(reply.headers)
+
+    def is_lost(self, error: GatewayError) -> bool:
+        """Return whether a request has failed because the owner is dead."""
+        return is_lost(error)
+
+    def lost(self, owner: int) -> None:
+        """Record that a request to this owner has failed twice.  Of workers, only the supervisor knows which serve."""
 
     def ask_origin(self, requester: Requester, call: OriginCall) -> PendingRequest:
         """Send a request to the origin."""
@@ -178,7 +226,7 @@ class HopUpstream:
             self.notice_change()
             is_new, seen = seen != self._epoch, self._epoch
             # Check again when all workers have the same view.  Until then, some requests stay with this worker.
-            was_settled, is_settled = is_settled, self.clock.now() >= self._changed_at + _UNSETTLED_S
+            was_settled, is_settled = is_settled, self.clock.now() >= self._changed_at + self.unsettled_s
             if is_new or is_settled != was_settled:
                 self._owners_changed()
 
@@ -211,7 +259,18 @@ class HopUpstream:
 class _Asking:
     """One shared request.  This object is the `Requester` of each attempt, at other workers and at the origin."""
 
-    __slots__ = ("_call", "_hop", "_is_given_up", "_owner", "_pending", "_requester", "_timer", "_waits", "shared")
+    __slots__ = (
+        "_asked_at",
+        "_call",
+        "_hop",
+        "_is_given_up",
+        "_owner",
+        "_pending",
+        "_requester",
+        "_timer",
+        "_waits",
+        "shared",
+    )
 
     def __init__(self, hop: HopUpstream, requester: Requester, call: OriginCall, shared: Shared) -> None:
         self._hop = hop
@@ -222,6 +281,7 @@ class _Asking:
         self._pending: PendingRequest | None = None
         self._timer: Timer | None = None
         self._waits = 0
+        self._asked_at = 0.0
         self._is_given_up = False
 
     def begin(self) -> None:
@@ -235,7 +295,8 @@ class _Asking:
             pending = hop.ask_origin(self, self._call)
         else:
             hop.asks(self)
-            pending = hop.by_hop.ask(self, handed(self._call, shared, owner))
+            self._asked_at = hop.clock.now()
+            pending = hop.ask_owner(self, self._call, shared, owner)
         if self._requester is not None:
             self._pending = pending
 
@@ -266,16 +327,22 @@ class _Asking:
         self._requester.informed(interim)
 
     def head_arrived(self, reply: Reply) -> None:
-        self._pending = None
+        self._pending, said = None, None
+        if self._owner is not None:
+            try:
+                reply.said = said = self._hop.said_by(reply, self._asked_at)
+            except UpstreamUnreachable as error:
+                reply.close()
+                self.failed(error)
+                return
+            except ValueError:
+                reply.close()
+                self._hop.is_over(self)
+                self._requester.failed(UpstreamBroken("Another worker's answer is malformed"))
+                return
         self._hop.is_over(self)
         self._hop.answered(self.shared)
         if self._owner is not None:
-            try:
-                reply.said = said = HopSaid.of(reply.headers)
-            except ValueError:
-                reply.close()
-                self._requester.failed(UpstreamBroken("Another worker's answer is malformed"))
-                return
             told = getattr(self._requester, "told", None)
             if said is not None and told is not None:
                 told(said)
@@ -288,16 +355,17 @@ class _Asking:
 
     def failed(self, error: GatewayError) -> None:
         self._pending = None
-        if self._owner is None or not is_lost(error) or self._is_given_up:
+        if self._owner is None or not self._hop.is_lost(error) or self._is_given_up:
             self._hop.is_over(self)
             self._requester.failed(error)
             return
         self._waits += 1
-        if self._waits == 1:
+        if self._waits == 1 and not isinstance(error, UpstreamTimeout):
             # The owner may have cut only this connection.
             self.begin()
             return
         # The owner has probably died.
+        self._hop.lost(self._owner)
         self._timer = self._hop.clock.call_later(_AGAIN_S, self._again)
 
     def _again(self) -> None:
@@ -321,8 +389,8 @@ def is_lost(error: GatewayError) -> bool:
     return isinstance(error, UpstreamUnavailable | UpstreamUnreachable)
 
 
-def handed(call: OriginCall, shared: Shared, slot: int, accepted: AcceptedCodings | None = None) -> OriginCall:
-    """Return the call as it is handed to the worker in this slot.
+def handed(call: OriginCall, shared: Shared, to: str, accepted: AcceptedCodings | None = None) -> OriginCall:
+    """Return the call as it is handed to the process at the origin `to`, as in `http://host:port`.
 
     `accepted` is given if the answer is passed on to a client (`HopAsk.accepted`)."""
     key, client, headers = shared.key, call.client, call.headers
@@ -332,7 +400,7 @@ def handed(call: OriginCall, shared: Shared, slot: int, accepted: AcceptedCoding
     if not isinstance(headers, RenderedHeaders):
         headers = RenderedHeaders.of(headers)
     return call._replace(
-        url=f"http://worker-{slot}:1{split_url(call.url)[1]}",
+        url=to + split_url(call.url)[1],
         headers=headers.with_field(HOP, asked),
         client="",
         shared=None,

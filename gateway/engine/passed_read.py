@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Final
 
 from gateway.aio.batches import Backlog, Batch
-from gateway.engine.hop_upstream import HopUpstream, failure_of, handed, is_lost
+from gateway.engine.hop_upstream import HopUpstream, failure_of, is_lost
 from gateway.engine.read import Read, Uncacheable
 from gateway.engine.read_runner import ReadRunner
 from gateway.errors import GatewayError, UpstreamBroken
@@ -93,7 +93,7 @@ class PassedRead:
         source = read.source
         call = OriginCall("GET", source.url(read.start), source.headers, source.bounds, client=source.client)
         hop.asks(self)
-        pending = hop.by_hop.ask(self, handed(call, Shared(read.key, False), self._owner, read.accepted))
+        pending = hop.ask_owner(self, call, Shared(read.key, False), self._owner, read.accepted)
         if self._reply is None and self._error is None:
             # Keep the pending request only until it is decided, because the two form a reference cycle.
             self._pending = pending

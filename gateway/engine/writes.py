@@ -21,6 +21,7 @@ from typing import Final
 from multidict import CIMultiDict, istr
 
 from gateway.aio.clock import Clock
+from gateway.engine.fleet_writes import CountedWrites
 from gateway.engine.negative_cache import NegativeCache
 from gateway.engine.others_writes import OthersWrites, WriteReply
 from gateway.engine.path_events import Acknowledged, PathChange
@@ -67,8 +68,8 @@ class Writes:
         self._negative_cache = negative_cache
         self._clock = clock
         self._s2_written = s2_written
-        self.others: OthersWrites | None = None
-        """The writes of other workers; None if this process is the only one."""
+        self.others: OthersWrites | CountedWrites | None = None
+        """The writes of other workers, or the counts for other members of a fleet; None if this process is alone."""
 
     def write_started(self, write: SentRequest) -> None:
         """Record that a write is about to be sent; `write_answered` or `write_failed` must follow."""
@@ -158,6 +159,17 @@ class Writes:
                 self._doubt(stream)
 
         self._tell(group, anything, "doubt")
+
+    def apply_appends(self, group: Group) -> None:
+        """Assume that another gateway has appended to the path.  The tail is stated again once the origin has."""
+        self._negative_cache.forget_path(group)
+
+        def appended(stream: Stream) -> None:
+            stream.forget_beyond()
+            stream.acknowledged_without_offset()
+            stream.mark_stale(may_have_ended=False)
+
+        self._tell(group, appended, "appended")
 
     def apply_control(self, origin: str) -> None:
         """Doubt all S2 streams of an origin: another worker's request may have deleted or created any of them."""

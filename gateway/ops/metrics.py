@@ -37,6 +37,7 @@ from gateway.ops.families import (
     upstream_families,
 )
 from gateway.ops.figures import DELAY_BOUNDS_S, Count, Histogram, RouteFigures, Total
+from gateway.ops.fleet_families import fleet_families
 from gateway.ops.http2_families import http2_families, upstream_http2_families
 from gateway.ops.limit_figures import LimitFigures
 from gateway.ops.listener_figures import ListenerFigures
@@ -311,6 +312,7 @@ class Metrics(Collector):
         yield from state_families(state, self.routes)
         yield from connection_families(state.upstream, state.slots)
         yield from origin_families(state.origins)
+        yield from fleet_families(state.members)
         yield from self.listeners.families()
         yield from self.memory.families()
         yield from self.limit_figures.families()

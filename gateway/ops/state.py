@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from gateway.engine.core import Engine
+from gateway.engine.fleet import Member
 from gateway.tape.costs import RouteUsage
 from gateway.upstream.connection_pool import Connections
 from gateway.upstream.failures import Refusal
@@ -55,6 +56,8 @@ class State:
     """The use of slots, by purpose.  A slot is the right to use one connection to an origin."""
     background_tasks: int = 0
     origins: tuple[OriginState, ...] = ()
+    members: tuple[Member, ...] = ()
+    """The other members of the fleet."""
 
     def routes(self) -> set[str]:
         """Routes with tapes or flights."""
@@ -84,12 +87,13 @@ def look_at(
         slots=engine.client.slot_use(),
         background_tasks=len(engine.tasks),
         origins=engine.origins.snapshot(),
+        members=() if engine.fleet is None else tuple(engine.fleet.members.values()),
     )
 
 
 def _followed(engine: Engine) -> int:
-    """Return the number of streams that this worker follows at the origin, and not at another worker."""
-    hop, live, s2 = engine.hop, engine.live, engine.s2.streams
+    """Return the number of streams that this process follows at the origin, and not at another worker or member."""
+    hop, live, s2 = engine.hop or engine.by_fleet, engine.live, engine.s2.streams
     if hop is None:
         return len(live) + s2.followed
     keys = (topic.stream.key for topics in (live.topics(), s2.topics()) for topic in topics)

@@ -25,6 +25,7 @@ Headers = CIMultiDict[str] | CIMultiDictProxy[str]
 HOP_BY_HOP: Final = frozenset(
     {
         "connection",
+        "gateway-fleet",
         "gateway-hop",
         "gateway-hop-outcome",
         "gateway-hop-record",

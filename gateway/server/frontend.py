@@ -33,6 +33,7 @@ from gateway.server.authorising import Authoriser
 from gateway.server.certificates import Certificates
 from gateway.server.client_connections import ClientConnection, Clients, ConnectionRefusal
 from gateway.server.connection import Connection
+from gateway.server.fleet import member_clients
 from gateway.server.guarded_reads import SPREAD_S, GuardedReads
 from gateway.server.handler import RequestHandler
 from gateway.server.handshake import HTTP_1, HTTP_2, Connect
@@ -177,6 +178,11 @@ class Frontend:
         protocols: dict[str, Connect] = {HTTP_2: self._connect_http2, HTTP_1: self._connect}
         self.listeners = Listeners(config, self.clients, protocols, self._redirect_factory, listener_metrics, proxies)
 
+        node, routes = config.server.node_name, self._route_named
+        self.members = member_clients(node, limits, engine, routes, self._authoriser)
+        """The connections of other members of the fleet; None without a fleet."""
+        self.listeners.members = self.members
+
         self.others_are_empty: Callable[[float], Awaitable[None]] | None = None
         """Waits, for some seconds at most, until no worker has connections.  None if there is one worker."""
 
@@ -298,6 +304,8 @@ class Frontend:
             await clients.abort()
         if self.others_are_empty is not None:
             await self.others_are_empty(gone_at - now())
+        if self.members is not None:
+            await self.members.abort()
 
     def _admits(self, answer: RememberedAnswer, peer: Peer, section: Section, key: VerdictKey | None) -> bool:
         """Return whether authorisation and rate limits permit a remembered answer to be sent to this peer.  `key` is

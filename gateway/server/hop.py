@@ -257,7 +257,10 @@ class HopHandler(RequestHandler):
         admission: Admission,
         authoriser: Authoriser,
         owner: str,
+        *,
+        is_relative: bool = False,
     ) -> None:
+        """`is_relative` is as in `HopStatements`."""
         # Do not call `super().__init__`, because this handler relays, remembers and records nothing.
         self._node = node
         self._engine = engine
@@ -265,7 +268,7 @@ class HopHandler(RequestHandler):
         self._now = engine.clock.now
         self._metrics = NoMetrics()
         self._observers = Observers(NO_ACCESS_LOG, NO_TRACER, engine.clock)
-        self._statements = HopStatements(engine, owner)
+        self._statements = HopStatements(engine, owner, is_relative=is_relative)
         self._hop_interpreter = HopInterpreter(routes)
         self._facts = HeaderFacts(CIMultiDict(), node)
         self._recorder: _HopRecorder = _HopRecorder(node, engine, admission, self._observers, self._statements)
@@ -286,8 +289,7 @@ class HopHandler(RequestHandler):
             if route.is_s2:
                 return self._begin_s2(context, route, section.asked, target)
             context.mode, read = self._hop_interpreter.read(request, section, target)
-            if self._others is not None:
-                self._others.look(read.key.group)
+            self._look(request, read.key.group)
             if (reason := read.route.unshared.reason(read.key, read.shape)) is not None or request.is_alone:
                 return self._say_alone(context, Alone(reason or "not followed", reason is not None, False))
             if context.mode in LIVE and self.live_requests.begins_at_once(context, read):
@@ -301,6 +303,11 @@ class HopHandler(RequestHandler):
             return self._answer_shared(context, meaning, read)
         except GatewayError as error:
             return self._recorder.refuse(context, error)
+
+    def _look(self, request: Request, group: Group) -> None:
+        """Apply the writes of other processes to the path before the read begins."""
+        if self._others is not None:
+            self._others.look(group)
 
     def _begin_s2(self, context: RequestContext, route: Route, asked: HopAsk, target: Target) -> Answered | Work:
         headers = context.request.headers
@@ -384,6 +391,23 @@ class HopHandler(RequestHandler):
         return RequestMeaning(mode, read.route, source.target, read.key, True, self._facts, read, source.client)
 
 
+def hop_clients(
+    limits: LimitsConfig, engine: Engine, make_handler: Callable[[Admission], HopHandler], most: int = _MANY
+) -> Clients:
+    """Make the registry of the connections of other processes: at most `most`, with one handler."""
+    unlimited = limits.model_copy(
+        update={"max_connections": most, "client_connections": most, "client_live_reads": _MANY}
+    )
+    clock, metrics = engine.clock, NoMetrics()
+    accounts = Accounts(client_nets(limits.client_v4_bits, limits.client_v6_bits), clock.now)
+    rates = RateLimits(accounts, ())
+    admission = Admission(unlimited, accounts, rates, metrics, engine.surroundings.rng, clock.now)
+    handler = make_handler(admission)
+    clients = Clients(handler.handle, unlimited, None, clock, metrics, accounts=accounts)
+    clients.new_parser = partial(RequestParser, HEAD_TIMES)
+    return clients
+
+
 class HopServer:
     """The connections of other workers.  `close` ends them."""
 
@@ -397,16 +421,11 @@ class HopServer:
         owner: str,
     ) -> None:
         """`owner` is the name of this process."""
-        unlimited = limits.model_copy(
-            update={"max_connections": _MANY, "client_connections": _MANY, "client_live_reads": _MANY}
-        )
-        clock, metrics = engine.clock, NoMetrics()
-        accounts = Accounts(client_nets(limits.client_v4_bits, limits.client_v6_bits), clock.now)
-        rates = RateLimits(accounts, ())
-        admission = Admission(unlimited, accounts, rates, metrics, engine.surroundings.rng, clock.now)
-        handler = HopHandler(node, engine, routes, admission, authoriser, owner)
-        self.clients = Clients(handler.handle, unlimited, None, clock, metrics, accounts=accounts)
-        self.clients.new_parser = partial(RequestParser, HEAD_TIMES)
+
+        def make_handler(admission: Admission) -> HopHandler:
+            return HopHandler(node, engine, routes, admission, authoriser, owner)
+
+        self.clients = hop_clients(limits, engine, make_handler)
         self._server: asyncio.Server | None = None
 
     def __repr__(self) -> str:

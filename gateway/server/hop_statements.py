@@ -28,14 +28,21 @@ _FRESH: Final = frozenset({Outcome.MISS, Outcome.COLLAPSED})
 class HopStatements:
     """Makes the statements (`HopSaid`) of this worker for the header field `HOP_RECORD`."""
 
-    def __init__(self, engine: Engine, owner: str) -> None:
+    def __init__(self, engine: Engine, owner: str, *, is_relative: bool = False) -> None:
+        """`is_relative`: times are stated relative to the time of the statement, because the asking process has another
+        clock."""
         self._engine = engine
         self._owner = owner
         self._now = engine.clock.now
+        self._is_relative = is_relative
+
+    def _stated(self, at: float) -> float:
+        """Return a time of this process's clock as it is stated to the asking process."""
+        return at - self._now() if self._is_relative else at
 
     def said(self, stream: Stream | None, as_of: float | None = None) -> HopSaid:
         """Return the statement about this worker's record of the stream, for the asking worker."""
-        at = self._now() if as_of is None else as_of
+        at = self._stated(self._now() if as_of is None else as_of)
         if stream is None:
             return HopSaid(self._owner, at)
         lifetime = None if stream.expiry.is_lost else stream.expiry.lifetime
@@ -61,7 +68,7 @@ class HopStatements:
             return None
         if (remembered := self._remembered(stream)) is None:
             return None
-        return self.said(stream, remembered.contacted_at)._replace(is_stale=True, remembered=remembered)
+        return self.said(stream)._replace(as_of=remembered.contacted_at, is_stale=True, remembered=remembered)
 
     def _remembered(self, stream: Stream | None) -> Remembered | None:
         """Return the facts in memory; None if there are none, or if the stream may have ended."""
@@ -73,7 +80,7 @@ class HopStatements:
             stream.content_type,
             tail,
             tail is not None and stream.tape.is_closed_at(tail),
-            clock.now() if stream.is_followed else stream.contacted_at,
+            self._stated(clock.now() if stream.is_followed else stream.contacted_at),
             stream.needs_revalidation,
             stream.varies_by_origin,
             tuple(sorted(stream.surrogate_keys)),
@@ -82,7 +89,7 @@ class HopStatements:
 
     def alone(self, alone: Alone) -> HopSaid:
         """Return the statement for the asking worker if the origin's reply is for one reader alone."""
-        return HopSaid(self._owner, self._now(), alone=alone)
+        return HopSaid(self._owner, self._stated(self._now()), alone=alone)
 
     @staticmethod
     def add_to_passed(answer: Answer) -> None:

@@ -21,6 +21,7 @@ from gateway.aio.tasks import Tasks
 from gateway.config.addresses import Address
 from gateway.config.change import Change
 from gateway.config.errors import ConfigError
+from gateway.config.fleet import FleetListenerConfig
 from gateway.config.gateway import GatewayConfig
 from gateway.config.listener import ListenerConfig, SystemdSockets, UnixAddress
 from gateway.protocol.client_address import Proxies
@@ -105,6 +106,7 @@ class _OpenListener:
         is_restricted = self.config.proxy_protocol == "on" or (
             tls is not None and tls.client_certificates == "required"
         )
+        is_restricted = is_restricted or isinstance(self.config, FleetListenerConfig)
         return not is_restricted and self.config.https_port is None
 
     @property
@@ -139,6 +141,8 @@ class Listeners:
         self._clients = clients
         self._protocols = protocols
         self._redirect_factory = redirect_factory
+        self.members: Clients | None = None
+        """The connections of other members of the fleet; None without a fleet."""
         self._metrics = metrics
         self._proxies = proxies
         self.certificates: Certificates = {}
@@ -290,6 +294,9 @@ class Listeners:
 
     def _factory(self, index: int) -> Callable[[], asyncio.BaseProtocol]:
         config, protocols = self._configs[index], self._protocols
+        if isinstance(config, FleetListenerConfig):
+            assert self.members is not None
+            return partial(Connection, self.members, None)
         if config.https_port is not None:
             protocols = {HTTP_1: self._redirect_factory(config.https_port)}
         if config.tls is None and config.proxy_protocol == "off":

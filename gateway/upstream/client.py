@@ -28,7 +28,7 @@ from gateway.errors import GatewayError, RequestTimeout, UpstreamBroken, Upstrea
 from gateway.http.http2.flood_limits import SessionCounts
 from gateway.telemetry.tracing import NO_TRACER, Tracer
 from gateway.upstream.connection_pool import UNBOUNDED, ConnectionPool, Connections
-from gateway.upstream.dialer import Dialer, HopDialer, Http2Dials
+from gateway.upstream.dialer import Dialer, HopDialer, Http2Dials, MemberDialer
 from gateway.upstream.exchange import Exchange
 from gateway.upstream.incoming import Intake, no_op
 from gateway.upstream.kept_connections import KeepAlive
@@ -219,6 +219,14 @@ class HopClient:
 
     async def close(self) -> None:
         await self._exchanges.close()
+
+
+class MemberClient(HopClient):
+    """Sends requests to the other members of a fleet.  `close` ends all connections."""
+
+    def __init__(self) -> None:
+        super().__init__(())
+        self._exchanges.dialer = MemberDialer(self._exchanges.tasks)
 
 
 class _RoutedExchange(Exchange):

@@ -68,9 +68,15 @@ class Dialer:
         loop = asyncio.get_running_loop()
 
         async def connect(address: str) -> OriginConnection:
-            return await self._connect(OriginConnection(loop, owner, endpoint), address, is_http2=False)
+            return await self._connect(self._connection(loop, owner, endpoint), address, is_http2=False)
 
         return await self._dial(endpoint, within_s, connect)
+
+    def _connection(
+        self, loop: asyncio.AbstractEventLoop, owner: ConnectionOwner, endpoint: Endpoint
+    ) -> OriginConnection:
+        """Make the protocol of an HTTP/1.1 connection."""
+        return OriginConnection(loop, owner, endpoint)
 
     async def dial_http2(
         self, endpoint: Endpoint, owner: Http2Owner, counts: SessionCounts, within_s: float
@@ -237,6 +243,17 @@ class HopDialer(Dialer):
         except BaseException:
             connection.connection_lost(None)
             raise
+        return connection
+
+
+class MemberDialer(Dialer):
+    """Makes connections to the other members of a fleet."""
+
+    def _connection(
+        self, loop: asyncio.AbstractEventLoop, owner: ConnectionOwner, endpoint: Endpoint
+    ) -> OriginConnection:
+        connection = super()._connection(loop, owner, endpoint)
+        connection.new_parser = _HopReplyParser
         return connection
 
 

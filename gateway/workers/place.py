@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from dataclasses import dataclass
 
@@ -42,3 +43,8 @@ class WorkerPlace:
     """32 random bytes, the same at all workers of a gateway, and at those of the next version after an upgrade."""
     control: Control
     """The channel to the supervisor."""
+
+    @property
+    def process_name(self) -> str:
+        """The name of this process in statements to other workers, which no other process of the gateway has had."""
+        return f"{self.slot}.{self.generation}.{os.getpid()}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 from gateway.engine.hop_upstream import HopUpstream
 from gateway.engine.others_writes import OthersWrites
@@ -40,7 +40,7 @@ def handed_requests_are_handed_on() -> Patches:
     whole = HopUpstream.owner_for
 
     def owner_for(self: HopUpstream, shared: Shared) -> int | None:
-        owners = self.owners
+        owners = cast(Owners, self.owners)
         return (owners._slot + 1) % owners._shared.workers if shared.is_handed else whole(self, shared)
 
     return [(HopUpstream, "owner_for", owner_for)]

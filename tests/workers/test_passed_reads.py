@@ -19,6 +19,7 @@ from gateway.engine.read_runner import ReadRunner
 from gateway.errors import GatewayError, UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
 from gateway.protocol.sharing import Group
 from gateway.protocol.worker_headers import HOP, HOP_OUTCOME, Alone, HopAsk
+from gateway.workers.owners import Owners
 from tests.engine.bench import EngineBench, part_of_stream
 from tests.waiting import pass_turns
 from tests.workers.site import JSON, Site, made_site, read_all
@@ -218,7 +219,7 @@ async def test_reads_that_depend_on_more_than_the_stream_are_not_passed_on(
 
 
 async def test_the_owners_own_reads_are_not_passed_on(passing: Passing) -> None:
-    owners = passing.hops.hop.owners
+    owners = cast(Owners, passing.hops.hop.owners)
     path = next(path for path in map("/{}".format, range(100)) if owners.other_owner(owners.cell_of("o", path)) is None)
     read = passing.read._replace(key=passing.read.key._replace(group=Group("o", path)))
     assert passing.reads.begin(read) is None

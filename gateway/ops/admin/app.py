@@ -18,7 +18,7 @@ from gateway.ops.admin.endpoint import AUDITED, MOST_BODY_BYTES, Endpoint, Refus
 from gateway.ops.admin.guard import Guard
 from gateway.ops.admin.history import history_endpoints
 from gateway.ops.admin.openapi import openapi_document
-from gateway.ops.admin.origins import auth_lines, origins_endpoints, readiness_lines
+from gateway.ops.admin.origins import auth_lines, member_lines, origins_endpoints, readiness_lines
 from gateway.ops.admin.overview import overview_endpoints
 from gateway.ops.admin.plan import plan_endpoints
 from gateway.ops.admin.purge import purge_endpoints
@@ -39,7 +39,7 @@ QUESTIONS: Final = frozenset({"/api/tails"})
 """Endpoints that take a body but change nothing."""
 
 _VERBOSE: Final = "verbose"
-"""`/readyz?verbose` also lists the origins, so it needs the token, unlike the plain probe."""
+"""`/readyz?verbose` also lists origins and members of the fleet, so it needs the token, unlike the plain probe."""
 
 _log = logging.getLogger("gateway.admin")
 
@@ -122,6 +122,7 @@ def admin_application(
         if is_verbose:
             text += readiness_lines(subject.engine.origins.snapshot())
             text += auth_lines(subject.auth_services)
+            text += member_lines(subject.engine.fleet)
         return web.Response(status=status, text=text)
 
     async def exposition(request: web.Request) -> web.Response:

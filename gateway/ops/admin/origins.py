@@ -10,6 +10,7 @@ from typing import Literal
 from pydantic import with_config
 
 from gateway.auth.key_sets import KeySet
+from gateway.engine.fleet import Fleet
 from gateway.ops.admin.endpoint import API_TYPE, ApiRequest, Endpoint, Nothing
 from gateway.ops.admin.subject import Subject
 from gateway.upstream.auth_services import AuthServices, Service
@@ -98,6 +99,15 @@ def auth_lines(services: AuthServices) -> str:
     lines = [_key_line(one) for one in services.key_sets.look()]
     lines += [_service_line(one, services.clock.now()) for one in services.look()]
     return "".join(f"{line}\n" for line in lines)
+
+
+def member_lines(fleet: Fleet | None) -> str:
+    """Return a line for each other member of the fleet.  `[+]` means that the member is asked for streams."""
+    lines = []
+    for one in () if fleet is None else fleet.members.values():
+        where = f"member {one.name} at {one.url}"
+        lines.append(f"[-] {where}: {one.why_not}\n" if one.why_not else f"[+] {where}\n")
+    return "".join(lines)
 
 
 def _service_line(one: Service, now: float) -> str:

@@ -77,6 +77,8 @@ GAUGES: Final[Mapping[str, Merge]] = {
     f"{_P}origin_waiting": Merge.SUM,
     # A state is 1 if the breaker of any worker has this state.
     f"{_P}origin_breaker_state": Merge.MOST,
+    f"{_P}fleet_member_reached": Merge.LEAST,
+    f"{_P}fleet_member_differs": Merge.MOST,
     f"{_P}admin_connections": Merge.SUM,
     f"{_P}certificate_expiry_timestamp_seconds": Merge.LEAST,
     f"{_P}client_bytes": Merge.SUM,

@@ -1,0 +1,120 @@
+"""The fleet: several gateways before the same origins, of which one owns each stream."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Final, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
+
+from gateway.config.addresses import parse_address
+from gateway.config.listener import ListenerConfig
+from gateway.config.model import MisfitError, Model
+from gateway.config.values import OriginUrl
+
+_NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
+LEAST_SECRET_CHARS: Final = 32
+MOST_MEMBERS: Final = 64
+
+
+def _member_name(text: str) -> str:
+    if text and not _NAME.fullmatch(text):
+        raise ValueError(f"a member's name is letters, digits and . _ - inside, 63 at most, got {text!r}")
+    return text
+
+
+def _fleet_secret(secret: SecretStr) -> SecretStr:
+    if 0 < len(secret.get_secret_value()) < LEAST_SECRET_CHARS:
+        raise ValueError(f"is too short: a secret of fewer than {LEAST_SECRET_CHARS} characters can be guessed")
+    return secret
+
+
+def _plain_url(url: str) -> str:
+    if not url.startswith("http://") or "/" in url.removeprefix("http://"):
+        raise ValueError(f"expected http://HOST:PORT, got {url!r}")
+    return url if ":" in url.removeprefix("http://").rpartition("]")[2] else f"{url}:80"
+
+
+def _fleet_address(text: str) -> str:
+    return str(parse_address(text)) if text else text
+
+
+def _named(entry: Any) -> Any:
+    """Convert NAME=URL, which environment variables use, to a table."""
+    if not isinstance(entry, str):
+        return entry
+    name, equals, url = entry.partition("=")
+    if not equals:
+        raise ValueError(f"expected a table with name and url, or NAME=URL, got {entry!r}")
+    return {"name": name, "url": url}
+
+
+class MemberConfig(Model):
+    """One gateway of the fleet."""
+
+    name: Annotated[str, AfterValidator(_member_name)] = Field(
+        min_length=1, description="Name of the member, the same in the configuration of every member."
+    )
+    url: Annotated[OriginUrl, AfterValidator(_plain_url)] = Field(
+        description="http URL of the member's fleet.listen, as the other members reach it."
+    )
+
+
+class FleetListenerConfig(ListenerConfig):
+    """The listener for the other members."""
+
+
+class FleetConfig(Model):
+    """The members of the fleet, and this gateway's part in it.  Without members there is no fleet."""
+
+    name: Annotated[str, AfterValidator(_member_name)] = Field(
+        default="", description="Name of this gateway among fleet.members. Empty: no fleet."
+    )
+    listen: Annotated[str, AfterValidator(_fleet_address)] = Field(
+        default="", description="HOST:PORT at which only the other members are answered. Clients need no access to it."
+    )
+    members: Annotated[
+        tuple[Annotated[MemberConfig, BeforeValidator(_named)], ...], Field(strict=False, max_length=MOST_MEMBERS)
+    ] = Field(
+        default=(),
+        description="All members, this one included: a list of { name = NAME, url = URL }, the same at every member. "
+        "In a variable: NAME=URL, separated by commas.",
+    )
+    secret: Annotated[SecretStr, AfterValidator(_fleet_secret)] = Field(
+        default=SecretStr(""),
+        description="Secret that all members share, of at least 32 characters. A request without it is refused at "
+        "fleet.listen.",
+    )
+
+    @property
+    def is_on(self) -> bool:
+        """Whether this gateway is a member of a fleet."""
+        return bool(self.name)
+
+    @property
+    def listener(self) -> FleetListenerConfig | None:
+        """The listener for the other members; None without a fleet."""
+        return FleetListenerConfig(address=self.listen) if self.is_on else None
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> Self:
+        if not self.name:
+            for field in ("members", "listen"):
+                if getattr(self, field):
+                    raise MisfitError("needs fleet.name, the name of this gateway among the members", field)
+            return self
+        seen: dict[str, str] = {}
+        for index, member in enumerate(self.members):
+            if member.name in seen:
+                raise MisfitError(f"another member is named {member.name!r}", "members", index, "name")
+            if member.url in seen.values():
+                raise MisfitError(f"another member is at {member.url}", "members", index, "url")
+            seen[member.name] = member.url
+        if self.name not in seen:
+            known = ", ".join(seen) or "none"
+            raise MisfitError(f"no member is named {self.name!r} (members: {known})", "name")
+        if not self.listen:
+            raise MisfitError("is needed: the address at which the other members reach this one", "listen")
+        if not self.secret.get_secret_value():
+            raise MisfitError("is needed: a secret that all members share", "secret")
+        return self

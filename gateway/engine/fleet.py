@@ -1,0 +1,260 @@
+"""One member's view of its fleet: which other members can be reached, and how they are asked.
+
+Each member asks each other one regularly for its name, its configuration, and whether it is leaving (`PROBE`).  A
+member that does not answer, or whose configuration differs, owns no streams in this member's view.  A request that
+cannot reach a member has the same effect at once.  `Fleet.members` has the reasons, for the operator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import secrets
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import lru_cache
+from random import Random
+from typing import Final
+
+from multidict import CIMultiDict
+
+from gateway.aio.clock import Clock, Timer
+from gateway.config.fleet import FleetConfig
+from gateway.config.gateway import GatewayConfig
+from gateway.engine.fleet_writes import CountedWrites
+from gateway.engine.hop_upstream import HopUpstream, handed, is_lost
+from gateway.errors import GatewayError, UpstreamTimeout, UpstreamUnreachable
+from gateway.http.outgoing import RenderedHeaders
+from gateway.http.reply import Interim
+from gateway.protocol.coding import AcceptedCodings
+from gateway.protocol.fleet_headers import FLEET, PROBE, MemberAnswer, MemberField, moved, token_of
+from gateway.protocol.worker_headers import HopSaid
+from gateway.upstream.client import MemberClient
+from gateway.upstream.incoming import no_op
+from gateway.upstream.origin_call import Bounds, OriginCall, Shared
+from gateway.upstream.reply import PendingRequest, Reply, Requester, Upstream
+from gateway.workers.members import MemberOwners
+
+PROBE_S: Final = 0.5
+"""Seconds between two probes of a member, varied by a fifth."""
+_CONNECT_S: Final = 1.0
+_PROBE_BOUNDS: Final = Bounds(_CONNECT_S, 1.0, 1.0, 2.0)
+_FIRST_S: Final = 1.5
+"""The most seconds for which the start waits for the first answers of the other members."""
+_NOT_ASKED: Final = "not asked yet"
+
+_log = logging.getLogger("gateway.fleet")
+
+
+class Member:
+    """Another member of the fleet.  It is the requester of its probes."""
+
+    def __init__(self, fleet: Fleet, index: int, name: str, url: str) -> None:
+        self._fleet = fleet
+        self._index = index
+        self.name = name
+        self.url = url
+        self.why_not = _NOT_ASKED
+        """Why the member is not asked for streams; empty if it is."""
+        self.has_differed = False
+        """Whether the member's configuration has differed at its latest answer."""
+        self.losses = 0
+        """How often the member could be reached no more."""
+        self.asked = 0
+        """How many requests for streams were sent to the member."""
+        self._pending: PendingRequest | None = None
+        self._timer: Timer | None = None
+
+    def __repr__(self) -> str:
+        return f"<Member {self.name} {self.why_not or 'reached'}>"
+
+    def probe(self) -> None:
+        """Ask the member for its state, and go on to do so until `stop`."""
+        fleet = self._fleet
+        self._timer = None
+        headers = CIMultiDict({FLEET: fleet.field.rendered(fleet.token)})
+        pending = fleet.client.ask(self, OriginCall(PROBE, f"{self.url}/", headers, _PROBE_BOUNDS))
+        if self._timer is None:
+            self._pending = pending
+
+    def stop(self) -> None:
+        """End the probes."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if (pending := self._pending) is not None:
+            self._pending = None
+            pending.give_up()
+
+    def judge(self, why_not: str) -> None:
+        """Record why the member is not asked for streams; empty if it is.  A change is logged."""
+        if why_not == self.why_not:
+            return
+        self.losses += self.why_not == ""
+        self.why_not = why_not
+        self.has_differed = "differs" in why_not
+        if why_not:
+            level = logging.ERROR if self.has_differed else logging.WARNING
+            _log.log(level, "member %s at %s owns no streams: %s", self.name, self.url, why_not)
+        else:
+            _log.warning("member %s at %s can be reached", self.name, self.url)
+        self._fleet.owners.set_reached(self._index, is_reached=not why_not)
+
+    # -- called by the client of other members
+
+    @property
+    def sent(self) -> Callable[[], object]:
+        """Do nothing: only requests to origins count as sent."""
+        return no_op
+
+    def informed(self, interim: Interim) -> None:
+        """Ignore an interim reply."""
+
+    def head_arrived(self, reply: Reply) -> None:
+        text = reply.headers.get(FLEET)
+        answer = MemberAnswer.parse(text) if text is not None else None
+        reply.close()
+        if answer is None:
+            refused = reply.status == 403
+            self.judge("the secret differs" if refused else "another server answers at its URL")
+        elif answer.name != self.name:
+            self.judge(f"its URL leads to member {answer.name}, which differs from the configuration")
+        elif answer.config != self._fleet.field.config:
+            self.judge("its configuration of routes, origins or members differs")
+        else:
+            self.judge("it is leaving" if answer.is_leaving else "")
+        self._go_on()
+
+    def failed(self, error: GatewayError) -> None:
+        self.judge("it does not answer in time" if isinstance(error, UpstreamTimeout) else "it cannot be reached")
+        self._go_on()
+
+    def _go_on(self) -> None:
+        self._pending = None
+        self._fleet.member_answered()
+        self._timer = self._fleet.later(self.probe)
+
+
+class Fleet:
+    """The other members of the fleet, as one member sees them."""
+
+    def __init__(self, config: FleetConfig, clock: Clock, rng: Random) -> None:
+        self._clock = clock
+        self._rng = rng
+        secret = hashlib.sha256(config.secret.get_secret_value().encode()).digest()
+        self._secret = secret
+        self.token: Final = token_of(secret)
+        names = [member.name for member in config.members]
+        own = names.index(config.name)
+        self.owners: Final = MemberOwners(names, own, secret)
+        self.counts: Final = CountedWrites(self.owners)
+        self.client: Final = MemberClient()
+        self.field = MemberField(config.name, secrets.token_hex(8), "0" * 16)
+        """What this member says of itself in requests."""
+        self.members: Final = {
+            index: Member(self, index, member.name, member.url)
+            for index, member in enumerate(config.members)
+            if index != own
+        }
+        """The other members by their index."""
+        self._all_answered = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<Fleet {self.field.name}: {list(self.members.values())}>"
+
+    @property
+    def owner_name(self) -> str:
+        """The name of this process in statements about its records."""
+        return f"{self.field.name}.{self.field.instance}"
+
+    def configure(self, config: GatewayConfig) -> None:
+        """Compare this configuration with those of the other members from now on."""
+        parts = [
+            [route.model_dump(mode="json") for route in config.routes],
+            config.origins.model_dump(mode="json"),
+            [(member.name, member.url) for member in config.fleet.members],
+        ]
+        text = json.dumps(parts, sort_keys=True).encode()
+        self.field = self.field._replace(config=hashlib.blake2b(text, digest_size=8, key=self._secret).hexdigest())
+
+    def answer(self, *, is_leaving: bool) -> MemberAnswer:
+        """Return what this member says of itself in its answers."""
+        return MemberAnswer(self.field.name, self.field.instance, self.field.config, is_leaving)
+
+    def later(self, probe: Callable[[], object]) -> Timer:
+        """Call `probe` when the next probe is due."""
+        return self._clock.call_later(PROBE_S * self._rng.uniform(0.8, 1.2), probe)
+
+    async def start(self) -> None:
+        """Begin the probes, and wait for the first answers, but not for long."""
+        for member in self.members.values():
+            member.probe()
+        self.member_answered()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_FIRST_S):
+                await self._all_answered.wait()
+
+    def member_answered(self) -> None:
+        """Record that a member has answered a probe, or has failed to."""
+        if all(member.why_not != _NOT_ASKED for member in self.members.values()):
+            self._all_answered.set()
+
+    def stop(self) -> None:
+        """End the probes."""
+        for member in self.members.values():
+            member.stop()
+
+
+@lru_cache(64)
+def _bounded(bounds: Bounds) -> Bounds:
+    return replace(bounds, connect_s=min(bounds.connect_s, _CONNECT_S))
+
+
+class FleetUpstream(HopUpstream):
+    """Sends shared requests to the owner of their stream, another member, instead of to the origin.
+
+    A request that comes from another member always goes to the origin.
+    """
+
+    unsettled_s = float("inf")
+
+    def __init__(self, upstream: Upstream, fleet: Fleet, clock: Clock) -> None:
+        super().__init__(upstream, fleet.client, fleet.counts, fleet.owners, clock)
+        self._fleet = fleet
+
+    def ask_owner(
+        self,
+        requester: Requester,
+        call: OriginCall,
+        shared: Shared,
+        owner: int,
+        accepted: AcceptedCodings | None = None,
+    ) -> PendingRequest:
+        fleet = self._fleet
+        member = fleet.members[owner]
+        member.asked += 1
+        asked = handed(call, shared, member.url, accepted)
+        field = fleet.field._replace(writes=fleet.counts.count(shared.key.group)).rendered(fleet.token)
+        headers = asked.headers
+        assert isinstance(headers, RenderedHeaders)
+        return fleet.client.ask(
+            requester, asked._replace(headers=headers.with_field(FLEET, field), bounds=_bounded(call.bounds))
+        )
+
+    def said_by(self, reply: Reply, asked_at: float) -> HopSaid | None:
+        said = super().said_by(reply, asked_at)
+        if said is None:
+            raise UpstreamUnreachable("The other member has refused the request")
+        return moved(said, asked_at)
+
+    def is_lost(self, error: GatewayError) -> bool:
+        return is_lost(error) or (isinstance(error, UpstreamTimeout) and error.is_unsent)
+
+    def lost(self, owner: int) -> None:
+        self._fleet.members[owner].judge("a request has failed")
+
+    async def close(self) -> None:
+        self._fleet.stop()
+        await super().close()

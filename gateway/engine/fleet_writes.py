@@ -1,0 +1,125 @@
+"""How a member of a fleet learns of the writes that other members relay.
+
+A client's next read reaches the same member as its write did.  That member may ask another one, the owner of the
+stream.  The members share no memory, so each member counts the writes that it relays, and sends the count for the
+path's cell with each request to an owner (`gateway.protocol.fleet_headers`).  A write is counted before a byte of its
+answer leaves.
+
+The owner keeps the count that it saw last, for each path and member.  If the next count is greater, the owner asks the
+origin before it answers.  Paths with equal hashes share a cell, so some counted writes may concern other paths.  The
+question to the origin is then needless, and does no harm.
+
+If a member has been replaced by another process, the owner does not know which writes the earlier process has relayed
+since its last request.  So the owner asks the origin once for each path that the new process asks for.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Final, Protocol
+
+from gateway.engine.relayed_request import NO_CHANGE, SentRequest
+from gateway.protocol.fleet_headers import MemberField, WriteCount
+from gateway.protocol.mode import Mode
+from gateway.protocol.sharing import Group
+from gateway.upstream.reply import Reply
+from gateway.workers.members import MemberOwners
+from gateway.workers.shared_memory import HASHES
+
+_MOST_KNOWN: Final = 1 << 16
+_NONE: Final = WriteCount()
+
+
+class CountedWrites:
+    """The counts of the writes that this process relays."""
+
+    def __init__(self, owners: MemberOwners) -> None:
+        self._appends = array("Q", bytes(8 * HASHES))
+        self._others = array("Q", bytes(8 * HASHES))
+        self.index_of: Final = lru_cache(_MOST_KNOWN)(lambda group: owners.cell_of(*group))
+        """Returns the cell of a path."""
+
+    def __repr__(self) -> str:
+        return f"<CountedWrites {sum(self._appends)} appends, {sum(self._others)} others>"
+
+    def count(self, group: Group) -> WriteCount:
+        """Return the present counts for the path."""
+        index = self.index_of(group)
+        return WriteCount(self._appends[index], self._others[index])
+
+    def look(self, group: Group) -> None:
+        """Do nothing: the requests of other members bring their counts."""
+
+    def begun(self, write: SentRequest) -> None:
+        """Do nothing: a write counts at its end."""
+
+    def answered(self, write: SentRequest, reply: Reply) -> None:
+        """Count a write whose answer has arrived, before a byte of the answer leaves."""
+        if reply.status >= 500:
+            self.unanswered(write, may_be_done=not write.is_cut_short)
+        elif reply.status < 300:
+            is_append = write.request.mode is Mode.APPEND or (write.request.mode is Mode.CREATE and reply.status != 201)
+            self._add(write, is_append=is_append and not write.is_overtaken)
+        else:
+            # A refused write changes nothing.  But a refusal may name the tail of a closed stream, and a DELETE that
+            # finds no stream may be the repetition of one that was executed.
+            self._add(write, is_append=write.change == NO_CHANGE or reply.status not in (404, 410))
+
+    def unanswered(self, write: SentRequest, *, may_be_done: bool) -> None:
+        """Count a write that has got no answer.  `may_be_done`: the origin may have executed it."""
+        if may_be_done:
+            self._add(write, is_append=write.request.mode is Mode.APPEND and write.change == NO_CHANGE)
+
+    def _add(self, write: SentRequest, *, is_append: bool) -> None:
+        (self._appends if is_append else self._others)[self.index_of(write.request.group)] += 1
+
+
+class Applying(Protocol):
+    """Applies writes: `gateway.engine.writes.Writes`."""
+
+    def apply_appends(self, group: Group) -> None: ...
+
+    def apply_anything(self, group: Group) -> None: ...
+
+
+class _Member:
+    """The counts that one member's present process has sent."""
+
+    __slots__ = ("instance", "is_replaced", "seen")
+
+    def __init__(self, instance: str, *, is_replaced: bool) -> None:
+        self.instance = instance
+        self.is_replaced = is_replaced
+        """Whether another process of the member has asked before."""
+        self.seen: dict[Group, WriteCount] = {}
+
+
+class SeenWrites:
+    """The counts that other members have sent, and their effects on this member's memory."""
+
+    def __init__(self, applying: Callable[[], Applying]) -> None:
+        self._applying = applying
+        self._members: dict[str, _Member] = {}
+
+    def __repr__(self) -> str:
+        return f"<SeenWrites of {len(self._members)} members>"
+
+    def look(self, sender: MemberField, group: Group) -> None:
+        """Apply the writes that the sender of a request has relayed to the path since its last request for it."""
+        member = self._members.get(sender.name)
+        if member is None or member.instance != sender.instance:
+            member = self._members[sender.name] = _Member(sender.instance, is_replaced=member is not None)
+        seen, now = member.seen.pop(group, None), sender.writes
+        if seen is None and len(member.seen) >= _MOST_KNOWN:
+            # Forgotten counts are taken for 0, which at worst costs a question to the origin.
+            del member.seen[next(iter(member.seen))]
+        is_unknown = seen is None and member.is_replaced
+        before = seen or _NONE
+        # A request may have been overtaken by a later one on another connection.
+        member.seen[group] = WriteCount(max(before.appends, now.appends), max(before.others, now.others))
+        if now.others > before.others:
+            self._applying().apply_anything(group)
+        elif now.appends > before.appends or is_unknown:
+            self._applying().apply_appends(group)

@@ -1,0 +1,62 @@
+"""The upstreams of shared requests: the origins, or the process that owns the stream in place of the origins.
+
+From the origin outwards: the origin's client, then the owner among the members of the fleet, then the owner among the
+workers of this gateway.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import NamedTuple
+
+from gateway.aio.clock import Clock
+from gateway.config.gateway import GatewayConfig
+from gateway.engine.fleet import Fleet, FleetUpstream
+from gateway.engine.hop_upstream import HopUpstream
+from gateway.engine.negative_cache import NegativeCache
+from gateway.engine.others_writes import OthersWrites
+from gateway.tape.store import TapeStore
+from gateway.upstream.client import HopClient
+from gateway.upstream.reply import Upstream
+from gateway.workers.owners import Owners
+from gateway.workers.place import WorkerPlace
+from gateway.workers.write_log import WriteLog
+
+
+class Upstreams(NamedTuple):
+    """The upstreams of one process."""
+
+    shared: Upstream
+    """Answers shared requests for Durable Streams."""
+    s2: Upstream
+    """Answers shared requests for S2 streams.  Members of a fleet do not share these."""
+    hop: HopUpstream | None = None
+    """Sends requests to the owners among the workers; None if this process is the only one."""
+    others: OthersWrites | None = None
+    """The writes of other workers; None if this process is the only one."""
+    fleet: Fleet | None = None
+    """The other members of the fleet; None without a fleet."""
+    by_fleet: FleetUpstream | None = None
+    """Sends requests to the owners among the members of the fleet."""
+
+
+def make_upstreams(
+    origins: Upstream,
+    config: GatewayConfig,
+    crew: WorkerPlace | None,
+    kept: tuple[TapeStore, NegativeCache],
+    clock: Clock,
+    rng: Random,
+) -> Upstreams:
+    """Make the upstreams over the client of the origins.  `kept` is this process's memory of streams."""
+    if config.fleet.is_on:
+        fleet = Fleet(config.fleet, clock, rng)
+        fleet.configure(config)
+        by_fleet = FleetUpstream(origins, fleet, clock)
+        return Upstreams(by_fleet, origins, fleet=fleet, by_fleet=by_fleet)
+    if crew is None:
+        return Upstreams(origins, origins)
+    owners = Owners(crew.shared, crew.slot)
+    others = OthersWrites(WriteLog(crew.shared, crew.slot, clock.now), owners, *kept, crew.generation)
+    hop = HopUpstream(origins, HopClient(crew.hop_paths), others, owners, clock)
+    return Upstreams(hop, hop, hop, others)

@@ -1,0 +1,42 @@
+"""The metric families of the other members of the fleet.  Without a fleet they have no series."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from prometheus_client.metrics_core import Metric
+
+from gateway.engine.fleet import Member
+from gateway.ops.families import counter, gauge
+
+_LABELS = ("member",)
+
+
+def fleet_families(members: Sequence[Member]) -> Iterator[Metric]:
+    """Return the state of each other member, as this gateway sees it."""
+    yield gauge(
+        "durable_gateway_fleet_member_reached",
+        "Whether this gateway asks the other member for streams: 1, or 0 if the member cannot be reached, is leaving, "
+        "or has another configuration. Excludes this gateway.",
+        _LABELS,
+        (((one.name,), float(not one.why_not)) for one in members),
+    )
+    yield gauge(
+        "durable_gateway_fleet_member_differs",
+        "Whether the other member has another secret or another configuration of routes, origins or members. Excludes "
+        "members that do not answer.",
+        _LABELS,
+        (((one.name,), float(one.has_differed)) for one in members),
+    )
+    yield counter(
+        "durable_gateway_fleet_member_losses",
+        "How often this gateway has ceased to ask the other member for streams. Excludes members never reached.",
+        _LABELS,
+        (((one.name,), one.losses) for one in members),
+    )
+    yield counter(
+        "durable_gateway_fleet_requests",
+        "Requests for streams sent to the other member. They count as no requests to an origin. Excludes probes.",
+        _LABELS,
+        (((one.name,), one.asked) for one in members),
+    )

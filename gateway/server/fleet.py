@@ -1,0 +1,96 @@
+"""Answers the requests of other members of the fleet, at the listener for members.
+
+A member is answered as another worker is (`gateway.server.hop`), once it has proved that it knows the fleet's secret.
+All other requests are refused, and so are those of members with another configuration: their routes may have another
+meaning.  The answer then has no statement, so the other member asks the next owner.
+
+A request from a member is never handed on to a third member.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from multidict import CIMultiDict
+
+from gateway.config.limits import LimitsConfig
+from gateway.engine.core import Engine
+from gateway.engine.fleet import Fleet
+from gateway.engine.fleet_writes import SeenWrites
+from gateway.engine.route import Route
+from gateway.protocol.cache_status import Outcome
+from gateway.protocol.fleet_headers import FLEET, PROBE, MemberField
+from gateway.protocol.sharing import Group
+from gateway.server.authorising import Authoriser
+from gateway.server.client_connections import Clients
+from gateway.server.context import RequestContext
+from gateway.server.hop import HopHandler, hop_clients
+from gateway.server.request import Answered, Request, Work
+from gateway.server.request_admission import Admission
+
+_FURTHER: Final = 1_024
+"""The most connections of each member in addition to one for each followed stream."""
+_REFUSED: Final = b"Only members of the fleet are answered here\n"
+_DIFFERS: Final = b"The configurations of the two members differ\n"
+
+
+class FleetHandler(HopHandler):
+    """Answers the requests of other members."""
+
+    def __init__(
+        self,
+        node: str,
+        engine: Engine,
+        routes: Callable[[str], Route | None],
+        admission: Admission,
+        authoriser: Authoriser,
+        fleet: Fleet,
+    ) -> None:
+        super().__init__(node, engine, routes, admission, authoriser, fleet.owner_name, is_relative=True)
+        self._fleet = fleet
+        self.seen: Final = SeenWrites(lambda: engine.writes)
+
+    def _begin(self, context: RequestContext, undecided: object = None) -> Answered | Work | None:
+        request, fleet = context.request, self._fleet
+        sender = MemberField.parse(request.headers.get(FLEET, ""), fleet.token)
+        if sender is None:
+            request.keeps_alive = False
+            return self._refuse(context, 403, CIMultiDict(), _REFUSED)
+        answer = fleet.answer(is_leaving=self._engine.drain.is_set).rendered()
+        if request.method == PROBE:
+            context.outcome = Outcome.HIT
+            return context.delivery.text(204, CIMultiDict({FLEET: answer}), b"")
+        if sender.config != fleet.field.config:
+            return self._refuse(context, 421, CIMultiDict({FLEET: answer}), _DIFFERS)
+        return super()._begin(context, undecided)
+
+    def _refuse(self, context: RequestContext, status: int, headers: CIMultiDict[str], body: bytes) -> Answered:
+        context.outcome = Outcome.REFUSED
+        headers["Content-Type"] = "text/plain; charset=utf-8"
+        return context.delivery.text(status, headers, body)
+
+    def _look(self, request: Request, group: Group) -> None:
+        super()._look(request, group)
+        sender = MemberField.parse(request.headers.get(FLEET, ""), self._fleet.token)
+        assert sender is not None
+        self.seen.look(sender, group)
+
+
+def member_clients(
+    node: str,
+    limits: LimitsConfig,
+    engine: Engine,
+    routes: Callable[[str], Route | None],
+    authoriser: Authoriser,
+) -> Clients | None:
+    """Make the registry of the connections of other members; None without a fleet."""
+    fleet = engine.fleet
+    if fleet is None:
+        return None
+
+    def make_handler(admission: Admission) -> FleetHandler:
+        return FleetHandler(node, engine, routes, admission, authoriser, fleet)
+
+    most = (limits.followed_streams + _FURTHER) * max(1, len(fleet.members))
+    return hop_clients(limits, engine, make_handler, most)

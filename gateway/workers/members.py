@@ -1,0 +1,60 @@
+"""The owner of each stream in a fleet: the member that asks the origin for the stream on behalf of all members.
+
+The owner is found by rendezvous hashing of the path's cell over the members that can be reached.  If a member is lost,
+only its own streams get other owners.  When it can be reached again, these streams get their former owner back.
+
+Each member has its own view of who can be reached.  Members with different views may ask different owners.  That costs
+the origin one more request, and nothing else: a member that is asked by another member asks the origin itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from gateway.workers.owners import owner, path_hash
+from gateway.workers.shared_memory import HASHES
+
+
+class MemberOwners:
+    """The owner of each stream, as one member sees it now.  Members are named by their index in the configuration."""
+
+    def __init__(self, names: Sequence[str], own: int, secret: bytes) -> None:
+        self._names = names
+        self._own = own
+        self._key = hashlib.blake2b(b"owners", digest_size=32, key=secret).digest()
+        self._marks = {self._mark(name): index for index, name in enumerate(names)}
+        self._reached = {own}
+        self.epoch = 0
+        """A number that changes when the owners may have changed."""
+        self._known: dict[int, int] = {}
+        """The owners of the cells that were asked for."""
+
+    def __repr__(self) -> str:
+        return f"<MemberOwners {[self._names[index] for index in sorted(self._reached)]}>"
+
+    def _mark(self, name: str) -> int:
+        return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8, key=self._key).digest(), "little")
+
+    def cell_of(self, origin: str, path: str) -> int:
+        """Return the number of the cell of a path at an origin, which is the same at all members."""
+        return path_hash(self._key, origin, path) % HASHES
+
+    def set_reached(self, member: int, *, is_reached: bool) -> None:
+        """Record whether a member can be reached.  A member always reaches itself."""
+        if is_reached != (member in self._reached) and member != self._own:
+            (self._reached.add if is_reached else self._reached.discard)(member)
+            self._known.clear()
+            self.epoch += 1
+
+    def is_reached(self, member: int) -> bool:
+        """Return whether a member can be reached."""
+        return member in self._reached
+
+    def other_owner(self, cell: int) -> int | None:
+        """Return the member that owns the paths of this cell; None if this member does."""
+        found = self._known.get(cell)
+        if found is None:
+            marks = [mark for mark, index in self._marks.items() if index in self._reached]
+            found = self._known[cell] = self._marks[owner(cell, marks)]
+        return None if found == self._own else found

@@ -1,0 +1,70 @@
+"""The configuration of a fleet, and one clear line for each mistake in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gateway.config.errors import ConfigError
+from gateway.config.file import load_config
+
+SECRET = "0123456789abcdef0123456789abcdef"
+RIGHT = {
+    "name": '"a"',
+    "listen": '"10.0.0.1:4439"',
+    "members": '[{ name = "a", url = "http://10.0.0.1:4439" }, { name = "b", url = "http://10.0.0.2:4439/" }]',
+    "secret": f'"{SECRET}"',
+}
+
+
+def _load(tmp_path: Path, fleet: dict[str, str], workers: str = "1", **environ: str) -> object:
+    file = tmp_path / "gateway.toml"
+    lines = "\n".join(f"{key} = {value}" for key, value in fleet.items())
+    file.write_text(
+        f'server.workers = {workers}\n[fleet]\n{lines}\n[[route]]\norigin = "http://127.0.0.1:4438"\n', encoding="utf-8"
+    )
+    return load_config(file, environ=environ).config.fleet
+
+
+def test_a_fleet_is_read_from_a_file_or_from_the_environment(tmp_path: Path) -> None:
+    fleet = _load(tmp_path, RIGHT)
+    environ = {
+        "DURABLE_GATEWAY_FLEET__NAME": "a",
+        "DURABLE_GATEWAY_FLEET__LISTEN": "10.0.0.1:4439",
+        "DURABLE_GATEWAY_FLEET__MEMBERS": "a=http://10.0.0.1:4439, b=http://10.0.0.2:4439",
+        "DURABLE_GATEWAY_FLEET__SECRET": SECRET,
+    }
+    assert _load(tmp_path, {}, **environ) == fleet
+    assert SECRET not in repr(fleet)
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"name": '"c"'}, "fleet.name: no member is named 'c' (members: a, b)"),
+        ({"name": '""'}, "fleet.members: needs fleet.name, the name of this gateway among the members"),
+        ({"name": '"a b"'}, "fleet.name: a member's name is letters, digits"),
+        ({"secret": '""'}, "fleet.secret: is needed: a secret that all members share"),
+        ({"secret": f'"{SECRET[1:]}"'}, "fleet.secret: is too short: a secret of fewer than 32 characters"),
+        ({"listen": '""'}, "fleet.listen: is needed: the address at which the other members reach this one"),
+        ({"listen": '"127.0.0.1:4437"'}, "fleet.listen: another listener is at 127.0.0.1:4437"),
+        ({"members": "[]"}, "fleet.name: no member is named 'a' (members: none)"),
+        ({"members": '["a=http://x", "a=http://y"]'}, "fleet.members[1].name: another member is named 'a'"),
+        ({"members": '["a=http://x", "b=http://x:80"]'}, "fleet.members[1].url: another member is at http://x:80"),
+        ({"members": '["a"]'}, "fleet.members[0]: expected a table with name and url, or NAME=URL, got 'a'"),
+        ({"members": '["a=https://x"]'}, "fleet.members[0].url: expected http://HOST:PORT, got 'https://x'"),
+        ({"members": '["a=http://x/y"]'}, "fleet.members[0].url: expected http://HOST:PORT, got 'http://x/y'"),
+    ],
+)
+def test_each_mistake_has_one_line(tmp_path: Path, changes: dict[str, str], line: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        _load(tmp_path, {**RIGHT, **changes})
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("workers", ["2", '"auto"'])
+def test_a_member_has_one_process(tmp_path: Path, workers: str) -> None:
+    with pytest.raises(ConfigError, match=r"fleet\.name: needs server\.workers = 1"):
+        _load(tmp_path, RIGHT, workers)

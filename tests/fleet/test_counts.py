@@ -1,0 +1,83 @@
+"""What an owner concludes from the counts that other members send."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.engine.fleet_writes import SeenWrites
+from gateway.protocol.fleet_headers import MemberAnswer, MemberField, WriteCount, moved, token_of
+from gateway.protocol.sharing import Group
+from gateway.protocol.worker_headers import HopSaid, Remembered
+
+TOKEN = token_of(b"secret")
+GROUP = Group("http://origin", "/s")
+FIRST = MemberField("b", "1" * 16, "2" * 16)
+
+
+class Effects:
+    """Takes the place of the writes in memory."""
+
+    def __init__(self) -> None:
+        self.appends: list[Group] = []
+        self.anything: list[Group] = []
+        self.apply_appends = self.appends.append
+        self.apply_anything = self.anything.append
+        self.seen = SeenWrites(lambda: self)
+
+    def after(self, appends: int, others: int = 0, sender: MemberField = FIRST, group: Group = GROUP) -> str:
+        """The effects of one request."""
+        self.appends.clear()
+        self.anything.clear()
+        self.seen.look(sender._replace(writes=WriteCount(appends, others)), group)
+        return "appends" * len(self.appends) + "anything" * len(self.anything)
+
+
+def test_only_a_greater_count_has_an_effect() -> None:
+    effects = Effects()
+    assert [effects.after(*counts) for counts in ((0,), (1,), (1,), (1, 1), (1, 1), (2, 1))] == [
+        "", "appends", "", "anything", "", "appends"
+    ]  # fmt: skip
+    assert effects.after(1, 0) == "", "an earlier request that has arrived late"
+    assert effects.after(2, 1) == ""
+
+
+def test_each_path_and_each_member_counts_for_itself() -> None:
+    effects = Effects()
+    other = FIRST._replace(name="c")
+    assert effects.after(1) == effects.after(1, sender=other) == "appends"
+    assert effects.after(1, group=Group("http://origin", "/t")) == "appends"
+    assert effects.after(1) == effects.after(1, sender=other) == ""
+
+
+def test_the_paths_of_a_member_that_was_replaced_are_asked_for_once() -> None:
+    effects, second = Effects(), FIRST._replace(instance="3" * 16)
+    assert effects.after(5) == "appends"
+    assert [effects.after(0, sender=second) for _ in range(2)] == ["appends", ""]
+    assert effects.after(1, sender=second) == "appends"
+    assert effects.after(0, 1, sender=second) == "anything"
+
+
+@given(
+    name=st.from_regex(r"[A-Za-z0-9._-]{1,63}", fullmatch=True),
+    counts=st.tuples(*[st.integers(0, (1 << 64) - 1)] * 2),
+    is_leaving=st.booleans(),
+)
+def test_the_fields_survive(name: str, counts: tuple[int, int], is_leaving: bool) -> None:
+    field = MemberField(name, "0" * 16, "f" * 16, WriteCount(*counts))
+    assert MemberField.parse(field.rendered(TOKEN), TOKEN) == field
+    answer = MemberAnswer(name, "0" * 16, "f" * 16, is_leaving)
+    assert MemberAnswer.parse(answer.rendered()) == answer
+
+
+@pytest.mark.parametrize("text", ["", "x", TOKEN, FIRST.rendered(token_of(b"other")), FIRST.rendered(TOKEN) + " 1"])
+def test_a_field_without_the_secret_is_no_members(text: str) -> None:
+    assert MemberField.parse(text, TOKEN) is None
+
+
+def test_times_of_another_clock_are_moved() -> None:
+    said = HopSaid("b", -2.0, remembered=Remembered("a/b", "1", False, -5.0, False, False, (), ()))
+    found = moved(said, 100.0)
+    assert found.remembered is not None
+    assert (found.as_of, found.remembered.contacted_at) == (98.0, 95.0)

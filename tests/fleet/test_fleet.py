@@ -1,0 +1,71 @@
+"""The origin sees one gateway, however many members the fleet has."""
+
+from __future__ import annotations
+
+from gateway.origin.requests import Kind
+from tests.fleet.site import NAMES, Site
+from tests.scenarios.wire import pairs
+
+
+async def test_readers_at_all_members_cost_the_origin_one_live_request(site: Site) -> None:
+    path = site.path_of("b")
+    await site.members["a"].put(path, b"one ")
+    wires = [await site.members[name].begin(f"{path}?offset=-1&live=sse") for name in NAMES for _ in range(3)]
+    for wire in wires:
+        assert (await wire.head()).status == 200
+        assert (await anext(pairs(wire)))[0] == "one "
+    await site.members["c"].post(path, b"two ")
+    for wire in wires:
+        assert (await anext(pairs(wire)))[0] == "two "
+    assert site.live_requests == 1
+
+
+async def test_bytes_leave_the_origin_once(site: Site) -> None:
+    for owner in NAMES:
+        path, body = site.path_of(owner), b"x" * 100_000
+        before = site.counters.body_bytes[Kind.CATCHUP]
+        await site.members["a"].put(path, body)
+        for name in (*NAMES, *reversed(NAMES)):
+            answer = await site.members[name].get(f"{path}?offset=-1")
+            assert (answer.body, answer.is_up_to_date) == (body, True)
+        assert site.counters.body_bytes[Kind.CATCHUP] - before == len(body)
+
+
+async def test_a_write_is_in_the_next_read_through_the_same_member(apart: Site) -> None:
+    # The tail may be repeated for minutes, so only a write lets the owner ask the origin.
+    await apart.start_all(tail_fresh_s=600)
+    for owner in NAMES:
+        path = apart.path_of(owner)
+        await apart.members[owner].put(path, written := b"0")
+        for number in range(2):
+            for name in NAMES:
+                member, piece = apart.members[name], f"{number}{name}".encode()
+                assert (await member.post(path, piece)).status == 204
+                written += piece
+                answer = await member.get(f"{path}?offset=-1")
+                assert (answer.body, answer.is_up_to_date) == (written, True)
+
+
+async def test_reads_without_writes_in_between_are_answered_by_the_owner(apart: Site) -> None:
+    await apart.start_all(tail_fresh_s=600)
+    path = apart.path_of("a")
+    await apart.members["b"].put(path, b"x")
+    for name in NAMES * 2:
+        assert (await apart.members[name].get(f"{path}?offset=-1")).is_up_to_date
+    # The PUT, one fetch, and one HEAD for the lifetime.
+    # The second fetch is for member b, whose PUT may have been executed after the first one.
+    assert (apart.counters.requests[Kind.CATCHUP], apart.counters.requests[Kind.HEAD]) == (2, 1)
+
+
+async def test_a_stream_that_was_made_again_is_another_one_at_all_members(site: Site) -> None:
+    for owner in NAMES:
+        path = site.path_of(owner)
+        await site.members["a"].put(path, b"first")
+        for name in NAMES:
+            assert (await site.members[name].get(f"{path}?offset=-1")).body == b"first"
+        for number, name in enumerate(NAMES):
+            member = site.members[name]
+            assert (await member.send("DELETE", path)).status == 204
+            assert (await member.get(f"{path}?offset=-1")).status == 404
+            await member.put(path, body := b"again%d" % number)
+            assert (await member.get(f"{path}?offset=-1")).body == body

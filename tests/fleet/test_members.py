@@ -1,0 +1,196 @@
+"""Members that go, come back, differ, or are no members at all."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gateway.origin.requests import Kind
+from gateway.protocol.fleet_headers import FLEET, MemberField, WriteCount, token_of
+from gateway.protocol.worker_headers import HOP, HopAsk
+from tests.fleet.site import NAMES, SECRET, Site
+from tests.scenarios.wire import Wire, pairs
+from tests.waiting import eventually, time_passing
+
+STEP_S = 0.005
+"""Time passes at some five times its speed, so that no live request reaches the end of its life."""
+
+
+class Verifier:
+    """A live reader that reads each byte once, at one member after the other."""
+
+    def __init__(self, wire: Wire) -> None:
+        self.wire = wire
+        self.body = ""
+        self.is_over = False
+        self._task = asyncio.create_task(self._read())
+
+    def __repr__(self) -> str:
+        return f"<Verifier {self.body!r}>"
+
+    async def _read(self) -> None:
+        assert (await self.wire.head()).status == 200
+        async for data, _ in pairs(self.wire):
+            self.body += data
+        self.is_over = True
+
+    async def leave(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+
+async def test_readers_go_on_without_a_member_that_dies_and_comes_back(site: Site) -> None:
+    path, written = site.path_of("b"), "0 "
+    await site.members["a"].put(path, written.encode())
+    readers = [Verifier(await site.members[name].begin(f"{path}?offset=-1&live=sse")) for name in "aacc"]
+    await eventually(lambda: all(reader.body == written for reader in readers))
+    assert site.live_requests == 1
+
+    async def append(text: str) -> None:
+        nonlocal written
+        assert (await site.members["a"].post(path, text.encode())).status == 204
+        written += text
+        await eventually(
+            lambda: all(reader.body == written for reader in readers), state=lambda: [r.body for r in readers]
+        )
+
+    async with time_passing(site.clock, STEP_S):
+        await append("1 ")
+        await site.kill("b")
+        await append("2 ")
+        assert site.owner(path) != "b"
+        await eventually(lambda: site.counters.parked == 1)
+        await append("3 ")
+        await site.start("b")
+        await eventually(lambda: site.reached("a") == {"b", "c"} and site.reached("c") == {"a", "b"})
+        await append("4 ")
+        await eventually(lambda: site.counters.parked == 1)
+        await append("5 ")
+    # Each append ends a long-poll of the owner.  Each of the two changes of the owner costs two more at most.
+    assert site.live_requests <= 1 + 5 + 2 * 2
+    assert not any(reader.is_over for reader in readers)
+    for reader in readers:
+        await reader.leave()
+
+
+async def test_a_member_that_leaves_gives_its_streams_to_others_before_it_ends(site: Site) -> None:
+    path = site.path_of("b")
+    await site.members["a"].put(path, b"x")
+    reader = Verifier(await site.members["a"].begin(f"{path}?offset=-1&live=sse"))
+    await eventually(lambda: reader.body == "x")
+    site.members["b"].gateway.drain(600)
+    async with time_passing(site.clock):
+        await eventually(lambda: "b" not in site.reached("a") | site.reached("c"))
+        await eventually(lambda: site.counters.parked == 1)
+        assert (await site.members["a"].post(path, b"y")).status == 204
+        await eventually(lambda: reader.body == "xy")
+    await reader.leave()
+    site.members["b"].gateway.undo_drain()
+
+
+async def test_readers_go_on_without_a_member_that_hangs(site: Site) -> None:
+    path = site.path_of("b")
+    await site.members["a"].put(path, b"x")
+    readers = [Verifier(await site.members[name].begin(f"{path}?offset=-1&live=sse")) for name in "ac"]
+    await eventually(lambda: {reader.body for reader in readers} == {"x"})
+    await site.kill("b", is_silent=True)
+    async with time_passing(site.clock, STEP_S):
+        assert (await site.members["a"].post(path, b"y")).status == 204
+        await eventually(lambda: {reader.body for reader in readers} == {"xy"}, within_s=10)
+        assert (await site.members["c"].get(f"{path}?offset=-1")).body == b"xy"
+    assert "does not answer in time" in repr(site.fleet("a"))
+    for reader in readers:
+        await reader.leave()
+
+
+async def test_a_read_while_a_member_is_dead_goes_to_the_next_one(site: Site) -> None:
+    path = site.path_of("b")
+    await site.members["a"].put(path, b"x", Stream_Closed="true")
+    await site.kill("b")
+    async with time_passing(site.clock):
+        for name in ("a", "c", "a"):
+            assert (await site.members[name].get(f"{path}?offset=-1")).body == b"x"
+    assert site.counters.requests[Kind.CATCHUP] == 1
+    assert site.reached("a") | site.reached("c") == {"a", "c"}
+
+
+async def test_members_that_disagree_cost_one_more_request_and_agree_on_the_bytes(site: Site) -> None:
+    path = site.path_of("b")
+    await site.members["a"].put(path, b"x", Stream_Closed="true")
+    fleet = site.fleet("a")
+    # Member a believes that b is lost; c knows better.
+    next(one for one in fleet.members.values() if one.name == "b").judge("a request has failed")
+    for name in NAMES:
+        assert (await site.members[name].get(f"{path}?offset=-1")).body == b"x"
+    assert site.counters.requests[Kind.CATCHUP] <= 2
+
+
+@pytest.mark.parametrize("secret", [None, "another secret than the one of this fleet"])
+async def test_a_stranger_is_refused(site: Site, secret: str | None) -> None:
+    member = site.members["a"]
+    await member.put("/s", b"x")
+    ask = {HOP: HopAsk("default", "", "", "").rendered()}
+    if secret is not None:
+        field = MemberField("b", "0" * 16, site.fleet("a").field.config, WriteCount())
+        ask[FLEET] = field.rendered(token_of(secret.encode()))
+    before = site.counters.total_requests
+    for method in ("GET", "HEAD", "PUT", "OPTIONS"):
+        answer = await member.send_to(site.urls["a"], method, "/s?offset=-1", ask, b"" if method == "PUT" else None)
+        assert answer.status == 403
+    assert site.counters.total_requests == before
+
+
+async def test_clients_cannot_pass_for_members(site: Site) -> None:
+    member = site.members["a"]
+    await member.put("/s", b"x")
+    field = site.fleet("b").field.rendered(site.fleet("b").token)
+    answer = await member.get("/s?offset=-1", {FLEET: field, HOP: HopAsk("default", "", "", "").rendered()})
+    assert (answer.status, answer.body) == (200, b"x")
+    assert not [name for name in answer.headers if name.lower().startswith("gateway-")]
+
+
+async def test_a_member_with_other_routes_is_told_of_and_not_asked(
+    apart: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    await apart.start("a")
+    await apart.start("b", trust_s=1.0)
+    async with time_passing(apart.clock):
+        await eventually(lambda: "differs" in str(caplog.text))
+        paths = [f"/s/{number}" for number in range(8)]
+        for path in paths:
+            await apart.members["a"].put(path, b"x", Stream_Closed="true")
+            for name in "ab":
+                assert (await apart.members[name].get(f"{path}?offset=-1")).body == b"x"
+    assert apart.reached("a") == apart.reached("b") == set()
+    assert apart.counters.requests[Kind.CATCHUP] == 2 * len(paths)
+    lines = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert len(lines) == 2, "once at each member"
+    admin = apart.members["a"].gateway.admin_url
+    ready = await apart.members["a"].send_to(admin, "GET", "/readyz?verbose", {"Host": "127.0.0.1"})
+    assert b"[-] member b at " in ready.body
+    assert b"its configuration of routes, origins or members differs" in ready.body
+    exposed = (await apart.members["a"].send_to(admin, "GET", "/metrics", {"Host": "127.0.0.1"})).body
+    for sample in ("reached", "differs", "losses_total"):
+        value = {"reached": b"0.0", "differs": b"1.0", "losses_total": b"0.0"}[sample]
+        assert b'durable_gateway_fleet_member_%b{member="b"} %b' % (sample.encode(), value) in exposed
+
+
+async def test_a_member_with_another_secret_is_not_asked(apart: Site, caplog: pytest.LogCaptureFixture) -> None:
+    await apart.start("a")
+    await apart.start("b", {"secret": SECRET[::-1]})
+    async with time_passing(apart.clock):
+        await eventually(lambda: caplog.text.count("the secret differs") == 2)
+    assert apart.reached("a") == apart.reached("b") == set()
+    await apart.members["a"].put("/s", b"x")
+    for name in "ab":
+        assert (await apart.members[name].get("/s?offset=-1")).body == b"x"
+
+
+async def test_a_url_that_leads_to_another_member_is_logged(apart: Site, caplog: pytest.LogCaptureFixture) -> None:
+    crossed = [{"name": name, "url": apart.urls[at]} for name, at in (("a", "a"), ("b", "c"), ("c", "b"))]
+    await apart.start("a", {"members": crossed})
+    await apart.start("b")
+    async with time_passing(apart.clock):
+        await eventually(lambda: "leads to member b" in caplog.text)
+    assert apart.reached("a") == set()
