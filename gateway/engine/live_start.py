@@ -127,6 +127,11 @@ class LiveReads:
             raise Uncacheable(TOO_LARGE)
 
     def expect_stream(self, head: Head | None) -> StreamHead:
+        """Return the answer of an origin that has the stream, to a request at an offset that it had stated.
+
+        Raises TailMovedBack if the offset is beyond the tail.  Otherwise, raises the error that the answer means:
+        StreamEnded, Uncacheable or a GatewayError.
+        """
         match head:
             case StreamHead():
                 return head
@@ -134,7 +139,11 @@ class LiveReads:
                 raise StreamEnded(head)
             case NotShareable():
                 raise Uncacheable(head)
-            case Beyond() | None:
+            case Beyond():
+                # The bytes up to the offset were forgotten before the request was sent, because a write may have
+                # replaced the stream.  The origin's stream is indeed another one, and is shorter.
+                raise TailMovedBack
+            case None:
                 raise UpstreamBroken
             case _:
                 raise head.anew()
@@ -379,7 +388,8 @@ class _Opening:
             if start in (NOW, stream.tape.tail):
                 return
             first, head = start, await self._fresh(start)
-            reads.expect_stream(head)
+            if not isinstance(head, Beyond):
+                reads.expect_stream(head)
         reads.check_stored(stream, start, head if first == start else None)
         self.progress.is_there = True
         self.tail = _named_tail(head)

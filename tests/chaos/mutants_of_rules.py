@@ -17,7 +17,7 @@ from gateway.engine.relayed_request import SentRequest
 from gateway.engine.reply_classifier import TapeFacts
 from gateway.engine.sse import SseOpening
 from gateway.engine.writes import Writes
-from gateway.errors import GatewayError
+from gateway.errors import GatewayError, UpstreamBroken
 from gateway.live.topic import Topic
 from gateway.ops.access_log.live_reads import JoinedRead
 from gateway.protocol import target
@@ -37,6 +37,7 @@ from gateway.tape.record_stream import RecordStream
 from gateway.tape.stream import End, Stream
 from gateway.tape.tape import Tape
 from gateway.telemetry.access_record import CloseReason
+from gateway.upstream.flight import Beyond
 from tests.chaos.mutant import Mutant, Patches, always, never, nothing, registrar
 
 RULED: Final[list[Mutant]] = []
@@ -217,6 +218,18 @@ def refusal_of_a_chosen_offset_is_passed_on() -> Patches:
         return failed(self, head)
 
     return [(LiveReads, "fill_for", fill_for), (_Attempt, "_failed", passed_on)]
+
+
+@mutant("an offset of a stream that was made anew is no fault of the origin")
+def offset_of_the_former_stream_is_a_fault() -> Patches:
+    expect_stream = LiveReads.expect_stream
+
+    def expect(self: LiveReads, head: Any) -> Any:
+        if isinstance(head, Beyond):
+            raise UpstreamBroken
+        return expect_stream(self, head)
+
+    return [(LiveReads, "expect_stream", expect)]
 
 
 # -- lives

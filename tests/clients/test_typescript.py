@@ -18,7 +18,7 @@ from gateway.protocol.mode import Mode
 from tests.clients.conftest import Edge, gateway_config
 from tests.clients.program import Failed
 from tests.clients.typescript import TypeScript
-from tests.workers.edge import start_edge
+from tests.workers.edge import WORKERS, start_edge
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "clients.md").read_text()
 BOUND_S = 20.0
@@ -65,8 +65,14 @@ async def test_a_catch_up_read_has_everything(edge: Edge, typescript: TypeScript
         read = await typescript.do("read", url=edge.url + path, **{"as": AS[content_type]})
         assert joined(content_type, [read["content"]]) == wanted(content_type, messages)
     await edge.append(path, content_type, messages[0])
-    rest = await typescript.do("read", url=edge.url + path, offset=read["offset"], **{"as": AS[content_type]})
-    assert joined(content_type, [rest["content"]]) == wanted(content_type, messages[:1])
+    found: Any = None
+    async with asyncio.timeout(BOUND_S):
+        # With workers, a stream whose tail is asked for twice within a second is followed.  The origin's event of the
+        # append, which has not come through the gateway, may arrive after the client's next read.
+        while not found and (found is None or WORKERS > 1):
+            rest = await typescript.do("read", url=edge.url + path, offset=read["offset"], **{"as": AS[content_type]})
+            found = joined(content_type, [rest["content"]])
+    assert found == wanted(content_type, messages[:1])
 
 
 @every_type
