@@ -2,6 +2,7 @@
 
 If the supervisor dies, the kernel closes its end of the channel, and the worker notices this.  The queue of a socket
 keeps messages for a worker whose event loop does not run yet.  A signal in place of a message would end such a worker.
+If this queue is full, because the other end reads nothing, messages wait at the sender, which does not block.
 
 A message can carry an open file, as `descriptor`.
 """
@@ -10,11 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import select
 import socket
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from itertools import count
 from typing import Any, Final
 
@@ -22,53 +24,109 @@ MOST_LINE_BYTES: Final = 1 << 24
 """The longest message.  A longer one ends the channel.  The names of all changed settings have to fit."""
 _READ_BYTES: Final = 1 << 16
 _MOST_DESCRIPTORS: Final = 8
-_REST_MS: Final = 1_000
-"""Milliseconds for which the rest of a message may wait for room in the queue."""
+MOST_WAITING: Final = 1_024
+"""The most messages of one kind that wait for room.  Most kinds are sent once to a worker, or once for each request
+of a client of the admin port."""
+_MOST_OF_KIND: Final[Mapping[object, int]] = {"configuration": 4, "configuration refused": 64}
+"""Fewer messages of these kinds wait: a SIGHUP may be sent at any time, and a configuration carries an open file."""
+_FINISH_MS: Final = 1_000
+"""Milliseconds for which the last messages of a process may wait for room."""
 _ANSWER: Final = "answer"
 
 Message = dict[str, Any]
 
 
 class SupervisorGone(Exception):
-    """The supervisor has ended, and does not answer."""
+    """The supervisor has ended, or does not read requests."""
 
-    def __init__(self) -> None:
-        super().__init__("the supervisor has ended")
+    def __init__(self, text: str = "the supervisor has ended") -> None:
+        super().__init__(text)
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A message that waits for room in the socket's queue, or the rest of it."""
+
+    kind: object
+    data: memoryview
+    descriptor: int | None
+    """The file that the message carries, until the first byte is sent."""
+    is_lost: bool = False
+
+    def close(self) -> None:
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+            self.descriptor = None
 
 
 class ChannelEnd:
-    """One end of a channel: writes messages, and splits its input into messages."""
+    """One end of a channel: writes messages in their order, and splits its input into messages.
 
-    def __init__(self, sock: socket.socket) -> None:
+    `watch` is called with True when messages begin to wait for room in the socket's queue, and with False when none
+    waits any more.  Meanwhile, the owner calls `flush` whenever the socket is writable.
+    """
+
+    def __init__(self, sock: socket.socket, watch: Callable[[bool], object] = lambda _is_waiting: None) -> None:
         sock.setblocking(False)
         self.sock = sock
+        self._watch = watch
+        self._waiting: deque[_Waiting] = deque()
+        self._is_watched = False
         self._rest = b""
         self._descriptors: deque[int] = deque()
         """The files that have arrived before the ends of their messages."""
 
-    def send(self, message: Message, descriptor: int | None = None) -> bool:
-        """Send a message, and a copy of an open file with it.  Returns False if the other end is gone or reads nothing.
+    def __repr__(self) -> str:
+        return f"<ChannelEnd {len(self._waiting)} messages waiting>"
 
-        Waits only if the queue has room for a part of the message."""
+    def send(self, message: Message, descriptor: int | None = None) -> bool:
+        """Send a message, and a copy of an open file with it, or let it wait for room.  Returns False if the other end
+        is gone, or if too many messages of the same kind wait."""
+        kind = message.get("kind")
+        if sum(one.kind == kind for one in self._waiting) >= _MOST_OF_KIND.get(kind, MOST_WAITING):
+            return False
         if descriptor is not None:
             message = {**message, "descriptor": True}
-        data = json.dumps(message, separators=(",", ":")).encode() + b"\n"
-        with suppress(OSError):
-            sent = self.sock.send(data) if descriptor is None else socket.send_fds(self.sock, [data], [descriptor])
-            return self._send_rest(memoryview(data)[sent:])
-        return False
+        data = memoryview(json.dumps(message, separators=(",", ":")).encode() + b"\n")
+        try:
+            one = _Waiting(kind, data, None if descriptor is None else os.dup(descriptor))
+        except OSError:
+            return False
+        self._waiting.append(one)
+        if not self._is_watched:
+            self.flush()
+            if self._waiting:
+                self._is_watched = True
+                self._watch(True)
+        return not one.is_lost
 
-    def _send_rest(self, rest: memoryview) -> bool:
-        """Send the rest of a message.  If this fails, end the channel, because the other end could not find the
-        beginning of the next message."""
+    def flush(self) -> None:
+        """Send the waiting messages for which the socket's queue has room."""
+        while self._waiting:
+            one = self._waiting[0]
+            try:
+                if one.descriptor is None:
+                    sent = self.sock.send(one.data)
+                else:
+                    sent = socket.send_fds(self.sock, [one.data], [one.descriptor])
+            except BlockingIOError:
+                return
+            except OSError:
+                one.is_lost, sent = True, len(one.data)
+            one.close()
+            one.data = one.data[sent:]
+            if not one.data:
+                self._waiting.popleft()
+        if self._is_watched:
+            self._is_watched = False
+            self._watch(False)
+
+    def finish(self) -> None:
+        """Wait for room for the waiting messages, for a moment.  Called in a process that is about to end."""
         poll = select.poll()
         poll.register(self.sock, select.POLLOUT)
-        while rest:
-            if not poll.poll(_REST_MS):
-                self.sock.shutdown(socket.SHUT_RDWR)
-                return False
-            rest = rest[self.sock.send(rest) :]
-        return True
+        while self._waiting and poll.poll(_FINISH_MS):
+            self.flush()
 
     def receive(self) -> list[Message] | None:
         """Return the messages that have arrived; None if the other end is gone.
@@ -92,15 +150,18 @@ class ChannelEnd:
         return messages
 
     def close(self) -> None:
-        """Close this end."""
+        """Close this end.  The messages that wait for room are lost."""
         self.sock.close()
+        while self._waiting:
+            self._waiting.popleft().close()
 
 
 class Control:
     """The worker's end of the channel to its supervisor."""
 
     def __init__(self, sock: socket.socket) -> None:
-        self._end = ChannelEnd(sock)
+        self._end = ChannelEnd(sock, self._watch)
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._handlers: dict[str, Callable[[Message], None]] = {}
         self._asked: dict[int, asyncio.Future[Message]] = {}
         """The answers that have not arrived yet, by the number of the request."""
@@ -114,15 +175,22 @@ class Control:
     def start(self, on_end: Callable[[], None]) -> None:
         """Read messages on the running loop.  `on_end` is called once if the supervisor is gone."""
         self._on_end = on_end
-        asyncio.get_running_loop().add_reader(self._end.sock.fileno(), self._read)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._end.sock.fileno(), self._read)
 
     def on(self, kind: str, handler: Callable[[Message], None]) -> None:
         """Call `handler` for each message of this kind."""
         self._handlers[kind] = handler
 
-    def tell(self, kind: str, **fields: object) -> None:
-        """Send a message to the supervisor."""
-        self._end.send({"kind": kind, **fields})
+    def tell(self, kind: str, **fields: object) -> bool:
+        """Send a message to the supervisor.  Returns False if the supervisor is gone, or reads nothing."""
+        return self._end.send({"kind": kind, **fields})
+
+    def tell_last(self, kind: str, **fields: object) -> None:
+        """Send the last message of this process, whose event loop has ended."""
+        self._loop = None
+        self.tell(kind, **fields)
+        self._end.finish()
 
     async def ask(self, kind: str) -> Message:
         """Send a request to the supervisor, and return its answer.  Raises SupervisorGone."""
@@ -132,20 +200,35 @@ class Control:
         future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self._asked[number] = future
         try:
-            self.tell(kind, request=number)
+            if not self.tell(kind, request=number):
+                raise SupervisorGone("the supervisor does not read requests")
             return await future
         finally:
             self._asked.pop(number, None)
 
     def close(self) -> None:
         """Stop reading."""
-        asyncio.get_running_loop().remove_reader(self._end.sock.fileno())
+        self._forget()
         self._end.close()
+
+    def _watch(self, is_waiting: bool) -> None:
+        if self._loop is None:
+            return
+        if is_waiting:
+            self._loop.add_writer(self._end.sock.fileno(), self._end.flush)
+        else:
+            self._loop.remove_writer(self._end.sock.fileno())
+
+    def _forget(self) -> None:
+        if self._loop is not None:
+            self._loop.remove_reader(self._end.sock.fileno())
+            self._loop.remove_writer(self._end.sock.fileno())
+            self._loop = None
 
     def _read(self) -> None:
         messages = self._end.receive()
         if messages is None:
-            asyncio.get_running_loop().remove_reader(self._end.sock.fileno())
+            self._forget()
             self._is_alone = True
             for future in self._asked.values():
                 if not future.done():

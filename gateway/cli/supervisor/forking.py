@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from typing import Never
 
 from gateway.cli.supervisor.slots import Slot, end_of
@@ -71,9 +72,19 @@ class Workers:
             ours.close()
             self._become(slot, theirs, run)
         theirs.close()
-        slot.pid, slot.channel = pid, ChannelEnd(ours)
+        slot.pid, slot.channel = pid, ChannelEnd(ours, partial(self._watch, slot, ours))
         self.shared.set_slot(slot.number, SlotState.STARTING, slot.generation, pid)
-        self._selector.register(ours, selectors.EVENT_READ, lambda: self._read(slot))
+        self._selector.register(ours, selectors.EVENT_READ, partial(self._attend, slot))
+
+    def _watch(self, slot: Slot, sock: socket.socket, is_waiting: bool) -> None:
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if is_waiting else 0)
+        self._selector.modify(sock, events, partial(self._attend, slot))
+
+    def _attend(self, slot: Slot) -> None:
+        """Read a worker's messages, and send the messages that have waited for room."""
+        if slot.channel is not None:
+            slot.channel.flush()
+        self._read(slot)
 
     def _become(self, slot: Slot, sock: socket.socket, run: Run) -> Never:
         """Become the worker of a slot, in the process just forked."""
@@ -131,7 +142,7 @@ class Workers:
                     os.kill(slot.pid, signal.SIGKILL)
 
     def tell(self, slot: Slot, kind: str, descriptor: int | None = None, **fields: object) -> bool:
-        """Send a message to a slot's worker, if there is one."""
+        """Send a message to a slot's worker, if there is one.  Returns False if the message is lost."""
         return slot.channel is not None and slot.channel.send({"kind": kind, **fields}, descriptor)
 
     def _read(self, slot: Slot) -> None:

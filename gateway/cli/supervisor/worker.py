@@ -50,10 +50,10 @@ def run_worker(handed: Handed, config: GatewayConfig, *, has_file: bool) -> int:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(handed, config, folder, has_file=has_file))
     except ConfigError as error:
-        control.tell("failed", text=str(error), is_misuse=True)
+        control.tell_last("failed", text=str(error), is_misuse=True)
         return 2
     except FailedToRunError as error:
-        control.tell("failed", text=str(error), is_misuse=False)
+        control.tell_last("failed", text=str(error), is_misuse=False)
         return 1
     return 0
 
