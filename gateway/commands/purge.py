@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -11,6 +11,9 @@ from gateway.commands.admin_client import DEFAULT_URL, AdminUrl, admin_client, a
 from gateway.commands.failure import CommandFailed
 from gateway.commands.run import run
 from gateway.commands.target import stream_path
+
+PURGE_S: Final = 25.0
+"""The timeout of the request in seconds.  A gateway with several workers purges in two rounds of at most 10 s."""
 
 
 def purge(
@@ -77,9 +80,9 @@ async def _purge(url: str, body: dict[str, object]) -> None:
     async with admin_client(url) as client:
         if stderr.is_terminal:
             with stderr.status("purging"):
-                answer = await client.post("/api/purge", body)
+                answer = await client.post("/api/purge", body, within_s=PURGE_S)
         else:
-            answer = await client.post("/api/purge", body)
+            answer = await client.post("/api/purge", body, within_s=PURGE_S)
         count = int(answer["purged"])
     streams = f"{count} stream{'' if count == 1 else 's'}"
     typer.echo(f"marked {streams} stale" if body["soft"] else f"purged {streams}")

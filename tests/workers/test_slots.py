@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -446,6 +446,30 @@ def test_the_last_worker_without_a_supervisor_removes_the_folder_of_the_sockets(
     assert not any(map(listens, private.paths(PEER)))
     HeldFolder(private.folder).remove_if_last()
     private.close()
+
+
+def test_a_version_whose_processes_were_killed_is_not_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed, living = PrivateSockets(2), PrivateSockets(2)
+    for slot in range(2):
+        killed.close_slot(slot)
+    living.close_slot(1)
+    handed: list[str] = []
+
+    def upgrade(_sockets: object, _shared: object, peers: tuple[str, ...], *_: object) -> None:
+        handed.extend(peers)
+        raise OSError("no memory")
+
+    monkeypatch.setattr("gateway.cli.supervisor.process.Upgrade", upgrade)
+    own = PrivateSockets(1)
+    supervisor: Any = WorkerSupervisor.__new__(WorkerSupervisor)
+    supervisor._predecessor = SimpleNamespace(peers=(*killed.paths(PEER), *living.paths(PEER)))
+    supervisor._phase, supervisor._upgrade, supervisor._slots, supervisor._private = _Phase.SERVING, None, [], own
+    supervisor._sockets = supervisor._shared = supervisor._secret = supervisor._environ = None
+    supervisor._now = lambda: 0.0
+    supervisor._begin_upgrade()
+    assert handed == [*own.paths(PEER), *living.paths(PEER)], "all of a version, so that its workers keep their names"
+    for one in (killed, living, own):
+        one.close()
 
 
 def test_sockets_that_cannot_be_opened_leave_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

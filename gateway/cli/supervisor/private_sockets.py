@@ -13,7 +13,9 @@ import os
 import shutil
 import socket
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 from gateway.cli.errors import FailedToRunError
@@ -134,6 +136,13 @@ def listens(path: str) -> bool:
         except OSError:
             return False
     return True
+
+
+def of_living_versions(paths: Sequence[str]) -> list[str]:
+    """Return the paths of the sockets whose versions have a worker, with all paths of such a version.  If all processes
+    of a version were killed, its files are left."""
+    folders = {Path(path).parent for path in paths if listens(path)}
+    return [path for path in paths if Path(path).parent in folders]
 
 
 def _new_folder() -> str:

@@ -28,7 +28,7 @@ from gateway.cli.sd_notify import ServiceManager
 from gateway.cli.starting import bind_addresses, cannot_listen
 from gateway.cli.supervisor.configuration_reading import Found, Reading
 from gateway.cli.supervisor.forking import Workers
-from gateway.cli.supervisor.private_sockets import ARRIVALS, HOP, PEER, PrivateSockets
+from gateway.cli.supervisor.private_sockets import ARRIVALS, HOP, PEER, PrivateSockets, of_living_versions
 from gateway.cli.supervisor.reload_round import Asker
 from gateway.cli.supervisor.reloads import Reloads
 from gateway.cli.supervisor.slots import Slot, may_accept
@@ -361,7 +361,7 @@ class WorkerSupervisor:
             return
         try:
             # After two upgrades in a row, the previous version may still drain as well.
-            earlier = filter(os.path.exists, self._predecessor.peers)
+            earlier = of_living_versions(self._predecessor.peers)
             peers = (*self._private.paths(PEER), *earlier)
             self._upgrade = Upgrade(self._sockets, self._shared, peers, self._secret, self._environ, self._now())
             self._upgrade.reloads = self._reloads.requests

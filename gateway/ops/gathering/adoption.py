@@ -18,7 +18,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from pathlib import Path
 from typing import Final
 
 from pydantic import ValidationError
@@ -41,12 +42,26 @@ _SAME_S: Final = 1.0
 """Two stated ends of a revocation that differ by fewer seconds than this are the same end, because the answers have
 taken some time."""
 
+_Found = dict[PeerAnswer, WorkerSettings]
+"""The settings in the workers' answers."""
+
 _log = logging.getLogger("gateway.admin")
 
 
 def version_before(paths: Sequence[str]) -> Peers | None:
-    """Return the workers with these sockets; None if their version has ended, which removes the sockets."""
-    return Peers(paths, lambda _: 0) if any(map(os.path.exists, paths)) else None
+    """Return the workers with these sockets; None if their version has ended, which removes the sockets.
+
+    The workers of the previous version come first.  After two upgrades in a row, those of the version before it may
+    follow: each version has a folder of its own."""
+    if not any(map(os.path.exists, paths)):
+        return None
+    folders = [Path(path).parent for path in paths]
+    earlier = {
+        index: f"worker {index - folders.index(folder)} of an earlier version"
+        for index, folder in enumerate(folders)
+        if folder != folders[0]
+    }
+    return Peers(paths, lambda _: 0, earlier)
 
 
 async def adopt_at_start(
@@ -63,7 +78,7 @@ async def adopt_at_start(
     )
     # Settings that operators have meanwhile changed at this worker may be newer than the others' answers.
     drains, levels = subject.drain_changes == drain_changes, subject.level_changes == level_changes
-    _apply_siblings(subject, found, drains=drains, levels=levels)
+    _apply_siblings(subject, found.values(), drains=drains, levels=levels)
     if earlier is not None:
         _apply_earlier(subject, found_before)
         start(earlier)
@@ -82,30 +97,30 @@ async def follow_late(
         answers = [one for one in await _ask(siblings, but) if one.slot in late]
         # Settings that operators have made at this worker may be newer than the late workers' answers.
         drains, levels = subject.drain_changes == 0, subject.level_changes == 0
-        _apply_siblings(subject, _settings_in(answers), drains=drains, levels=levels)
+        _apply_siblings(subject, _settings_in(answers).values(), drains=drains, levels=levels)
         late = {one.slot for one in answers if one.is_late}
 
 
 async def follow_settings(subject: Subject, earlier: Peers, pause: Callable[[], Awaitable[None]]) -> None:
     """Take over the settings of the previous version, until it has ended.  `pause` is called between two rounds of
     questions, and at most `MOST_PAUSES` times in succession without a good answer."""
-    pauses = 0
+    pauses, strange = 0, set[int]()
     while pauses <= MOST_PAUSES:
         answers = await _ask(earlier)
         if all(one.has_ended for one in answers):
             return
-        found = _settings_in(answers)
+        found = _settings_in(answers, strange)
         _apply_earlier(subject, found)
         pauses = 0 if found else pauses + 1
         if pauses <= MOST_PAUSES:
             await pause()
 
 
-async def _first_settings_of(peers: Peers | None, but: int | None = None) -> tuple[list[WorkerSettings], set[int]]:
+async def _first_settings_of(peers: Peers | None, but: int | None = None) -> tuple[_Found, set[int]]:
     """Return the settings of workers, except the worker of the slot `but`, and the slots that are late.  If no worker
     answers, ask the late workers again, because they may know a revocation."""
     if peers is None:
-        return [], set()
+        return {}, set()
     for _ in range(_ROUNDS):
         answers = await _ask(peers, but)
         found, late = _settings_in(answers), {one.slot for one in answers if one.is_late}
@@ -118,19 +133,23 @@ async def _ask(peers: Peers, but: int | None = None) -> list[PeerAnswer]:
     return await peers.ask_all("GET", SETTINGS, within_s=_ADOPT_S, but=but)
 
 
-def _settings_in(answers: Iterable[PeerAnswer]) -> list[WorkerSettings]:
-    """Return the settings in the good answers."""
-    found = []
+def _settings_in(answers: Iterable[PeerAnswer], strange: set[int] | None = None) -> _Found:
+    """Return the settings in the good answers.  `strange` has the slots of workers whose answers were logged because
+    their form is not known.  Without `strange`, none is logged."""
+    found = {}
     for answer in answers:
         if answer.is_good:
             try:
-                found.append(adapter_of(WorkerSettings).validate_json(answer.body))
+                found[answer] = adapter_of(WorkerSettings).validate_json(answer.body)
             except ValidationError:
-                _log.exception("worker %d has answered in another form", answer.slot)
+                if strange is not None and answer.slot not in strange:
+                    strange.add(answer.slot)
+                    text = "the form of its settings is not known, so its revocations are not taken over"
+                    _log.warning("%s: %s", answer.earlier or f"{answer.name} of the previous version", text)
     return found
 
 
-def _apply_siblings(subject: Subject, found: Sequence[WorkerSettings], *, drains: bool, levels: bool) -> None:
+def _apply_siblings(subject: Subject, found: Collection[WorkerSettings], *, drains: bool, levels: bool) -> None:
     """Apply the settings of other workers of this version."""
     apply_settings(subject, found, drains=drains, levels=levels)
     if levels and any(one.is_level_set for one in found):
@@ -138,9 +157,11 @@ def _apply_siblings(subject: Subject, found: Sequence[WorkerSettings], *, drains
         subject.level_changes += 1
 
 
-def _apply_earlier(subject: Subject, found: Iterable[WorkerSettings]) -> None:
-    """Apply the settings of the previous version: the level only if no operator has set the level of this version."""
-    apply_settings(subject, found, drains=False, levels=subject.level_changes == 0)
+def _apply_earlier(subject: Subject, found: _Found) -> None:
+    """Apply the settings of the previous version, and of still earlier versions that drain.  The level is that of the
+    previous version, if no operator has set the level of this version."""
+    for answer, settings in found.items():
+        apply_settings(subject, [settings], drains=False, levels=subject.level_changes == 0 and not answer.earlier)
 
 
 def apply_settings(subject: Subject, found: Iterable[WorkerSettings], *, drains: bool, levels: bool) -> None:

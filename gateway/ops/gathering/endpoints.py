@@ -276,7 +276,8 @@ def done_before(answers: Sequence[PeerAnswer]) -> list[PeerAnswer]:
     living = [answer for answer in answers if not answer.has_ended]
     if failed := _failed(living):
         where = "done by the workers of this version, but not by all workers of the version before, which drains"
-        raise Refused(503, f"{where}: {_reasons(failed)}")
+        reasons = (f"{one.name}{' refuses the request' * (one.status < 500)}: {_refusal(one)}" for one in failed)
+        raise Refused(503, f"{where}: {'; '.join(reasons)}")
     return living
 
 
@@ -285,7 +286,7 @@ def _failed(answers: Sequence[PeerAnswer]) -> list[PeerAnswer]:
 
 
 def _reasons(failed: Sequence[PeerAnswer]) -> str:
-    return "; ".join(f"worker {one.slot}: {_refusal(one)}" for one in failed)
+    return "; ".join(f"{one.name}: {_refusal(one)}" for one in failed)
 
 
 def _refusal(answer: PeerAnswer) -> Refused:
@@ -301,4 +302,4 @@ def _parsed(parse: Callable[[bytes], Any], answer: PeerAnswer) -> Any:
     try:
         return parse(answer.body)
     except ValueError:
-        raise Refused(502, f"worker {answer.slot} has answered in another form") from None
+        raise Refused(502, f"{answer.name} has answered in another form") from None

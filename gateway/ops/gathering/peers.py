@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -46,6 +46,14 @@ class PeerAnswer:
     has_ended: bool = False
     """Whether no process listens at the worker's socket: it has ended, and so has its supervisor."""
 
+    earlier: str = ""
+    """The worker's name, if its version is earlier than the previous one; its slot is then no name."""
+
+    @property
+    def name(self) -> str:
+        """The worker's name among the workers of its version."""
+        return self.earlier or f"worker {self.slot}"
+
     @property
     def is_late(self) -> bool:
         """Whether the worker may live, but has not answered in time."""
@@ -60,11 +68,15 @@ class PeerAnswer:
 class Peers:
     """The workers of a gateway, by slot, and an HTTP session with each.  `close` closes the sessions."""
 
-    def __init__(self, paths: Sequence[str], generation: Callable[[int], int | None]) -> None:
+    def __init__(
+        self, paths: Sequence[str], generation: Callable[[int], int | None], earlier: Mapping[int, str] | None = None
+    ) -> None:
         """`paths` are the sockets of the slots.  `generation` returns the number of the worker that lives in a slot;
-        None if the slot has no worker."""
+        None if the slot has no worker.  `earlier` has the names of the workers whose versions are earlier than the
+        previous one."""
         self._paths = tuple(paths)
         self.generation = generation
+        self.earlier = earlier or {}
         self._sessions: dict[int, ClientSession] = {}
 
     def __repr__(self) -> str:
@@ -111,16 +123,16 @@ class Peers:
                 cookie_jar=DummyCookieJar(),
                 timeout=ClientTimeout(total=None),
             )
-        url = URL(str(_BASE) + target, encoded=True)
+        url, earlier = URL(str(_BASE) + target, encoded=True), self.earlier.get(slot, "")
         try:
             async with asyncio.timeout(max(0.0, within_s)):
                 async with session.request(method, url, data=body or None, headers=_JSON) as reply:
-                    return PeerAnswer(slot, reply.status, await reply.read())
+                    return PeerAnswer(slot, reply.status, await reply.read(), earlier=earlier)
         except TimeoutError:
-            return PeerAnswer(slot, _LATE, b"")
+            return PeerAnswer(slot, _LATE, b"", earlier=earlier)
         except (ClientError, OSError) as error:
             has_ended = isinstance(error, OSError) and error.errno in _ENDED
-            return PeerAnswer(slot, _GONE if has_ended else _LOST, b"", has_ended)
+            return PeerAnswer(slot, _GONE if has_ended else _LOST, b"", has_ended, earlier)
 
     async def close(self) -> None:
         """Close the connections to the workers."""

@@ -295,6 +295,34 @@ async def test_the_version_before_and_the_other_workers_are_asked_at_once(level:
     assert asked[-1] == "follow"
 
 
+@pytest.mark.parametrize("has_previous_ended", [True, False])
+async def test_the_level_is_that_of_the_previous_version_after_two_upgrades(
+    level: logging.Logger, has_previous_ended: bool
+) -> None:
+    logging.getLogger(LOGGER).setLevel("INFO")
+    revoked = [WorkerRevocation("principal", "eve", None, 60.0)]
+    settings = orjson.dumps(WorkerSettings(revoked, True, "debug", True))
+    previous = (
+        ENDED if has_previous_ended else PeerAnswer(0, 200, orjson.dumps(WorkerSettings([], True, "error", True)))
+    )
+    subject = Started()
+    before = Before([previous, PeerAnswer(1, 200, settings, earlier="worker 0 of an earlier version")], [ENDED])
+    await follow_settings(cast(Subject, subject), cast(Peers, before), before.pause)
+    assert level.level == (logging.INFO if has_previous_ended else logging.ERROR)
+    assert [one for one, _ in subject.verdicts.revocations()] == [Revocation("principal", "eve")]
+
+
+async def test_settings_of_an_unknown_form_are_logged_once_for_each_worker(
+    level: logging.Logger, caplog: pytest.LogCaptureFixture
+) -> None:
+    strange = [PeerAnswer(slot, 200, b'{"revoked": []}') for slot in range(2)]
+    before = Before(strange, strange, strange, [ENDED])
+    await follow_settings(cast(Subject, Started()), cast(Peers, before), before.pause)
+    text = "of the previous version: the form of its settings is not known, so its revocations are not taken over"
+    assert caplog.messages == [f"worker {slot} {text}" for slot in range(2)]
+    assert all(record.exc_info is None for record in caplog.records)
+
+
 def test_a_version_that_has_ended_is_not_asked(tmp_path: Path) -> None:
     paths = [str(tmp_path / name) for name in ("peer0", "peer1")]
     assert version_before(paths) is None

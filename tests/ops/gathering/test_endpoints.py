@@ -14,9 +14,11 @@ import orjson
 import pytest
 from aiohttp import ClientSession, UnixConnector, web
 
+from gateway.commands.purge import PURGE_S
 from gateway.ops.admin.app import admin_endpoints
 from gateway.ops.admin.directory import Directory
 from gateway.ops.admin.endpoint import Refused, adapter_of
+from gateway.ops.gathering.adoption import version_before
 from gateway.ops.gathering.ended_counts import EndedCounts
 from gateway.ops.gathering.endpoints import (
     ALONE,
@@ -27,7 +29,7 @@ from gateway.ops.gathering.endpoints import (
     done_by_some,
     make_adapters,
 )
-from gateway.ops.gathering.peers import PeerAnswer, Peers
+from gateway.ops.gathering.peers import CHANGE_S, PeerAnswer, Peers
 from gateway.ops.gathering.private import Handler, WorkerSettings, private_application
 from gateway.ops.gathering.worker_admin import WorkerAdmin
 from gateway.ops.partition_ids import PartitionIds
@@ -116,6 +118,26 @@ def test_a_change_that_the_version_before_has_not_made_is_refused() -> None:
         "done by the workers of this version, but not by all workers of the version before, which drains: "
         "worker 2: it has not answered in time"
     )
+
+
+def test_workers_of_earlier_versions_are_named_by_their_version(tmp_path: Path) -> None:
+    paths = [str(tmp_path / version / f"peer{slot}") for version in ("v1", "v0") for slot in range(2)]
+    (tmp_path / "v1").mkdir()
+    Path(paths[0]).touch()
+    before = version_before(paths)
+    assert before is not None
+    late = PeerAnswer(3, 504, b"", earlier=before.earlier[3])
+    refusal = PeerAnswer(1, 422, b'{"error": "keys: unknown key"}')
+    with pytest.raises(Refused) as refused:
+        done_before([refusal, late])
+    assert refused.value.status == 503
+    assert str(refused.value).endswith(
+        ": worker 1 refuses the request: keys: unknown key; worker 1 of an earlier version: it has not answered in time"
+    )
+
+
+def test_the_command_waits_for_both_rounds_of_a_purge() -> None:
+    assert GATHERINGS["POST", "/api/purge"].rounds * CHANGE_S < PURGE_S
 
 
 @web.middleware
