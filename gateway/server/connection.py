@@ -266,7 +266,8 @@ class Connection(RecognisingConnection):
             body.fail(BadRequest("Request body ended early"))
         if self._room is not None:
             self._has_room(ConnectionResetError("the client has left"))
-        self._drop_beginning()
+        self._clients.joins.beginnings.drop(self._beginning)
+        self._beginning = None
         if not self._leave_live():
             self._client_left()
         if (renewing := self.renewing) is not None:

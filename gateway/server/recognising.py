@@ -119,24 +119,20 @@ class RecognisingConnection(ReadingConnection):
             clients.joins.found_by_meaning(known, section)
         has_joined = self._joins(known, section, presented)
         if presented is not None:
-            if not has_joined:
-                if presented.allowed is not None:
-                    # The verdict that is kept with the beginning may have lapsed.
-                    self._drop_beginning()
-            elif ((former := self._beginning) is None or former.key is not presented.key) and known.mode is _LONGPOLL:
-                # SSE readers need no beginning, because they seldom ask again.
+            if not has_joined and presented.allowed is not None:
+                # The verdict that is kept with the beginning may have lapsed, and the section may have a later one.
+                presented = presented._replace(allowed=None)
+                has_joined = self._joins(known, section, presented)
+            # SSE readers need no beginning, because they seldom ask again.
+            if has_joined and presented.allowed is None and known.mode is _LONGPOLL:
                 self._keep_beginning(presented, section)
         return has_joined
 
     def _keep_beginning(self, presented: Presented, section: Section) -> None:
         """Keep the beginning of a request line with credentials, so that the client's next line need not be divided."""
         key = presented.key
-        found = beginning_of(presented.line, key, section.text, section.allowed.get(key))
+        found = beginning_of(presented.line, key, section.mark, section.allowed.get(key))
         self._beginning = self._clients.joins.beginnings.keep(found, self._beginning)
-
-    def _drop_beginning(self) -> None:
-        self._clients.joins.beginnings.drop(self._beginning)
-        self._beginning = None
 
     def _joins(self, join: Join, section: Section, presented: Presented | None = None) -> bool:
         """Begin a live answer for a request with this header section.  Returns False if the request has to be parsed.

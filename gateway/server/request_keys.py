@@ -150,11 +150,25 @@ class Meaning:
 class Section:
     """One header section, with its meanings and its client."""
 
-    __slots__ = ("_client", "_origin", "_peer", "_scheme", "allowed", "cost", "keys", "kinds", "text", "verdicts_cost")
+    __slots__ = (
+        "_client",
+        "_origin",
+        "_peer",
+        "_scheme",
+        "allowed",
+        "cost",
+        "keys",
+        "kinds",
+        "mark",
+        "text",
+        "verdicts_cost",
+    )
 
     def __init__(self, text: bytes, kinds: tuple[_Kind, ...] = (), keys: tuple[Key, ...] = ()) -> None:
         self.text = text
         """The text, beginning with the line break after the request line."""
+        self.mark = object()
+        """Stands for the section where a reference to the section would keep its text in memory."""
         self.kinds = kinds
         """The kinds of routes that the section has been read for."""
         self.keys = keys
@@ -377,7 +391,7 @@ class Sections:
                         assert isinstance(first, NamedStream)
                         stream = beginning.key
                         if first[0] is stream[0] and first[1] == stream[1] and first[2] == stream[2]:
-                            allowed = beginning.allowed if beginning.text is section.text else None
+                            allowed = beginning.allowed if beginning.mark is section.mark else None
                             return make(Presented, (known, line, stream, allowed)), section
                         stream = make(NamedStream, (*first[:3], stream[3]))
                         return make(Presented, (known, line, stream, None)), section

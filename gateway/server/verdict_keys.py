@@ -27,11 +27,10 @@ _MOST_STREAMS: Final = 1 << 10
 """The most names of streams that `StreamNames` keeps."""
 _LONGEST_NAME: Final = 256
 """The most characters of such a name.  Clients choose the length of queries."""
-MOST_BEGINNING_BYTES: Final = 1 << 24
+MOST_BEGINNING_BYTES: Final = 1 << 25
 """The most bytes charged for the beginnings of request lines that connections keep."""
 _BEGINNING_COST: Final = 300
-"""Bytes charged for a beginning in addition to its line (kept twice: whole, and divided) and to the text of its header
-section."""
+"""Bytes charged for a beginning in addition to its verdict and its line, which is kept twice: whole, and divided."""
 _VERDICT_COST: Final = 600
 """Bytes charged for a verdict in addition to its key and the names in it."""
 
@@ -104,24 +103,24 @@ class Beginning(NamedTuple):
     """The line up to its credentials, with these credentials and the separator after them."""
     rest: bytes
     key: NamedStream
-    """The key of the verdict on the client's latest request."""
-    text: bytes
-    """The text of that request's header section."""
+    """The key of the verdict on the request with this beginning."""
+    mark: object
+    """The mark of that request's header section."""
     allowed: Allowed | None
-    """The verdict with this key and this header section; None if no verdict was remembered.  Compare `text` by
-    identity: a verdict belongs to one section."""
+    """The section's verdict with this key, so that the client's next request needs no look-up; None if there was none.
+    """
 
 
-def beginning_of(line: bytes, key: NamedStream, text: bytes, allowed: Allowed | None) -> Beginning | None:
+def beginning_of(line: bytes, key: NamedStream, mark: object, allowed: Allowed | None) -> Beginning | None:
     """Return the beginning of a line that is divided into the credentials in `key` and a rest.  Returns None if other
     parameters separate the credentials, or if none follows them.
     """
-    mark, credentials = line.find(b"?"), key.credentials
-    at = mark if line.startswith(credentials + b"&", mark + 1) else line.find(b"&" + credentials + b"&", mark)
+    query, credentials = line.find(b"?"), key.credentials
+    at = query if line.startswith(credentials + b"&", query + 1) else line.find(b"&" + credentials + b"&", query)
     if at < 0:
         return None
-    rest = line[:mark] + b"\r\n&" + line[mark + 1 : at + 1]
-    return make(Beginning, (line[: at + len(credentials) + 2], rest, key, text, allowed))
+    rest = line[:query] + b"\r\n&" + line[query + 1 : at + 1]
+    return make(Beginning, (line[: at + len(credentials) + 2], rest, key, mark, allowed))
 
 
 class Beginnings:
@@ -153,7 +152,9 @@ class Beginnings:
 
 
 def _beginning_cost(beginning: Beginning) -> int:
-    return _BEGINNING_COST + 2 * len(beginning.line) + len(beginning.text)
+    # The header section may have dropped the verdict, so it is charged here, too.
+    cost = _BEGINNING_COST + 2 * len(beginning.line)
+    return cost + (verdict_cost(beginning.key, beginning.allowed) if beginning.allowed is not None else 0)
 
 
 class CredentialLines:

@@ -319,10 +319,11 @@ def presented_by_the_first(known: Known, line: bytes, _: bytes) -> Presented:
 def join_ignores_the_edition_of_a_verdict() -> Patches:
     join = LiveRequests.join
 
-    def joins(self: LiveRequests, channel: Any, known: Any, section: Section, *presented: Any) -> bool:
-        for allowed in section.allowed.values():
+    def joins(self: LiveRequests, channel: Any, known: Any, section: Section, presented: Any = None) -> bool:
+        kept = [presented.allowed] if presented is not None and presented.allowed is not None else []
+        for allowed in (*section.allowed.values(), *kept):
             allowed.edition = self._verdicts.edition
-        return join(self, channel, known, section, *presented)
+        return join(self, channel, known, section, presented)
 
     return [(LiveRequests, "join", joins)]
 

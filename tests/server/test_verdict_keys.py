@@ -15,14 +15,11 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from gateway.app import RunningGateway
-from gateway.auth.remembered_verdicts import Allowed
 from gateway.auth.signed_urls import PARAMETERS
 from gateway.engine.route import Route
 from gateway.server import verdict_keys
-from gateway.server.joins import Join
 from gateway.server.live_requests import LiveRequests
-from gateway.server.request import Channel
-from gateway.server.request_keys import Presented, Section
+from gateway.server.request_keys import Presented
 from gateway.server.verdict_keys import Beginning, Beginnings, CredentialLines, NamedStream, beginning_of
 from tests.scenarios.credentials import WALL, signed, signed_rule
 from tests.server.conftest import BOUND_S, Pair, close, connect, get, read_response, start_pair, stop_pair, write
@@ -130,55 +127,6 @@ async def test_a_connection_that_polls_with_a_signed_url_keeps_the_beginning_of_
         for _, writer in wires:
             await close(writer)
         await eventually(lambda: beginnings.size == 0)
-        await stop_pair(pair)
-
-
-async def test_a_verdict_kept_with_a_beginning_is_left_when_it_lapses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pair = await _begin(tmp_path)
-    gateway, found = pair.fast, list[Allowed | None]()
-    join = gateway.clients.join
-
-    def noting(channel: Channel, known: Join, section: Section, presented: Presented | None) -> bool:
-        found.append(presented.allowed if presented is not None else None)
-        return join(channel, known, section, presented)
-
-    monkeypatch.setattr(gateway.clients, "join", noting)
-    (reader, writer), (_, other) = await connect(gateway), await connect(gateway)
-    link, former = signed("/s", WALL + 7_200), signed("/s")
-    writer.write(get(f"{link}&offset=-1"))
-    tail = (await read_response(reader)).headers["stream-next-offset"][0]
-
-    async def poll(*lines: str) -> Allowed | None:
-        """Poll after another reader, and return the verdict that the connection had kept."""
-        nonlocal tail
-        other.write(get(f"{former}&offset={tail}&live=long-poll"))
-        await eventually(partial(_are_waiting, gateway, 1))
-        found.clear()
-        writer.write(get(f"{link}&offset={tail}&live=long-poll", *lines))
-        await eventually(partial(_are_waiting, gateway, 2))
-        kept = found[-1] if found else None
-        await write(gateway, "POST", signed("/s", methods="append"), b"abc", Content_Type="text/plain")
-        tail = (await read_response(reader)).headers["stream-next-offset"][0]
-        await eventually(partial(_are_waiting, gateway, 0))
-        return kept
-
-    try:
-        for _ in range(4):
-            kept = await poll()
-        assert kept is not None
-        # A header section of its own has a verdict of its own.
-        assert [await poll("User-Agent: other") for _ in range(4)] == [None] * 4
-        assert await poll() is kept
-        # As after a revocation, all verdicts are judged again, and the new one is kept.
-        gateway.routes.verdicts.begin_edition()
-        again = [await poll() for _ in range(4)]
-        assert again[-1] is not None
-        assert again[-1] is not kept
-    finally:
-        await close(writer)
-        await close(other)
         await stop_pair(pair)
 
 
@@ -449,7 +397,7 @@ def _beginning(line: bytes) -> Beginning:
 
 
 def _divided_at_once(line: bytes, credentials: bytes) -> Beginning | None:
-    return beginning_of(line, NamedStream(cast(Route, None), "/s", "", credentials), b"", None)
+    return beginning_of(line, NamedStream(cast(Route, None), "/s", "", credentials), None, None)
 
 
 def _are_waiting(gateway: RunningGateway, number: int) -> bool:
