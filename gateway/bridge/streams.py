@@ -113,7 +113,9 @@ class KnownSighting:
     """A hash of the record before the position; None if no record was read."""
 
     def is_shown_by(self, records: Sequence[Record]) -> bool:
-        """Return whether `records` include the record before the position.  They are consecutive and not empty."""
+        """Return whether `records` include the record before the position.
+
+        `records` are consecutive, at least one."""
         return self.position is not None and records[0].seq_num < self.position.seq_num <= records[-1].seq_num + 1
 
 
@@ -130,7 +132,7 @@ class S2Sighting:
         """The end of the latest reply to a read, if this reply had as many records as S2 allows; otherwise 0.  After
         such a reply, more records are likely."""
         self._read_to: StreamPosition | None = None
-        """The furthest position that a record has proved.  A stated tail alone does not count."""
+        """The position after the furthest record that was read.  A tail that the origin states does not count."""
         self.closed_at: int | None = None
         """The sequence number of the close marker (`content.py`), if it was seen."""
 

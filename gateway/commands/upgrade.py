@@ -9,7 +9,7 @@ from gateway.commands.failure import CommandFailed
 from gateway.commands.run import run
 
 _SERVES_S = 135.0
-"""The longest wait: the gateway waits a little less for its next version."""
+"""The longest wait for the gateway's answer.  The gateway itself waits for its next version for up to 120 s."""
 
 
 def upgrade(admin: AdminUrl = DEFAULT_URL) -> None:

@@ -1,8 +1,9 @@
-"""Sends shared requests to the owner of their stream, another worker, instead of to the origin.
+"""Sends shared requests to the worker that owns their stream, instead of to the origin.
 
-With several workers, each stream has one owner (`gateway.workers.owners`), and only the owner asks the origin for the
-stream's bytes and holds its live request.  The other workers send their shared requests to the owner's Unix socket.
-Writes, and requests for one client alone, go straight to the origin.
+The reply to a *shared* request may go to all readers of a tape.  With several workers, each stream has one owner
+(`gateway.workers.owners`), and only the owner asks the origin for the stream's bytes and holds its live request.  The
+other workers send their shared requests to the owner's Unix socket.  Writes, and requests for one client alone, go
+straight to the origin.
 
 If the owner dies, the requests to it fail.  The asking worker waits a moment for the supervisor to notice, and then
 asks the next owner, which may be this worker itself.  The headers in `gateway.protocol.worker_headers` show whether
@@ -46,8 +47,8 @@ _AGAIN_S: Final = 0.01
 _MOST_WAITS: Final = 30
 """How often a failed request waits `_AGAIN_S` for the supervisor to notice that the owner has died."""
 LEAST_FOLLOWED: Final = 1_024
-"""When a worker remembers at least this many live requests, and at least twice as many as it had topics after the last
-removal, it forgets the live requests of ended topics."""
+"""A worker that remembers this many live requests forgets the requests of ended topics.  It does so again when it
+remembers twice as many as it kept, but not below this number."""
 _UNSETTLED_S: Final = 1.0
 """For this many seconds after a change of the owners, workers may have different views of the owners."""
 
@@ -84,7 +85,9 @@ class StreamOwners(Protocol):
         """A number that changes when the owners may have changed."""
 
     def other_owner(self, cell: int) -> int | None:
-        """Return the number of the process that owns the paths of this cell; None if this process does."""
+        """Return the number of the process that owns the paths of this cell; None if this process does.
+
+        A cell is the set of all paths with equal hashes."""
 
 
 class WritesElsewhere(Protocol):
@@ -92,7 +95,7 @@ class WritesElsewhere(Protocol):
 
     @property
     def index_of(self) -> Callable[[Group], int]:
-        """Returns the cell of a path."""
+        """Returns the cell of a path (`StreamOwners.other_owner`)."""
 
     def look(self, group: Group) -> None:
         """Apply the writes of other processes to the path."""
@@ -181,7 +184,9 @@ class HopUpstream:
         return is_lost(error)
 
     def lost(self, owner: int) -> None:
-        """Record that a request to this owner has failed twice.  Of workers, only the supervisor knows which serve."""
+        """Record that a request to this owner has failed twice.
+
+        Nothing is recorded about a worker, because only the supervisor knows which workers serve."""
 
     def ask_origin(self, requester: Requester, call: OriginCall) -> PendingRequest:
         """Send a request to the origin."""
@@ -390,7 +395,7 @@ def is_lost(error: GatewayError) -> bool:
 
 
 def handed(call: OriginCall, shared: Shared, to: str, accepted: AcceptedCodings | None = None) -> OriginCall:
-    """Return the call as it is handed to the process at the origin `to`, as in `http://host:port`.
+    """Return the call as it is handed to another process, whose URL is `to` (`http://host:port`).
 
     `accepted` is given if the answer is passed on to a client (`HopAsk.accepted`)."""
     key, client, headers = shared.key, call.client, call.headers

@@ -56,9 +56,9 @@ class DeliveryTimes:
         self.now = now
         self._route = route
         self._arrived_at: float | None = None
-        """When the first bytes since the beginning of the latest round arrived."""
+        """When the first bytes for the next round arrived; None if there are no such bytes yet."""
         self._began_at: float | None = None
-        """When the first of the bytes that the latest round delivers arrived."""
+        """When the first bytes of the present round arrived; None between rounds, and in a round without new bytes."""
 
     def arrived(self) -> None:
         """Record that bytes have arrived, which the next round delivers."""
@@ -157,7 +157,7 @@ class Topic:
         self.shares_connections = False
         """Whether readers may share connections.  Set when a reader is made for a stream of an HTTP/2 connection."""
         self.extra_clients = 0
-        """The number of clients of all `readers_now`, minus the number of these readers.  One reader may serve several
+        """By how many the clients that `readers_now` serve outnumber these readers.  One reader may serve several
         clients."""
         self.handed: dict[LiveReader, Callable[[], object]] = {}
         """The readers that are other workers, each with a function that cuts its connection.  Some may have left."""
@@ -286,7 +286,7 @@ class Topic:
             self._has_news = False
             self.shares_connections = self.shares_connections and bool(present)
             # All that one turn sends to a connection goes out in one write.  Serve the readers of a connection one
-            # after the other, because a turn that serves a few readers of each connection costs a write for each.
+            # after the other, so that each turn writes to as few connections as possible.
             unpumped.extend(sorted(present, key=_carrier) if self.shares_connections else present)
             self._round_clients = len(unpumped) + self.extra_clients
             self.cursors.rise()
@@ -321,8 +321,8 @@ class Topic:
         """End a turn of a round.  End the round too if all its readers have been served."""
         steps, self.steps = self.steps, {}
         if self._unpumped:
-            # Keep the steps for the readers that are still served, because a step holds bytes that many connections
-            # share.  New steps would hold a second copy of these bytes for as long.
+            # Keep the steps for the readers that this turn has not served.  A step holds bytes that the connections of
+            # the served readers share.  Until they have sent these bytes, new steps would hold a second copy.
             self._kept_steps = self._step_state(), steps
         else:
             self._delivery_times.delivered(self._round_clients)

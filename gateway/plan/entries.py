@@ -1,8 +1,8 @@
 """Resolves a plan's entries: streams named by route and target become tape keys.
 
-A plan contains no credentials.  Pinning and warming therefore apply to the tape of readers without credentials.
-Entries that limit storing or lifetime apply to the stream's tapes of all partitions.  An entry is skipped and counted
-if no route covers it, or if its route does not cache.
+A stream may have several tapes, one for each set of readers with equal credentials.  A plan contains no credentials, so
+pinning and warming apply to the tape of readers without credentials.  Entries that limit storing or lifetime apply to
+all tapes of the stream.  An entry is skipped and counted if no route covers it, or if its route does not cache.
 
 A plan names an S2 stream in the same way as the access log and the stream's key: by the stream's path, with
 `s2-basin=…` as the query.  Entries to warm S2 streams are skipped.  A read might create the stream, and needs a basin
@@ -94,8 +94,8 @@ def budget_bytes(limit: int, *, is_set: bool, plan: CachePlan | None, grants: Ca
     False; otherwise `limit`.
 
     `is_set` means that the operator has set `limit`.  The budget of a plan that was made from too little traffic is
-    used only with `take_short_memory`: the streams of a few minutes need little memory, so such a budget would be too
-    small.
+    used only with `take_short_memory`.  Such a budget would be too small, because the streams that were read in a few
+    minutes need little memory.
     """
     if plan is None or is_set or not grants.take_memory or is_too_short(plan, grants):
         return limit

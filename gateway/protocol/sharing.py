@@ -8,9 +8,10 @@ conditions are the same.
 A shared request carries its readers' credentials, and none of their other headers.  So a reply that varies on a header
 other than a credential is for its requester alone.  The header Origin is a special case.  A shared reply is valid for
 readers without an Origin header, and for all readers if it allows any web origin (`*`).  A reply without
-Access-Control-Allow-Origin is not valid for readers with an Origin header, even if it has no Vary.  Common middleware
-adds both fields only to replies to requests with Origin.  If no shared reply is valid for a read with an Origin header,
-the read is relayed.  The reply to the relayed read shows whether the origin allows the reader's web origin.
+Access-Control-Allow-Origin is not valid for readers with an Origin header, even if it has no Vary, because common
+middleware adds these two fields only to replies to requests with Origin.  If no shared reply is valid for a read with
+an Origin header, the read is relayed.  The reply to the relayed read shows whether the origin allows the reader's web
+origin.
 
 This module judges header fields.  `gateway.engine.reply_classifier` judges the rest (status, length, coding, offset).
 """
@@ -125,7 +126,10 @@ class SharingRules(NamedTuple):
         return [name for name in names if name not in self.ignored_cookies]
 
     def varies(self, headers: Headers) -> bool:
-        """Return whether a reply depends on a request header, other than Origin, that shared requests do not carry."""
+        """Return whether a reply's Vary names `*`, or a request header that is not a credential.
+
+        Two headers do not count: Accept-Encoding, because shared requests always ask for `identity`, and Origin, which
+        `varies_by_origin` judges."""
         if "Vary" not in headers:
             return False
         fine = self.credential_headers
@@ -160,7 +164,9 @@ def _varied(headers: Headers) -> Iterator[str]:
 
 
 def cure(ground: str, headers: Headers, rules: SharingRules) -> str | None:
-    """Describe for the operator why a reply is not shared, and how to make it shareable; None if no setting can."""
+    """Describe for the operator why a reply is not shared, and how to make it shareable, by a setting or at the origin.
+
+    Returns None if `ground` is no member of `Ground`."""
     match ground:
         case Ground.COOKIE:
             names = sorted(set(rules.cookies(headers)))[:_MOST_NAMES]

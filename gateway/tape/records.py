@@ -238,7 +238,9 @@ class RecordTape:
         return None
 
     def joints(self, start: int, records: Sequence[Record]) -> Iterator[Joint]:
-        """Find where `records`, the reply to a read from `start`, would adjoin held records without an overlap."""
+        """Yield the joints that storing `records` would make.  `records` are the reply to a read from `start`.
+
+        An end of the reply that overlaps held records makes no joint."""
         first, last = records[0], records[-1]
         before = self._before(start) if not self.covers(start) and start and self.covers(start - 1) else None
         if before is not None and start == first.seq_num:
@@ -274,8 +276,8 @@ class RecordTape:
         """Return the sequence number of the stream's first record at or after `timestamp`; None if the tape does not
         show the number.
 
-        The tape shows the number if it holds this record and the preceding record, or if this is the first record of
-        the stream.
+        The tape shows the number if it holds this record, and also the preceding record unless this is the first record
+        of the stream.
         """
         at = bisect_left(self._starts, timestamp, key=lambda start: self._blocks[start].records[-1].timestamp)
         if at == len(self._starts):
@@ -299,7 +301,7 @@ class RecordTape:
     # -- changes
 
     def store(self, start: int, records: Sequence[Record]) -> bool:
-        """Store the records of a read from `start`.  Records that are held already stay.
+        """Store the records of a read from `start`.  A record that is already held is not replaced.
 
         Returns whether held records were dropped, because the new records show that the stream was trimmed.  Raises
         RecordsReplaced, and stores nothing, if the new records contradict the held records.
@@ -321,8 +323,8 @@ class RecordTape:
             if first < last:
                 self._add(at, stop, records[first:last])
             else:
-                # No new record lies between `at` and `stop`.  The last new record lies at `end - 1`, so `stop` is less
-                # than `end`, and a held block starts at `stop`.
+                # No new record lies between `at` and `stop`.  So `stop` is not `end`, because the last new record lies
+                # at `end - 1`.  Therefore `stop` is where the next held block starts.
                 self._begin_earlier(stop, at)
             at = stop
         for record in records:

@@ -5,9 +5,9 @@ reading the reply.
 
 An `OriginCall` is one request.  A `Source` has the URL and the headers of shared fetches of one stream.
 
-A shared fetch sends only headers that are part of the key of the stream in memory.  If an origin needs a header that
-the route does not list as a credential, the fetch lacks this header.  The origin then refuses the fetch until the
-operator lists the header.  One reader's bytes therefore never go to another reader.
+A shared fetch sends only headers that are part of the key of the stream in memory, so one reader's bytes never go to
+another reader.  If an origin needs a header that the route does not list as a credential, the fetch lacks this header.
+The origin then refuses the fetch until the operator lists the header.
 """
 
 from __future__ import annotations

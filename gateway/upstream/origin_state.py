@@ -170,8 +170,8 @@ class Origin:
         """Record that a request has failed.
 
         `is_answer`: the origin reported the failure by a status.  `is_loss`: the connection was lost.  `had_succeeded`:
-        the request's head has been counted as a success.  `is_stale`: a request was answered while this request was in
-        progress.
+        the head of the reply has been counted as a success.  `is_stale`: a request was answered while this request was
+        in progress.
         """
         self.failures += 1
         self.reason = reason
@@ -218,7 +218,8 @@ class Origin:
     def share(self, row: OriginRow) -> None:
         """Share the breaker with the other workers from now on, although this process began without them.
 
-        Call this only while the breaker is closed, because the shared one replaces its state."""
+        Call this only while this process's breaker is closed.  The shared breaker replaces it without taking over its
+        state."""
         self._row = row
         row.set_waiting(self.waiting)
         self.breaker = SharedBreaker.replacing(self.breaker, row, self.now(), self._changed_elsewhere)
