@@ -211,7 +211,10 @@ def serve(
     workers: Annotated[
         str | None,
         typer.Option(
-            "--workers", metavar="N", show_default="auto", help="Processes that serve; auto: one per processor."
+            "--workers",
+            metavar="N",
+            show_default="auto",
+            help="Processes that serve; auto: one per processor, fewer with little memory or cache.",
         ),
     ] = None,
 ) -> None:

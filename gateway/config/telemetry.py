@@ -91,7 +91,7 @@ class LogConfig(Model):
     partition_key: PartitionKey = Field(
         default=SecretStr(""),
         description="Secret that partition ids are derived from, so that they survive a restart. Empty: random at "
-        "each start.",
+        "each start; an upgrade in place keeps it.",
     )
     live_interval_s: float = Field(
         default=300,

@@ -34,7 +34,8 @@ from gateway.ops.gathering.private import SETTINGS, WorkerSettings
 _ADOPT_S: Final = 2.0
 """The most seconds to wait for the others in one round of questions."""
 _ROUNDS: Final = 3
-"""The most rounds in which a starting worker asks the others.  Further rounds follow only while all others are late."""
+"""The most rounds in which a starting worker asks the others.  A further round follows only if no worker has answered
+well, and one is late."""
 MOST_PAUSES: Final = 300
 """After so many rounds in succession without a good answer, the previous version is no longer asked.  If its workers
 are late each time, this takes longer than the longest drain."""

@@ -3,7 +3,7 @@
 The supervisor holds each worker's socket open.  A request to a worker that starts again therefore waits in the socket's
 queue, and the new worker answers it.  A dead worker is not asked, because it has no data that could be shown or purged.
 Its successor takes over the settings of operators (`adoption`).  If no process listens at a worker's socket, the worker
-and its supervisor have ended, so the worker is not asked again.
+has ended and gets no successor, so it is not asked again.
 
 A question is over when every living worker has answered.  A worker that was replaced meanwhile is asked once more, so
 no change is lost between two generations.
@@ -44,7 +44,7 @@ class PeerAnswer:
     status: int
     body: bytes
     has_ended: bool = False
-    """Whether no process listens at the worker's socket: it has ended, and so has its supervisor."""
+    """Whether no process listens at the worker's socket: it has ended, and its slot gets no further worker."""
 
     earlier: str = ""
     """The worker's name, if its version is earlier than the previous one; its slot is then no name."""
