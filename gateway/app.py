@@ -40,6 +40,7 @@ from gateway.ops.admin.guard import Guard, admin_token
 from gateway.ops.admin.readiness import is_process_ready
 from gateway.ops.admin.subject import NothingToRead, NotUpgraded
 from gateway.ops.console.wiring import add_console
+from gateway.ops.disk_families import DiskState
 from gateway.ops.gathering.worker_admin import WorkerAdmin
 from gateway.ops.history import History, Sample, Sampling, sampled
 from gateway.ops.loop_delay import LoopDelay
@@ -435,6 +436,8 @@ async def start_gateway(
     metrics.listeners.expiries = frontend.listeners.expiries
     gateway = RunningGateway(config, engine, metrics, frontend, load, log, environ, handed)
     metrics.plan = gateway.plan_figures.look
+    if (disk := engine.disk) is not None:
+        metrics.disk = lambda: DiskState.of(disk)
     metrics.tenants = frontend.routes.verdicts.tenants.items
     metrics.look = partial(
         look_at, engine, frontend.connections, lambda: Unsent(*frontend.unsent()), lambda: gateway.is_ready

@@ -13,6 +13,8 @@ from gateway.aio.clock import ManualClock
 from gateway.config.cache_plan import parse_plan
 from gateway.config.origins import OriginsConfig
 from gateway.config.routes import RouteConfig
+from gateway.disk.store import DiskCounts
+from gateway.ops.disk_families import DiskState
 from gateway.ops.gathering.worker_families import worker_families
 from gateway.ops.metrics import Metrics
 from gateway.ops.plan_state import PlanState
@@ -50,6 +52,7 @@ def _everything() -> Metrics:
     nothing: dict[str, Any] = dict.fromkeys((field.name for field in fields(PlanState)), 0)
     state = PlanState(**{**nothing, "plan": parse_plan(_PLAN.read_bytes())})
     metrics.plan = lambda: state
+    metrics.disk = lambda: DiskState(DiskCounts())
     origins = Origins(ManualClock(), Random(1), lambda line: None)
     origins.configure([RouteConfig(origin="http://a")], OriginsConfig(), {})
     metrics.look = lambda: State(origins=origins.snapshot())

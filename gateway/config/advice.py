@@ -47,6 +47,7 @@ _NEEDS: Final = (
     _Needs(("log",), None, lambda config: config.log.sink != "none", "without log.sink"),
     _Needs(("tracing",), None, lambda config: bool(config.tracing.endpoint), "without tracing.endpoint"),
     _Needs(("cache", "plan"), None, lambda config: bool(config.cache.plan.file), "without cache.plan.file"),
+    _Needs(("store",), None, lambda config: bool(config.store.path), "without store.path"),
     _Needs(
         ("server",),
         frozenset({"forwarded_by"}),
@@ -54,7 +55,7 @@ _NEEDS: Final = (
         "without server.trusted_proxies",
     ),
 )
-_SWITCHES: Final = frozenset({"log.sink", "tracing.endpoint", "cache.plan.file"})
+_SWITCHES: Final = frozenset({"log.sink", "tracing.endpoint", "cache.plan.file", "store.path"})
 
 
 def warnings(loaded: LoadedConfig, environ: Mapping[str, str], wall: float) -> Iterator[str]:

@@ -25,6 +25,7 @@ from gateway.config.origins import (
 from gateway.config.rate_limits import RateLimitConfig
 from gateway.config.routes import RouteConfig
 from gateway.config.server import ServerConfig
+from gateway.config.store import StoreConfig
 from gateway.config.telemetry import LogConfig, TracingConfig
 from gateway.config.values import MOST_WORKERS
 from gateway.container import container_limit_bytes, usable_processors
@@ -46,6 +47,7 @@ class GatewayConfig(Model):
     limits: LimitsConfig = LimitsConfig()
     origins: OriginsConfig = OriginsConfig()
     cache: CacheConfig = CacheConfig()
+    store: StoreConfig = StoreConfig()
     tracing: TracingConfig = TracingConfig()
     log: LogConfig = LogConfig()
     fleet: FleetConfig = FleetConfig()
@@ -67,12 +69,21 @@ class GatewayConfig(Model):
         """The number of workers, with `auto` resolved."""
         if self.server.workers != "auto":
             return self.server.workers
-        if sys.platform != "linux":
-            # Other systems lack the shared memory and the socket options that several workers need.
+        if sys.platform != "linux" or self.store.path:
+            # Other systems lack the shared memory and the socket options that several workers need.  The store on disk
+            # belongs to one process.
             return 1
         memory = self.limits.memory_max_bytes or container_limit_bytes() or sys.maxsize
         most = min(memory // _WORKER_BYTES, self.limits.cache_bytes // _WORKER_CACHE_BYTES)
         return max(1, min(MOST_WORKERS, usable_processors(), most))
+
+    @model_validator(mode="after")
+    def _store_has_one_process(self) -> Self:
+        if self.store.path and self.server.workers not in ("auto", 1):
+            raise MisfitError("is for one process: set server.workers to 1, or leave it out", "store", "path")
+        if self.store.path and self.fleet.is_on:
+            raise MisfitError("cannot be set together with a fleet", "store", "path")
+        return self
 
     @model_validator(mode="after")
     def _routes_differ(self) -> Self:
@@ -147,7 +158,7 @@ class GatewayConfig(Model):
         """Make a configuration with one route, to one origin or to several.
 
         An override is a field of the route or of any section, by its name.  `listeners` and `rate_limits` are lists of
-        tables, and `fleet` is a table.  For example:
+        tables, `fleet` and `store` are tables.  For example:
 
         `GatewayConfig.for_origin("http://127.0.0.1:4438", listen="127.0.0.1:0", cache_bytes="64MiB")`
 
@@ -165,6 +176,7 @@ class GatewayConfig(Model):
         parts: dict[str, dict[str, Any]] = {name: {} for name in sections}
         lists = {name: overrides.pop(name, ()) for name in ("listeners", "rate_limits")}
         fleet = overrides.pop("fleet", {})
+        store = overrides.pop("store", {})
         parts["route"] = {"origin": url} if isinstance(url, str) else {"origins": list(url)}
         for key, value in overrides.items():
             section = next((name for name, model in sections.items() if key in model.model_fields), None)
@@ -172,4 +184,5 @@ class GatewayConfig(Model):
                 raise TypeError(f"{key!r} is no field of the server, limits, origins, plan, tracing, log or of a route")
             parts[section][key] = value
         route, plan = parts.pop("route"), parts.pop("cache.plan")
-        return cls.model_validate({**parts, **lists, "fleet": fleet, "cache": {"plan": plan}, "routes": [route]})
+        tables = {"fleet": fleet, "store": store, "cache": {"plan": plan}}
+        return cls.model_validate({**parts, **lists, **tables, "routes": [route]})

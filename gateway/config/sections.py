@@ -27,6 +27,7 @@ from gateway.config.origins import (
 from gateway.config.rate_limits import RateLimitConfig
 from gateway.config.routes import BridgeConfig, CorsConfig, RouteConfig
 from gateway.config.server import ServerConfig
+from gateway.config.store import StoreConfig
 from gateway.config.telemetry import LogConfig, TracingConfig
 
 KeyPath = tuple[str | int, ...]
@@ -36,6 +37,7 @@ SECTIONS: Final[Mapping[str, type[BaseModel]]] = {
     "limits": LimitsConfig,
     "origins": OriginsConfig,
     "cache": CacheConfig,
+    "store": StoreConfig,
     "tracing": TracingConfig,
     "log": LogConfig,
     "fleet": FleetConfig,

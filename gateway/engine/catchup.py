@@ -20,6 +20,7 @@ import math
 
 from gateway.engine.answer import Answer, BodyRun, NamedTail, Parts
 from gateway.engine.cold_reads import FirstRead, miss_outcome
+from gateway.engine.from_disk import FromDisk
 from gateway.engine.live_start import LiveReads
 from gateway.engine.read import Read, Uncacheable
 from gateway.engine.response_heads import Said, head_answer, now_answer, origin_error_answer, part_answer
@@ -126,6 +127,7 @@ class _Attempt:
         "_has_joined",
         "_limit",
         "_live",
+        "_named",
         "_progress",
         "_read",
         "_reads",
@@ -148,6 +150,8 @@ class _Attempt:
         self._stored_at = 0.0
         self._has_joined = False
         """Whether the parts include bytes of another request's flight."""
+        self._named: StreamHead | None = None
+        """The origin's answer to this read that has confirmed the bytes on disk, if it states the tail."""
 
     def at_once(self) -> Answer | None:
         """Return the answer if it needs neither the origin nor a wait; None if `run` is needed."""
@@ -157,11 +161,16 @@ class _Attempt:
 
     async def run(self) -> Answer:
         """Return the answer.  Raises like `CatchUp.answer`."""
-        progress = self._progress
+        progress, from_disk = self._progress, self._reads.from_disk
+        if from_disk is not None and progress.start != NOW:
+            named = await from_disk.confirm(self._read, self.stream)
+            self._named = named if named is not None and named.up_to_date else None
         while True:
             if progress.start != NOW:
                 at = progress.at
                 self._take_tape()
+                if from_disk is not None:
+                    await self._take_disk(from_disk)
                 if progress.at != at:
                     self._may_wait_again()
             match decide(self.stream, progress, self._clock.now()):
@@ -170,11 +179,28 @@ class _Attempt:
                 case Wait() as step:
                     answer = await self._wait(step)
                 case Ask() as step:
-                    answer = await self._ask(step)
+                    answer = self._answer_named(step) or await self._ask(step)
                 case Gone():
                     raise TailMovedBack
             if answer is not None:
                 return answer
+
+    async def _take_disk(self, from_disk: FromDisk) -> None:
+        """Add bytes on disk from the present position on, up to the size limit."""
+        while self.parts.size < self._limit and await from_disk.restore(self.stream, self._progress.at):
+            self._check()
+            self._take_tape()
+
+    def _answer_named(self, step: Ask) -> Answer | None:
+        """Return the answer if the origin has stated to this read that the bytes taken so far end at the tail.
+
+        It has not confirmed the bytes at the start of the read, so a question about them must be asked.
+        """
+        named, at = self._named, self._progress.at
+        if named is None or named.next_offset != at or step.question is Question.CONFIRMATION:
+            return None
+        self._check()
+        return self._answer(_REVALIDATED, Send(at, True, named.is_closed), fwd_status=200)
 
     async def head(self) -> Answer | None:
         """Return the answer to a HEAD; None if the HEAD must be relayed."""

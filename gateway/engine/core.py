@@ -13,6 +13,7 @@ from gateway.bridge.bridge import Bridge
 from gateway.config.gateway import GatewayConfig
 from gateway.config.limits import LimitsConfig
 from gateway.config.origin_tls import OriginTls
+from gateway.disk.store import DiskStore
 from gateway.engine.answer import Answer
 from gateway.engine.catchup import CatchUp
 from gateway.engine.cold_reads import ColdReadLimit, FirstRead
@@ -20,6 +21,7 @@ from gateway.engine.compression import Coder
 from gateway.engine.confirming import Confirming
 from gateway.engine.fetch_table import FetchTable
 from gateway.engine.fleet import Fleet
+from gateway.engine.from_disk import FromDisk
 from gateway.engine.hit_for_miss import HEAD
 from gateway.engine.hop_upstream import HopUpstream
 from gateway.engine.live_start import LiveReads
@@ -33,6 +35,7 @@ from gateway.engine.read import Read, Uncacheable
 from gateway.engine.read_runner import ReadRunner, is_kept, is_known_kept
 from gateway.engine.relay import Relay
 from gateway.engine.response_heads import head_answer, origin_error_answer
+from gateway.engine.route_table import RouteTable
 from gateway.engine.s2.reads import S2Reads
 from gateway.engine.s2.writes import S2Writes
 from gateway.engine.sse import Sse, Subscription
@@ -110,6 +113,8 @@ class Engine:
         """Watches the TLS files.  The application starts the watch if the configuration asks for one."""
         eviction = POLICIES[limits.eviction]()
         self.store = TapeStore(limits.cache_bytes, eviction, lambda: f"{rng.getrandbits(48):012x}", metrics)
+        self.disk = DiskStore.open(config.store, clock) if config.store.path else None
+        """The store on disk; None if there is none."""
         self.coder = Coder(
             self.store, clock, metrics, min_bytes=limits.compress_min_bytes, keep_bytes=limits.compress_cache_bytes
         )
@@ -149,6 +154,9 @@ class Engine:
         self._reads = LiveReads(self.fetches, confirming, self.live, clock, rng, self.drain, limits.max_reply_bytes)
         if isinstance(shared, HopUpstream):
             self._reads.is_owner = shared.is_owner
+        if self.disk is not None:
+            self.store.keeper, self.disk.is_not_stored = self.disk, self.store.is_not_stored
+            self._reads.from_disk = FromDisk(self.disk, self.store, self.fetches)
         self._catch_up = CatchUp(self._reads)
         # Live readers wait for new bytes, which are few.  Compress these bytes only if the compression needs no
         # waiting.
@@ -204,6 +212,8 @@ class Engine:
         """
         if self._passed is not None and (passed := self._passed.begin(read)) is not None:
             return passed
+        if (from_disk := self._reads.from_disk) is not None and from_disk.may_help(read.key, read.start):
+            return None
         asked = read if read.if_none_match is None else _without_codings(read)
         return self._runner.start_first_read(asked, self._catch_up.start_fetch)
 
@@ -394,6 +404,11 @@ class Engine:
         self.client.exchanges.share_among(len(self.origins), len(config.routes))
         return changed
 
+    def take_routes(self, routes: RouteTable) -> None:
+        """Keep the streams of these routes on disk, and no others."""
+        if self.disk is not None:
+            self.disk.take_routes(routes.sharing())
+
     def _trimmed(self, route: str, path: str, offset: str) -> None:
         """Drop the bytes before `offset` of a bridged S2 stream, because the origin has trimmed them."""
         for stream in self.store.group(Group(self._origin_names.get(route, ""), path)):
@@ -441,6 +456,8 @@ class Engine:
         await self.tasks.close()
         await self.client.close()
         self.coder.close()
+        if self.disk is not None:
+            await self.disk.close(self.store)
 
 
 def _without_codings(read: Read) -> Read:

@@ -18,6 +18,7 @@ from typing import Final, NamedTuple, assert_never
 from gateway.aio.clock import Clock
 from gateway.engine.confirming import Confirming, Patience
 from gateway.engine.fetch_table import FetchTable
+from gateway.engine.from_disk import FromDisk
 from gateway.engine.hit_for_miss import ANY_LIVE
 from gateway.engine.read import Read, StreamEnded, Uncacheable
 from gateway.engine.reply_recorder import is_outdated
@@ -78,6 +79,8 @@ class LiveReads:
         self.rng = rng
         self.drain = drain
         self.max_reply_bytes = max_reply_bytes
+        self.from_disk: FromDisk | None = None
+        """Brings bytes from the store on disk; None if there is none."""
         self.is_owner: Callable[[StreamKey], bool] = lambda key: False
         """Whether this process is one of several workers, and the owner of the stream of this key."""
 

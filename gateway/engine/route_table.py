@@ -3,6 +3,7 @@ route covers a path."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from weakref import WeakSet
 
@@ -107,6 +108,15 @@ class RouteTable:
         names = self._named(configs)
         self.routes = tuple(self._successor(by_name.get(config.name), config, names[config.name]) for config in configs)
         self.verdicts.begin_edition()
+
+    def sharing(self) -> dict[Partition, str]:
+        """Return a digest of the settings on which the tapes of each route depend, by the route's partition of readers
+        without credentials.  The digest is the same after a restart."""
+        found = {}
+        for route in self.routes:
+            settings = repr(_sharing(route.config, route.authority)).encode()
+            found[route.public] = hashlib.blake2b(settings, digest_size=8).hexdigest()
+        return found
 
     def _successor(self, route: Route | None, config: RouteConfig, origin: str) -> Route:
         if route is not None and route.config == config and route.authority == origin:

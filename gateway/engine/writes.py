@@ -261,6 +261,7 @@ class Writes:
         at the origin.
         """
         self._pending.overtake(write.request.group)
+        self._store.withdraw_kept(write.request.group)
         own = write.stream
         known = None if write.is_outdated else own
         self._tell(
@@ -414,6 +415,7 @@ class Writes:
         for group in self._pending.remember(write):
             # The list is full, and this path was removed from it.  The path's streams may have been re-created
             # unnoticed.
+            self._store.withdraw_kept(group)
             self._tell(group, self._doubt, "doubt")
 
     def _reached(self, stream: Stream, tail: str | None, *, is_closed: bool) -> None:
@@ -442,6 +444,7 @@ class Writes:
                 return
             self._remember(write)
             self._pending.overtake(request.group)
+            self._store.withdraw_kept(request.group)
             now, is_creation = self._clock.now(), request.mode is _CREATE
 
             def may_be_done(stream: Stream) -> None:

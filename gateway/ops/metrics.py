@@ -24,6 +24,7 @@ from gateway.auth.usage import Usage
 from gateway.http.http2.flood_limits import SessionCounts
 from gateway.ops.auth_families import auth_families
 from gateway.ops.connection_families import connection_families
+from gateway.ops.disk_families import DiskState, disk_families
 from gateway.ops.families import (
     build_family,
     by_route,
@@ -155,6 +156,8 @@ class Metrics(Collector):
         """Routes with rules of authorisation."""
         self.plan: Callable[[], PlanState | None] = lambda: None
         """Reads the state of the cache plan in effect."""
+        self.disk: Callable[[], DiskState | None] = lambda: None
+        """Reads the figures of the store on disk."""
         self.tenants: Callable[[], Iterable[tuple[tuple[str, str], Usage]]] = lambda: ()
         """Reads the usage by issuer and tenant."""
         if registry is None:
@@ -322,6 +325,8 @@ class Metrics(Collector):
         yield from auth_families(self.auth_services, self.guarded_routes)
         if (plan := self.plan()) is not None:
             yield from plan_families(plan)
+        if (disk := self.disk()) is not None:
+            yield from disk_families(disk)
         yield from tenant_families(self.tenants())
         yield route_family(self.routes, self.protocols)
         yield build_family(self._version)

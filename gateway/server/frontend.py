@@ -141,6 +141,7 @@ class Frontend:
         self._tracer = tracer
         self._access_log = access_log
         self.routes = RouteTable(config.routes, config.server.node_name, engine.clock, rules)
+        engine.take_routes(self.routes)
         self._sections = Sections(self._header_rules(), self._query_credentials())
         self._joins = Joins(self._sections)
         self._observers = Observers(access_log, tracer, engine.clock)
@@ -430,6 +431,7 @@ class Frontend:
             self._joins.clear()
             self._sections.reset(self._header_rules(), self._query_credentials())
             self._engine.purge.drop_others(self.routes.public_partitions)
+            self._engine.take_routes(self.routes)
         self.clients.handler = self._make_handler()
         self._choose_shortcuts()
         self.clients.speaks_s2 = self._speaks_s2()

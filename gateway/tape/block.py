@@ -129,10 +129,17 @@ class Block:
 
     def rest(self, position: int, token: str) -> Block:
         """Return a new block with the bytes after `token`, which lies at `position`.  The new block has no `leads`."""
-        rest = Block(token, self.end, self.cut(position, self.size).pieces, self.is_json, self.stored_at)
-        shift = self.size - rest.size
-        rest.marks += [(at - shift, known) for at, known in self.marks if at > position]
-        return rest
+        return self.part(position, token, self.size, self.end)
+
+    def part(self, position: int, token: str, stop: int, end: str) -> Block:
+        """Return a new block with the bytes from `token`, which lies at `position`, to `end`, which lies at `stop`.
+
+        The new block has no `leads`.
+        """
+        part = Block(token, end, self.cut(position, stop).pieces, self.is_json, self.stored_at)
+        shift = stop - part.size
+        part.marks += [(at - shift, known) for at, known in self.marks if position < at < stop]
+        return part
 
     def byte_at(self, position: int) -> bytes:
         """Return the byte at `position`."""

@@ -16,13 +16,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from multidict import CIMultiDict
 
 from gateway.protocol.sharing import Group, Partition, StreamKey
 from gateway.protocol.stream_version import FIRST, Edition, Version
 from gateway.s2.records import Record
+from gateway.tape.block import Block
 from gateway.tape.costs import RouteUsage, key_cost
 from gateway.tape.eviction import USE_S, Eviction
 from gateway.tape.paths import PathEvent, Paths, all_tags
@@ -41,6 +42,22 @@ _NO_KEY = StreamKey(Group("", ""), "", Partition(""))
 """A key that no stream has, for evictions that may evict any stream."""
 _NO_HEADERS: Final[CIMultiDict[str]] = CIMultiDict()
 """The headers of new streams, before the first reply.  Never changed."""
+
+
+class Keeper(Protocol):
+    """Keeps the bytes of streams outside memory."""
+
+    def stored(self, stream: Stream, size: int) -> None:
+        """Called when about `size` bytes were stored on the stream's tape."""
+
+    def leaving(self, stream: Stream) -> None:
+        """Called before bytes of the stream are evicted."""
+
+    def withdraw(self, stream: Stream) -> None:
+        """Called when bytes of the stream are invalid.  They must not be used again."""
+
+    def withdraw_group(self, group: Group) -> None:
+        """Called when the streams of a path may have been replaced, whether or not they are in memory."""
 
 
 class TapeStore:
@@ -80,6 +97,8 @@ class TapeStore:
         """The use of memory by each route: the number of tapes and blocks, and the bytes charged to the budget."""
         self.on_forget: Callable[[Stream], None] = lambda stream: None
         """Called when data derived from a stream's bytes becomes invalid, so that the data's owners can drop it."""
+        self.keeper: Keeper | None = None
+        """Keeps bytes on disk, if there is a store on disk."""
 
     def __len__(self) -> int:
         return self._count
@@ -104,6 +123,7 @@ class TapeStore:
             return
         missed, dropped = self.paths.wake(stream)
         if missed is None:
+            self._withdraw_kept(stream)
             self.drop_stream(stream, End.EVICTED)
         for event in missed or ():
             if stream.ended is None:
@@ -195,6 +215,24 @@ class TapeStore:
         if not stream.is_weighed:
             stream.is_weighed, stream.facts_cost = True, stream.weigh()
         self._charge(stream, tape.cost + stream.facts_cost - before, blocks=tape.block_count - blocks)
+        if self.keeper is not None and stream.ended is None:
+            self.keeper.stored(stream, sum(map(len, pieces)))
+
+    def restore(self, stream: Stream, block: Block) -> None:
+        """Put bytes back on the stream's tape (`Tape.restore`), and evict until the budget is met."""
+        before = stream.cost
+        stream.tape.restore(block)
+        self._order.admit(stream, before)
+        self._charge(stream, stream.cost - before, blocks=1)
+
+    def withdraw_kept(self, group: Group) -> None:
+        """Drop the bytes of the path's streams outside memory, because other streams may have taken their place."""
+        if self.keeper is not None:
+            self.keeper.withdraw_group(group)
+
+    def _withdraw_kept(self, stream: Stream) -> None:
+        if self.keeper is not None:
+            self.keeper.withdraw(stream)
 
     def store_records(self, stream: RecordStream, start: int, records: Sequence[Record], now: float) -> None:
         """Store the records of a read of an S2 stream from `start`, and evict until the budget is met.
@@ -278,6 +316,8 @@ class TapeStore:
 
     def _drop_bytes(self, stream: Stream) -> None:
         """Drop a stream's bytes but keep the stream."""
+        if self.keeper is not None:
+            self.keeper.leaving(stream)
         blocks = stream.block_count
         self._book(stream, -stream.drop_all(), blocks=-blocks)
         self.withdraw(stream)
@@ -291,6 +331,10 @@ class TapeStore:
         return True
 
     def _remove(self, stream: Stream, why: End) -> None:
+        if why is not _EVICTED:
+            self._withdraw_kept(stream)
+        elif self.keeper is not None:
+            self.keeper.leaving(stream)
         stream.ended = why
         self.paths.remove(stream)
         self._count -= 1
@@ -303,6 +347,7 @@ class TapeStore:
     def forget_bytes(self, stream: Stream) -> None:
         """Drop a stream's bytes and begin a new incarnation, because the origin may send other bytes from now on."""
         if stream.ended is None:
+            self._withdraw_kept(stream)
             blocks = stream.block_count
             self._charge(stream, -stream.drop_all(), blocks=-blocks)
             stream.tape.forget_facts()
@@ -327,6 +372,7 @@ class TapeStore:
     def _forget(self, stream: Stream, drop: Callable[[Tape], int]) -> None:
         """Call `drop`, which drops bytes of the tape and returns the cost freed.  Does nothing on an ended stream."""
         if stream.ended is None and not isinstance(stream, RecordStream):
+            self._withdraw_kept(stream)
             blocks = stream.block_count
             self._charge(stream, -drop(stream.tape), blocks=stream.block_count - blocks)
             self.withdraw(stream)
@@ -424,6 +470,8 @@ class TapeStore:
             if key is None:
                 if not may_shorten or stream is None:
                     break
+                if self.keeper is not None:
+                    self.keeper.leaving(stream)
                 blocks = stream.block_count
                 freed = stream.drop_oldest()
                 if not freed:

@@ -287,6 +287,24 @@ class Tape:
         self._ending[end] = block
         self.cost += BLOCK_COST + block.size + token_cost(start) + token_cost(end)
 
+    def restore(self, block: Block) -> None:
+        """Add a block of bytes that this tape, or the tape of an earlier record of the same stream, has held.
+
+        No token of the block may be indexed, except its end.
+        """
+        self._blocks[block.start] = block
+        for position, token in block.marks:
+            self._index[token] = (block, position)
+            # The origin may have trimmed the stream since the block was first stored.
+            self.has_lost_start |= token == START
+            self.cost += token_cost(token)
+        self._ending.setdefault(block.end, block)
+        self.cost += BLOCK_COST + block.size + token_cost(block.end)
+
+    def is_indexed(self, token: str) -> bool:
+        """Return whether a read can take bytes at exactly this token."""
+        return token in self._index
+
     def _align_end(self, start: str, end: str, pieces: Sequence[bytes], size: int) -> None:
         """Index `end` in the block that holds the bytes after `start`.  `start` must be indexed."""
         block, position = self._index[start]

@@ -30,6 +30,7 @@ from gateway.config.routes import BridgeConfig, CorsConfig, RouteConfig
 from gateway.config.sections import every_field
 from gateway.config.server import ServerConfig
 from gateway.config.sizes import format_bytes, parse_bytes
+from gateway.config.store import StoreConfig
 from gateway.config.telemetry import LogConfig, TracingConfig
 from gateway.config.toml_lines import key_lines
 
@@ -203,8 +204,8 @@ def test_for_origin_takes_any_field_by_its_name() -> None:
 
 
 def test_no_field_name_occurs_in_two_sections() -> None:
-    """`for_origin` relies on this.  It takes a fleet as a table."""
-    tables = ("route.", "listener", "rate_limit", "fleet")
+    """`for_origin` relies on this.  It takes a fleet and a store as tables."""
+    tables = ("route.", "listener", "rate_limit", "fleet", "store")
     names = [field for section, field, _ in every_field() if not section.startswith(tables)]
     assert len(names) == len(set(names))
 
@@ -539,6 +540,7 @@ def test_the_full_sample_shows_every_key_with_its_default_and_its_description() 
     assert config.limits == LimitsConfig()
     assert config.origins == OriginsConfig()
     assert config.cache == CacheConfig()
+    assert config.store == StoreConfig()
     assert config.tracing == TracingConfig()
     assert config.log == LogConfig()
     assert config.fleet == FleetConfig()

@@ -1,6 +1,7 @@
 """Single behaviours of the tape; `test_tape_model` covers the whole."""
 
 import json
+from itertools import pairwise
 
 import pytest
 
@@ -202,3 +203,23 @@ def test_a_trim_looks_at_each_offset_that_clients_made_up_once() -> None:
     tape.drop_before(Counted("0001"))
     assert Counted.comparisons < 20 * size
     assert read(tape, Counted("0007z")) == (b"x" * (size - 7), f"{size:04d}")
+
+
+@pytest.mark.parametrize("is_json", [False, True])
+def test_a_restored_block_is_read_and_charged_like_a_stored_one(is_json: bool) -> None:
+    whole, tape, alone = Tape(is_json), Tape(is_json), Tape(is_json)
+    for start, end in pairwise(["-1", "a", "b", "c", "d"]):
+        whole.store(start, end, [end.encode()], 1.0)
+    (block,) = whole.blocks()
+    tape.restore(block.part(0, "-1", next(at for at, token in block.marks if token == "c"), "c"))
+    tape.store("x", "y", [b"y"], 2.0)
+    alone.store("x", "y", [b"y"], 2.0)
+    joint = b"," if is_json else b""
+    assert [read(tape, token) for token in ("-1", "a", "b", "c")] == [
+        (joint.join([b"a", b"b", b"c"]), "c"), (joint.join([b"b", b"c"]), "c"), (b"c", "c"), (b"", "c")
+    ]  # fmt: skip
+    assert tape.has_lost_start
+    tape.store("c", "d", [b"d"], 3.0)
+    assert read(tape, "-1") == read(whole, "-1")
+    tape.drop_oldest()
+    assert tape.cost == alone.cost

@@ -19,10 +19,11 @@ from typing import Annotated, Final, NamedTuple, TypeVar
 import orjson
 from pydantic import Field
 
+from gateway.disk.runs import StoredStream
 from gateway.engine.core import Engine
 from gateway.ops.admin.endpoint import Refused
 from gateway.ops.partition_ids import PartitionIds
-from gateway.protocol.sharing import Group
+from gateway.protocol.sharing import Group, Partition
 from gateway.protocol.target import BadTarget, parse_target, unescaped_delimiters
 from gateway.tape.record_stream import RecordStream
 from gateway.tape.stream import Stream
@@ -80,6 +81,11 @@ class Directory:
         """Return the stream's name."""
         key = stream.key
         return Name(key.group.path, key.query, key.group.origin, self._partitions.of(key.partition))
+
+    def stored_name(self, stored: StoredStream, partition: Partition) -> Name:
+        """Return the name of a stream on disk, whose readers are of this partition."""
+        key = stored.key
+        return Name(key.path, key.query, key.origin, self._partitions.of(partition))
 
     async def slices(self) -> AsyncIterator[Sequence[Stream]]:
         """Yield slices of all streams that were in memory when the walk began and are still in memory."""

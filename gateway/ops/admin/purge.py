@@ -12,6 +12,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, with_config
 
+from gateway.disk.runs import StoredStream
+from gateway.disk.store import DiskStore
 from gateway.engine.core import Engine
 from gateway.ops.admin.directory import (
     Directory,
@@ -108,6 +110,23 @@ class Purger:
 
     async def purge(self, body: PurgeBody) -> list[Name]:
         """Purge the selected streams, or mark them for revalidation.  Return their names.  Raises Refused."""
+        names = await self._purge_memory(body)
+        # Streams on disk alone are revalidated in any case.
+        if self._engine.disk is not None and not body.soft:
+            names += await self._purge_disk(self._engine.disk, body)
+        return names
+
+    async def _purge_disk(self, disk: DiskStore, body: PurgeBody) -> list[Name]:
+        """Drop the selected streams that are on disk, and wait until that will outlast a restart."""
+        names: list[Name] = []
+        async for stored in in_turns(disk.streams()):
+            name = self._directory.stored_name(stored, disk.partition_of(stored))
+            if _is_selected(body, stored, name) and disk.drop(stored):
+                names.append(name)
+        await disk.settled()
+        return names
+
+    async def _purge_memory(self, body: PurgeBody) -> list[Name]:
         act = self._engine.purge.revalidate if body.soft else self._engine.purge.drop_stream
         directory, name = self._directory, self._directory.name
 
@@ -138,6 +157,22 @@ class Purger:
                     return await purged([await directory.find(id_)])
                 except Refused:
                     return []
+
+
+def _is_selected(body: PurgeBody, stored: StoredStream, name: Name) -> bool:
+    """Return whether a purge selects a stream on disk."""
+    match body:
+        case PurgeStream(target, origin):
+            path, query = read_target(target)
+            return name.path == path and origin in (None, name.origin) and query in ("", name.query)
+        case PurgePrefix(text):
+            return name.path.startswith(read_prefix(text))
+        case PurgeAll():
+            return True
+        case PurgeKey(key):
+            return key in stored.facts.surrogate_keys
+        case PurgeId(id_):
+            return name == name_of_id(id_)
 
 
 def purge_endpoints(subject: Subject, directory: Directory) -> list[Endpoint]:

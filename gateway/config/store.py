@@ -1,0 +1,38 @@
+"""Settings of the store on disk, which keeps the bytes of streams over restarts and evictions."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from gateway.config.model import MisfitError, Model
+from gateway.config.sizes import GIB, MIB
+from gateway.config.values import Bytes
+
+
+class StoreConfig(Model):
+    """The store on disk."""
+
+    path: str = Field(
+        default="",
+        description="Folder in which the bytes of streams are kept on disk, for one process alone. Empty: no store.",
+    )
+    max_bytes: Bytes = Field(
+        default=16 * GIB,
+        ge=2 * MIB,
+        le=16_384 * GIB,
+        description="Most bytes of streams on disk; the oldest segment is deleted when they are reached.",
+    )
+    segment_bytes: Bytes = Field(
+        default=256 * MIB,
+        ge=MIB,
+        le=4 * GIB,
+        description="Size of one file of the store, at most half of max_bytes.",
+    )
+
+    @model_validator(mode="after")
+    def _has_two_segments(self) -> Self:
+        if 2 * self.segment_bytes > self.max_bytes:
+            raise MisfitError("is more than half of max_bytes", "segment_bytes")
+        return self

@@ -1,0 +1,142 @@
+"""The index of the store on disk: an SQLite database with the streams, and the place of each of their runs.
+
+A run is a range of a stream's bytes, which is one record of a segment file.  The index is changed after the record is
+written.  A crash may lose the latest runs, but a run in the index is complete, unless the machine itself has failed.
+The record's checksum shows that case.
+
+Only one thread at a time uses the index: the one that opens the store, then the writer's.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import orjson
+
+FORMAT: Final = 1
+"""The version of the format.  Another version is refused, because its records may have another meaning."""
+
+
+class OtherFormatError(Exception):
+    """The index was written in another format.  The argument is its version."""
+
+
+class StoredKey(NamedTuple):
+    """A stream's name on disk.  It differs from `StreamKey` because the store outlasts the configuration."""
+
+    origin: str
+    path: str
+    query: str
+    route: str
+    sharing: str
+    """A digest of the route's settings that decide which readers may share the bytes."""
+
+
+class Facts(NamedTuple):
+    """The facts about a stream that its bytes depend on."""
+
+    content_type: str
+    identity: str | None
+    """The origin's identifier of the incarnation, if its ETag has one."""
+    first: str | None
+    """The token to which the start sentinel leads without bytes in between; None if it leads to none."""
+    varies_by_origin: bool
+    surrogate_keys: frozenset[str]
+
+
+class RunRow(NamedTuple):
+    """One run in the index."""
+
+    stream: int
+    start: str
+    end: str
+    check: str
+    """The last token that has enough bytes after it, within the run, to confirm the run by (`gateway.disk.runs`)."""
+    body: int
+    """The number of the stream's bytes."""
+    segment: int
+    position: int
+    size: int
+    """The size of the record, which starts at `position` of the segment."""
+
+
+class Index:
+    """The open database.  Raises sqlite3.Error from all methods, and OSError from the first."""
+
+    def __init__(self, path: Path) -> None:
+        # SQLite gives its other files the same mode.
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        run = self._database.execute
+        run("PRAGMA journal_mode = WAL")
+        # A withdrawn stream must stay withdrawn even if the machine fails.
+        run("PRAGMA synchronous = FULL")
+        (version,) = run("PRAGMA user_version").fetchone()
+        if version not in (0, FORMAT):
+            self._database.close()
+            raise OtherFormatError(version)
+        run("BEGIN IMMEDIATE")
+        run("CREATE TABLE IF NOT EXISTS streams (id INTEGER PRIMARY KEY, key BLOB NOT NULL, facts BLOB NOT NULL)")
+        run(
+            "CREATE TABLE IF NOT EXISTS runs (stream INTEGER NOT NULL, start TEXT NOT NULL, end TEXT NOT NULL, "
+            "token TEXT NOT NULL, body INTEGER NOT NULL, segment INTEGER NOT NULL, position INTEGER NOT NULL, "
+            "size INTEGER NOT NULL, PRIMARY KEY (segment, position)) WITHOUT ROWID"
+        )
+        run("CREATE INDEX IF NOT EXISTS runs_by_stream ON runs (stream)")
+        run(f"PRAGMA user_version = {FORMAT}")
+        run("COMMIT")
+
+    def close(self) -> None:
+        self._database.close()
+
+    def streams(self) -> Iterator[tuple[int, StoredKey, Facts]]:
+        """Return all streams, with their numbers."""
+        for number, key, facts in self._database.execute("SELECT id, key, facts FROM streams"):
+            content_type, identity, first, varies, surrogate_keys = orjson.loads(facts)
+            found = Facts(content_type, identity, first, varies, frozenset(surrogate_keys))
+            yield number, StoredKey(*orjson.loads(key)), found
+
+    def runs(self) -> Iterator[RunRow]:
+        """Return all runs, the oldest first."""
+        rows = self._database.execute(
+            "SELECT stream, start, end, token, body, segment, position, size FROM runs ORDER BY segment, position"
+        )
+        return map(RunRow._make, rows)
+
+    def begin(self) -> None:
+        """Begin a transaction if there is none."""
+        if not self._database.in_transaction:
+            self._database.execute("BEGIN IMMEDIATE")
+
+    def commit(self) -> None:
+        """Make the changes since `begin` last."""
+        if self._database.in_transaction:
+            self._database.execute("COMMIT")
+
+    def roll_back(self) -> None:
+        """Undo the changes since `begin`."""
+        if self._database.in_transaction:
+            self._database.execute("ROLLBACK")
+
+    def put_stream(self, number: int, key: StoredKey, facts: Facts) -> None:
+        row = (number, orjson.dumps(list(key)), orjson.dumps([*facts[:-1], sorted(facts.surrogate_keys)]))
+        self._database.execute("INSERT OR REPLACE INTO streams VALUES (?, ?, ?)", row)
+
+    def put_run(self, row: RunRow) -> None:
+        self._database.execute("INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+
+    def drop_stream(self, number: int) -> None:
+        self._database.execute("DELETE FROM runs WHERE stream = ?", (number,))
+        self._database.execute("DELETE FROM streams WHERE id = ?", (number,))
+
+    def drop_run(self, segment: int, position: int) -> None:
+        self._database.execute("DELETE FROM runs WHERE segment = ? AND position = ?", (segment, position))
+
+    def drop_segment(self, segment: int) -> None:
+        """Drop the runs of a segment, and streams without runs."""
+        self._database.execute("DELETE FROM runs WHERE segment = ?", (segment,))
+        self._database.execute("DELETE FROM streams WHERE id NOT IN (SELECT stream FROM runs)")

@@ -1,0 +1,64 @@
+"""The format of a record: one run of a stream's bytes, with its tokens and a checksum.
+
+A record is a fixed head, a header in JSON, and the bytes.  The head has a magic number, the sizes of the two other
+parts, and a checksum of everything else.  A record is decoded only if its length and its checksum are right, so a
+record that was torn by a crash, or has a flipped bit, is never used.
+
+The header names the stream and the run.  An index that points at the record of another stream, or of another run, is
+therefore noticed as well.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import orjson
+
+from gateway.tape.block import Block
+
+_HEAD: Final = struct.Struct("<4sIQ16s")
+_MAGIC: Final = b"dgr1"
+
+
+class Record(NamedTuple):
+    """A decoded record."""
+
+    stream: int
+    """The number of the stream in the index."""
+    written_at: float
+    """When the record was made, in Unix seconds."""
+    block: Block
+
+
+def encode(stream: int, written_at: float, block: Block) -> list[bytes]:
+    """Return the record of a block as pieces."""
+    header = orjson.dumps([stream, written_at, block.start, block.end, block.is_json, block.marks])
+    sizes = (len(header), block.size)
+    return [_HEAD.pack(_MAGIC, *sizes, _checksum(sizes, [header, *block.pieces])), header, *block.pieces]
+
+
+def decode(data: bytes | bytearray) -> Record | None:
+    """Return the record in `data`, which must be exactly one record; None if it is damaged."""
+    if len(data) < _HEAD.size:
+        return None
+    magic, header_size, size, checksum = _HEAD.unpack_from(data)
+    start = _HEAD.size + header_size
+    if magic != _MAGIC or len(data) != start + size:
+        return None
+    view = memoryview(data)
+    if _checksum((header_size, size), [view[_HEAD.size : start], view[start:]]) != checksum:
+        return None
+    stream, written_at, first, end, is_json, marks = orjson.loads(view[_HEAD.size : start])
+    block = Block(first, end, [bytes(view[start:])], is_json, 0.0)
+    block.marks = [(position, token) for position, token in marks]
+    return Record(stream, written_at, block)
+
+
+def _checksum(sizes: tuple[int, int], parts: Sequence[bytes | memoryview]) -> bytes:
+    digest = hashlib.blake2b(struct.pack("<IQ", *sizes), digest_size=16)
+    for part in parts:
+        digest.update(part)
+    return digest.digest()

@@ -1,0 +1,158 @@
+"""The runs of one stream on disk, in memory: where each range of its bytes is, and what is still to be written.
+
+The runs of a stream do not overlap, and are in the order of their tokens.  There may be gaps between them.
+
+Runs are *bound* to the incarnation of a stream in memory when it is known that their bytes belong to it: it wrote them,
+or the origin has confirmed them.  After a restart, or when the stream has left memory, the runs are not bound to any
+stream in memory.  The origin then has to confirm them before they are used (`gateway.engine.from_disk`): a read from
+the *check* of the latest run must bring the same bytes.  The check is the last token of the run that has `CHECK_BYTES`
+after it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from typing import Final
+
+from gateway.disk.index import Facts, StoredKey
+from gateway.disk.writer import Place
+from gateway.protocol.names import START, is_before
+from gateway.tape.block import Block
+from gateway.tape.stream import Stream
+
+RUN_BYTES: Final = 1 << 18
+"""The usual size of a run.  A run is longer if the origin has named no token within this size."""
+MOST_MARKS: Final = 1_024
+"""The most tokens of a run."""
+CHECK_BYTES: Final = 1 << 12
+"""The least bytes that confirm a run.  The last message alone would show little, if all streams end with an equal
+message."""
+
+
+class Run:
+    """A run.  Its bytes can be read once it has a place."""
+
+    __slots__ = ("body", "check", "end", "place", "start")
+
+    def __init__(self, start: str, end: str, check: str, body: int, place: Place | None = None) -> None:
+        self.start = start
+        self.end = end
+        self.check = check
+        self.body = body
+        """The number of the stream's bytes."""
+        self.place = place
+
+    def __repr__(self) -> str:
+        return f"<Run {self.start} to {self.end}, {self.body} bytes>"
+
+    @classmethod
+    def of(cls, block: Block) -> Run:
+        """Return the run that a block is written as."""
+        return cls(block.start, block.end, check_of(block), block.size)
+
+
+def check_of(block: Block) -> str:
+    """Return the last token of the block with at least `CHECK_BYTES` after it; its first token if there is none."""
+    return next((token for at, token in reversed(block.marks) if block.size - at >= CHECK_BYTES), block.start)
+
+
+def _order(token: str) -> tuple[bool, str]:
+    return token != START, token
+
+
+class StoredStream:
+    """A stream on disk.  Owner: the `DiskStore`."""
+
+    def __init__(self, number: int, key: StoredKey, facts: Facts) -> None:
+        self.number = number
+        self.key = key
+        self.facts = facts
+        self.incarnation: str | None = None
+        """The incarnation of the stream in memory that the runs are bound to; None if they are not bound."""
+        self.asking = 0
+        """How many reads are having the origin confirm the runs."""
+        self.is_withdrawn = False
+        self.body = 0
+        """The number of the stream's bytes in all runs."""
+        self._runs: list[Run] = []
+        self._starts: list[tuple[bool, str]] = []
+
+    def __repr__(self) -> str:
+        return f"<StoredStream {self.key.path}, {len(self._runs)} runs, {self.body} bytes>"
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def __iter__(self) -> Iterator[Run]:
+        return iter(self._runs)
+
+    def is_bound_to(self, stream: Stream) -> bool:
+        """Return whether the runs may be used for this stream in memory."""
+        return self.incarnation == stream.version.incarnation and not self.is_withdrawn and stream.ended is None
+
+    def add(self, run: Run) -> bool:
+        """Add a run; return False, and add nothing, if it overlaps another run."""
+        at = bisect_right(self._starts, _order(run.start))
+        if at and is_before(run.start, self._runs[at - 1].end):
+            return False
+        if at < len(self._runs) and is_before(self._runs[at].start, run.end):
+            return False
+        self._runs.insert(at, run)
+        self._starts.insert(at, _order(run.start))
+        self.body += run.body
+        return True
+
+    def remove(self, run: Run) -> bool:
+        """Remove a run; return False if it is not there."""
+        at = bisect_right(self._starts, _order(run.start)) - 1
+        if at < 0 or self._runs[at] is not run:
+            return False
+        del self._runs[at], self._starts[at]
+        self.body -= run.body
+        return True
+
+    def at(self, token: str) -> Run | None:
+        """Return the run that has the bytes after `token`, if `token` is one of its tokens; None if there is none."""
+        at = bisect_right(self._starts, _order(token)) - 1
+        return self._runs[at] if at >= 0 and is_before(token, self._runs[at].end) else None
+
+    @property
+    def latest(self) -> Run | None:
+        """The last run that can be read."""
+        return next((run for run in reversed(self._runs) if run.place is not None), None)
+
+    def body_from(self, token: str) -> int:
+        """Return the number of bytes in the run at `token` and in all later runs; 0 if there is no run at `token`."""
+        at = bisect_right(self._starts, _order(token)) - 1
+        if at < 0 or not is_before(token, self._runs[at].end):
+            return 0
+        return sum(run.body for run in self._runs[at:])
+
+    def missing(self, block: Block, least: int) -> Iterator[Block]:
+        """Return the bytes of a block that are to be written, as blocks of the size of a run.
+
+        These are the bytes after the last token that is on disk.  The last block is left out if it is smaller than
+        `least`.
+        """
+        marks = block.marks
+        at = len(marks)
+        while at and self.at(marks[at - 1][1]) is None:
+            at -= 1
+        if at:
+            run = self.at(marks[at - 1][1])
+            assert run is not None
+            # The run has to end at a token of the block.  If not, the two do not fit together.
+            if at == len(marks) or marks[at][1] != run.end:
+                return
+        while at < len(marks):
+            position, token = marks[at]
+            if block.size - position < least:
+                return
+            stop, end = block.stop_before(position, RUN_BYTES) or block.stop_after(position)
+            if at + MOST_MARKS < len(marks) and marks[at + MOST_MARKS][0] < stop:
+                stop, end = marks[at + MOST_MARKS]
+            yield block.part(position, token, stop, end)
+            at = bisect_right(marks, stop, key=lambda mark: mark[0]) - 1
+            if stop >= block.size:
+                return

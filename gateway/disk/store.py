@@ -1,0 +1,465 @@
+"""The store on disk, as the loop sees it: which streams it has, what is written, and reads of runs.
+
+The loop decides, and the writer's thread writes (`gateway.disk.writer`).  The loop never waits for the writer.  Runs
+wait in a queue of at most `MOST_QUEUED_BYTES`, and further runs are not written.  Bytes that are not on disk are
+fetched from the origin, so a run that is lost costs a request and nothing else.
+
+A run is written when a stream has `RUN_BYTES` more bytes than on disk, when the stream leaves memory, and when the
+gateway stops.  Streams of less than `LEAST_BYTES` are not written: to confirm them costs the origin as much as to send
+them.  Only streams of readers without credentials are written.
+
+A run is read on the loop if the kernel has it in memory (`RWF_NOWAIT`), and in a thread otherwise.  Its checksum is
+checked before a byte is used.
+
+The store belongs to one process, which holds a lock on its folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+import sqlite3
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self
+
+from gateway.aio.clock import Clock
+from gateway.config.errors import ConfigError
+from gateway.config.store import StoreConfig
+from gateway.disk.index import Facts, Index, OtherFormatError, StoredKey
+from gateway.disk.record import Record, decode
+from gateway.disk.runs import RUN_BYTES, Run, StoredStream
+from gateway.disk.writer import Describe, DropOldest, DropRun, Finish, Place, Withdraw, Write, Writer, segment_path
+from gateway.protocol.names import START
+from gateway.protocol.sharing import Group, Partition, StreamKey
+from gateway.tape.block import Block
+from gateway.tape.stream import Stream
+
+_log = logging.getLogger("gateway.store")
+
+MOST_QUEUED_BYTES: Final = 1 << 26
+LEAST_BYTES: Final = 1 << 17
+LEAST_LEFT_BYTES: Final = 1 << 14
+"""When a stream leaves memory, the rest of its bytes is written if it has at least this size.  A smaller rest comes
+with the reply that confirms the runs before it."""
+MOST_RUNS: Final = 1 << 19
+"""The most runs in the index, which take some 400 bytes of memory each."""
+SETTLE_S: Final = 10.0
+"""How long a purge, or the end of the process, waits for the disk."""
+READ_S: Final = 2.0
+"""How long a read waits for the disk before it asks the origin."""
+MOST_FILES: Final = 64
+"""The most segments that are open for reading on the loop."""
+_LOOP_BYTES: Final = 1 << 19
+"""Larger records are read and checked in a thread."""
+_NOWAIT: Final[int] = getattr(os, "RWF_NOWAIT", 0)
+
+
+@dataclass(slots=True)
+class DiskCounts:
+    """What the store has done."""
+
+    written_bytes: int = 0
+    dropped_bytes: int = 0
+    """Bytes of streams that were not written, because the queue was full or writes failed."""
+    read_bytes: int = 0
+    damaged: int = 0
+    """Runs that could not be read, or whose checksum was wrong."""
+    refuted: int = 0
+    """Streams whose bytes on disk the origin did not confirm."""
+
+
+class DiskStore:
+    """The store on disk.  It is a `gateway.tape.store.Keeper`."""
+
+    def __init__(self, folder: Path, lock: int, index: Index, config: StoreConfig, clock: Clock) -> None:
+        self._folder = folder
+        self._lock = lock
+        self._index = index
+        self._clock = clock
+        self.max_bytes = config.max_bytes
+        self._most_run_bytes = config.segment_bytes // 4
+        self.counts = DiskCounts()
+        self._streams: dict[StoredKey, StoredStream] = {}
+        self._paths: defaultdict[tuple[str, str], set[StoredStream]] = defaultdict(set)
+        self._segments: defaultdict[int, set[StoredStream]] = defaultdict(set)
+        self._files: dict[int, int] = {}
+        """The descriptors of segments that the loop has read."""
+        # A disk that hangs must not take the threads of the loop's other work.
+        self._readers = ThreadPoolExecutor(2, "store-reader")
+        self._sharing: Mapping[Partition, str] = {}
+        self._unwritten: dict[Stream, int] = {}
+        """For each stream in memory, the bytes stored on its tape since it was last written."""
+        self._queued_bytes = 0
+        self._runs = 0
+        self._numbered = 0
+        self.is_not_stored: Callable[[Stream], bool] = lambda stream: False
+        """Whether the cache plan excludes a stream.  The engine sets it."""
+        sizes, following = self._load()
+        self._writer = Writer(folder, index, sizes, following, config, clock.now)
+        loop = asyncio.get_running_loop()
+
+        def tell(event: Callable[[], object]) -> None:
+            try:
+                loop.call_soon_threadsafe(event)
+            except RuntimeError:
+                # The loop is closed, and the store with it.
+                return
+
+        self._writer.tell = tell
+        self._writer.segment_dropped = self._segment_dropped
+        self._writer.start()
+
+    @classmethod
+    def open(cls, config: StoreConfig, clock: Clock) -> Self:
+        """Open the store in `config.path`, or make it.  Raises ConfigError if it cannot be used."""
+        folder = Path(config.path)
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise ConfigError(f"store.path: {error}") from None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return cls(folder, lock, Index(folder / "index.sqlite"), config, clock)
+        except BlockingIOError:
+            text = f"store.path: another process uses {folder}"
+        except OtherFormatError as other:
+            text = f"store.path: {folder} has format {other}, which this version does not read: use another folder"
+        except (OSError, sqlite3.Error, ValueError) as error:
+            text = f"store.path: the index in {folder} cannot be read ({error}): delete the folder, or use another"
+        os.close(lock)
+        raise ConfigError(text)
+
+    def __repr__(self) -> str:
+        return f"<DiskStore {len(self._streams)} streams, {self._runs} runs, {self._queued_bytes} bytes to write>"
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    @property
+    def total_bytes(self) -> int:
+        """The bytes of all segments."""
+        return self._writer.total_bytes
+
+    @property
+    def errors(self) -> int:
+        """How many writes have failed."""
+        return self._writer.errors
+
+    def _load(self) -> tuple[dict[int, int], int]:
+        """Load the index; return the sizes of the segments, and the number of the next segment."""
+        sizes = {int(path.stem): path.stat().st_size for path in self._folder.glob("*.segment")}
+        by_number: dict[int, StoredStream] = {}
+        for number, key, facts in self._index.streams():
+            self._numbered = max(self._numbered, number)
+            by_number[number] = StoredStream(number, key, facts)
+        used: set[int] = set()
+        latest = max(sizes, default=0)
+        for row in self._index.runs():
+            stored, place = by_number.get(row.stream), Place(row.segment, row.position, row.size)
+            latest = max(latest, row.segment)
+            if stored is None or place.position + place.size > sizes.get(place.segment, 0):
+                continue
+            run = Run(row.start, row.end, row.check, row.body, place)
+            if stored.add(run):
+                used.add(place.segment)
+                self._segments[place.segment].add(stored)
+                self._runs += 1
+        for stored in by_number.values():
+            if len(stored):
+                self._streams[stored.key] = stored
+                self._paths[stored.key.origin, stored.key.path].add(stored)
+        for segment in sizes.keys() - used:
+            segment_path(self._folder, segment).unlink(missing_ok=True)
+            del sizes[segment]
+        return sizes, latest + 1
+
+    def take_routes(self, sharing: Mapping[Partition, str]) -> None:
+        """Use these routes: the digest of its sharing settings for each route's partition without credentials."""
+        self._sharing = sharing
+
+    # -- what the tapes say
+
+    def stored(self, stream: Stream, size: int) -> None:
+        """See `Keeper.stored`."""
+        unwritten = self._unwritten.get(stream, 0) + size
+        if unwritten < RUN_BYTES:
+            self._unwritten[stream] = unwritten
+        else:
+            self._unwritten[stream] = 0
+            self._write(stream, RUN_BYTES)
+
+    def leaving(self, stream: Stream) -> None:
+        """See `Keeper.leaving`."""
+        self._unwritten.pop(stream, None)
+        if stream.block_count:
+            if stream.version.may_have_ended:
+                self.withdraw(stream)
+            else:
+                self._write(stream, LEAST_LEFT_BYTES)
+
+    def withdraw(self, stream: Stream) -> None:
+        """See `Keeper.withdraw`."""
+        self._unwritten.pop(stream, None)
+        if (stored := self.find(stream.key)) is not None:
+            self.drop(stored)
+
+    def withdraw_group(self, group: Group) -> None:
+        """See `Keeper.withdraw_group`."""
+        for stored in tuple(self._paths.get((group.origin, group.path), ())):
+            self.drop(stored)
+
+    # -- streams on disk
+
+    def _key(self, key: StreamKey) -> StoredKey | None:
+        """Return the name on disk of a stream in memory; None if it may not be on disk."""
+        partition = key.partition
+        sharing = None if partition.readers else self._sharing.get(partition)
+        return None if sharing is None else StoredKey(*key.group, key.query, partition.route, sharing)
+
+    def find(self, key: StreamKey) -> StoredStream | None:
+        """Return the stream on disk; None if there is none."""
+        stored_key = self._key(key)
+        return self._streams.get(stored_key) if stored_key is not None else None
+
+    def partition_of(self, stored: StoredStream) -> Partition:
+        """Return the partition of the readers of a stream on disk."""
+        key = stored.key
+        found = (one for one, sharing in self._sharing.items() if (one.route, sharing) == (key.route, key.sharing))
+        return next(found, Partition(key.route))
+
+    def streams(self) -> Iterator[StoredStream]:
+        """Return the streams on disk."""
+        return iter(tuple(self._streams.values()))
+
+    def drop(self, stored: StoredStream) -> bool:
+        """Drop a stream from disk; return False if it was dropped before."""
+        if stored.is_withdrawn:
+            return False
+        self._forget(stored)
+        places = [run.place for run in stored if run.place is not None]
+        for place in places:
+            self._segments[place.segment].discard(stored)
+        self._runs -= len(stored)
+        self._writer.put(Withdraw(stored.number, places))
+        return True
+
+    def _forget(self, stored: StoredStream) -> None:
+        stored.is_withdrawn = True
+        del self._streams[stored.key]
+        path = (stored.key.origin, stored.key.path)
+        self._paths[path].discard(stored)
+        if not self._paths[path]:
+            del self._paths[path]
+
+    def _drop_run(self, stored: StoredStream, run: Run) -> None:
+        if stored.remove(run):
+            self._runs -= 1
+
+    # -- writing
+
+    def _write(self, stream: Stream, least: int) -> None:
+        """Have the bytes written that are on the tape but not on disk."""
+        key, content_type = self._key(stream.key), stream.content_type
+        if key is None or content_type is None or self.is_not_stored(stream):
+            return
+        tape, stored = stream.tape, self._streams.get(key)
+        if stored is not None and not stored.is_bound_to(stream):
+            latest = stored.latest
+            if stored.asking or (latest is not None and not tape.is_indexed(latest.check)):
+                # The runs are of use once a read has had them confirmed.
+                return
+            # The end of the runs was fetched without them, so they have been of no use.
+            self.drop(stored)
+            stored = None
+        if stored is None:
+            if tape.size < LEAST_BYTES:
+                return
+            self._numbered += 1
+            facts = Facts(content_type, None, None, False, frozenset())
+            stored = self._streams[key] = StoredStream(self._numbered, key, facts)
+            stored.incarnation = stream.version.incarnation
+            self._paths[key.origin, key.path].add(stored)
+        before, first = stored.facts, tape.resolve(START)
+        stored.facts = before._replace(
+            identity=stream.identity,
+            first=first if first != START else before.first,
+            varies_by_origin=before.varies_by_origin or stream.varies_by_origin,
+            surrogate_keys=before.surrogate_keys | stream.surrogate_keys,
+        )
+        if not _is_unicode(stored):
+            self.drop(stored)
+            return
+        for block in tape.blocks():
+            # A block that another block follows does not grow any more.
+            for part in stored.missing(block, 1 if tape.is_indexed(block.end) else least):
+                self._enqueue(stored, part)
+        if not len(stored):
+            self._forget(stored)
+        elif stored.facts != before:
+            self._writer.put(Describe(stored.number, stored.key, stored.facts))
+
+    def _enqueue(self, stored: StoredStream, block: Block) -> None:
+        size, run = block.size, Run.of(block)
+        if size > self._most_run_bytes or self._queued_bytes + size > MOST_QUEUED_BYTES:
+            self.counts.dropped_bytes += size
+            return
+        if not stored.add(run):
+            return
+        self._runs += 1
+        self._queued_bytes += size
+
+        def done(place: Place | None) -> None:
+            self._queued_bytes -= size
+            if place is None:
+                self.counts.dropped_bytes += size
+            else:
+                self.counts.written_bytes += size
+            if stored.is_withdrawn:
+                return
+            run.place = place
+            if place is not None:
+                self._segments[place.segment].add(stored)
+                return
+            self._drop_run(stored, run)
+            if not len(stored):
+                self._forget(stored)
+
+        written_at = self._clock.wall()
+        self._writer.put(Write(stored.number, stored.key, stored.facts, run.check, written_at, block, done))
+        if self._runs > MOST_RUNS:
+            self._writer.put(DropOldest())
+
+    def _segment_dropped(self, segment: int) -> None:
+        """Forget the runs of a segment that is being deleted."""
+        if (file := self._files.pop(segment, None)) is not None:
+            os.close(file)
+        for stored in self._segments.pop(segment, ()):
+            for run in [run for run in stored if run.place is not None and run.place.segment == segment]:
+                self._drop_run(stored, run)
+                run.place = None
+            if not stored.is_withdrawn and stored.body < LEAST_BYTES:
+                self.drop(stored)
+
+    # -- reading
+
+    async def read(self, stored: StoredStream, run: Run) -> Block | None:
+        """Return the bytes of a run; None if it cannot be read, or is not written yet."""
+        place = run.place
+        if place is None or stored.is_withdrawn:
+            return None
+        data = self._read_cached(place)
+        if data is not None:
+            record = decode(data)
+        else:
+            path = segment_path(self._folder, place.segment)
+            reading = asyncio.get_running_loop().run_in_executor(self._readers, _read, path, place)
+            finished, _ = await asyncio.wait([reading], timeout=READ_S)
+            if not finished or not _is_at(stored, run, place):
+                return None
+            record = reading.result()
+        if record is None or not _is_of(record, stored, run):
+            self._damaged(stored, run, place)
+            return None
+        block = record.block
+        # The bytes are as old as the record.
+        block.stored_at = self._clock.now() - max(0.0, self._clock.wall() - record.written_at)
+        self.counts.read_bytes += block.size
+        return block
+
+    def _read_cached(self, place: Place) -> bytearray | None:
+        """Read a record without waiting.  Returns None if a thread has to read it."""
+        if not _NOWAIT or place.size > _LOOP_BYTES:
+            return None
+        try:
+            file = self._files.get(place.segment)
+            if file is None:
+                if len(self._files) >= MOST_FILES:
+                    os.close(self._files.pop(next(iter(self._files))))
+                path = segment_path(self._folder, place.segment)
+                file = self._files[place.segment] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            data = bytearray(place.size)
+            if os.preadv(file, [data], place.position, _NOWAIT) < place.size:
+                return None
+        except OSError:
+            # The bytes are not in the kernel's memory, or this kind of file system cannot tell.
+            return None
+        return data
+
+    def _damaged(self, stored: StoredStream, run: Run, place: Place) -> None:
+        self.counts.damaged += 1
+        _log.warning("the store on disk has lost %d bytes of %s: a record is damaged", run.body, stored.key.path)
+        self._drop_run(stored, run)
+        self._writer.put(DropRun(place))
+        if not len(stored):
+            self.drop(stored)
+
+    # -- the end
+
+    async def settled(self) -> bool:
+        """Wait until everything decided so far is on disk, for example withdrawals.
+
+        Returns False if that takes more than `SETTLE_S`.
+        """
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def finish() -> None:
+            if not done.done():
+                done.set_result(None)
+
+        self._writer.put(Finish(finish))
+        finished, _ = await asyncio.wait([done], timeout=SETTLE_S)
+        return bool(finished)
+
+    async def close(self, streams: Iterable[Stream]) -> None:
+        """Write what is not on disk yet of the streams in memory, and release the folder."""
+        for stream in streams:
+            self.leaving(stream)
+        if not await self.settled():
+            _log.error("the store on disk does not take its last writes")
+            return
+        self._writer.stop()
+        self._readers.shutdown(wait=False)
+        for file in self._files.values():
+            os.close(file)
+        self._files.clear()
+        self._index.close()
+        os.close(self._lock)
+
+
+def _is_unicode(stored: StoredStream) -> bool:
+    """Return whether all texts of the stream can be in the index.  The origin's texts may have bytes of any kind."""
+    facts = stored.facts
+    try:
+        "".join((*stored.key, facts.content_type, facts.identity or "", *facts.surrogate_keys)).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _is_at(stored: StoredStream, run: Run, place: Place) -> bool:
+    """Return whether the run is still on disk, at this place."""
+    return not stored.is_withdrawn and run.place is place
+
+
+def _is_of(record: Record, stored: StoredStream, run: Run) -> bool:
+    """Return whether this is the record of the run."""
+    block = record.block
+    found = (record.stream, block.start, block.end, block.size)
+    return found == (stored.number, run.start, run.end, run.body)
+
+
+def _read(path: Path, place: Place) -> Record | None:
+    """Read a record, in a thread.  Returns None if it cannot be read or is damaged."""
+    try:
+        with path.open("rb", buffering=0) as file:
+            data = os.pread(file.fileno(), place.size, place.position)
+    except OSError:
+        return None
+    return decode(data)

@@ -1,0 +1,312 @@
+"""The writer: the one thread that writes segment files and the index of the store on disk.
+
+Segments are only appended to, and deleted oldest first when the store is full.  A record is written to its segment
+first and to the index afterwards.  Segments are not synced: a crash of the machine may lose or damage the latest
+records, which their checksums show.  Commits of the index are synced.
+
+A process never appends to a segment of an earlier process, because the end of that segment may be torn.
+
+When a write fails, for example because the disk is full, the writer drops the following writes for `PAUSE_S` and then
+tries again.  Withdrawals are never dropped.  If the index cannot record one, the writer overwrites the heads of the
+records, which needs no space.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple, assert_never
+
+from gateway.config.store import StoreConfig
+from gateway.disk.index import Facts, Index, RunRow, StoredKey
+from gateway.disk.record import encode
+from gateway.tape.block import Block
+
+_log = logging.getLogger("gateway.store")
+
+PAUSE_S: Final = 30.0
+"""How long nothing is written after a write has failed."""
+_MOST_JOBS: Final = 64
+"""The most jobs in one transaction of the index."""
+_MOST_WITHDRAWALS: Final = 1_000
+"""The most streams that are withdrawn in one transaction."""
+_SPOILED: Final = bytes(16)
+"""Overwrites the beginning of a record, which is then damaged."""
+
+
+class Place(NamedTuple):
+    """Where a record is."""
+
+    segment: int
+    position: int
+    size: int
+
+
+class Write(NamedTuple):
+    """Write a run."""
+
+    stream: int
+    key: StoredKey
+    facts: Facts
+    check: str
+    written_at: float
+    block: Block
+    done: Callable[[Place | None], object]
+    """Called on the loop with the place of the record; with None if it was not written."""
+
+
+class Describe(NamedTuple):
+    """Record the present facts about a stream."""
+
+    stream: int
+    key: StoredKey
+    facts: Facts
+
+
+class Withdraw(NamedTuple):
+    """Drop a stream, whose records are at these places."""
+
+    stream: int
+    places: Sequence[Place]
+
+
+class DropRun(NamedTuple):
+    """Drop a damaged run."""
+
+    place: Place
+
+
+class DropOldest(NamedTuple):
+    """Delete the oldest segment."""
+
+
+class Finish(NamedTuple):
+    """Commit everything before this job, then call `done` on the loop."""
+
+    done: Callable[[], object]
+
+
+class Stop(NamedTuple):
+    """End the thread."""
+
+
+OtherJob = Write | Describe | DropRun | DropOldest | Finish | Stop
+Job = Withdraw | OtherJob
+
+
+def segment_path(folder: Path, segment: int) -> Path:
+    """Return the path of a segment file."""
+    return folder / f"{segment:08d}.segment"
+
+
+class Writer:
+    """The thread, and its state.  Only the thread uses the state after `start`."""
+
+    def __init__(
+        self,
+        folder: Path,
+        index: Index,
+        sizes: dict[int, int],
+        following: int,
+        config: StoreConfig,
+        now: Callable[[], float],
+    ) -> None:
+        """`sizes` are the sizes of the existing segments, and `following` is the number of the next segment.  `now`
+        gives monotonic seconds."""
+        self._folder = folder
+        self._index = index
+        self._sizes = sizes
+        self._max_bytes = config.max_bytes
+        self._segment_bytes = config.segment_bytes
+        self._now = now
+        self.total_bytes = sum(sizes.values())
+        """The bytes in all segments.  Other threads may read it."""
+        self.errors = 0
+        """How many writes have failed.  Other threads may read it."""
+        self._next = following
+        self._file = -1
+        self._resume_at = 0.0
+        self._is_failing = False
+        self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="store", daemon=True)
+        self.tell: Callable[[Callable[[], object]], None] = lambda event: None
+        """Runs a function on the loop.  The owner sets it before `start`."""
+        self.segment_dropped: Callable[[int], object] = lambda segment: None
+        """Called on the loop before a segment file is deleted."""
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def put(self, job: Job) -> None:
+        """Have the thread do a job after all earlier jobs."""
+        self._jobs.put(job)
+
+    def stop(self) -> None:
+        """End the thread after all earlier jobs, and wait for it."""
+        self._jobs.put(Stop())
+        if self._thread.is_alive():
+            self._thread.join()
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _run(self) -> None:
+        jobs = 0
+        while True:
+            taken = self._jobs.get()
+            job = self._withdraw_all(taken) if isinstance(taken, Withdraw) else taken
+            if isinstance(job, Stop):
+                break
+            if job is not None:
+                self._do(job)
+                jobs += 1
+            if self._jobs.empty() or jobs >= _MOST_JOBS:
+                self._commit()
+                jobs = 0
+        self._commit()
+
+    def _withdraw_all(self, first: Withdraw) -> OtherJob | None:
+        """Drop a stream and the streams of the withdrawals that follow in the queue.  Return the next job, if it was
+        taken from the queue."""
+        withdrawals = [first]
+        following: OtherJob | None = None
+        while following is None and len(withdrawals) < _MOST_WITHDRAWALS and not self._jobs.empty():
+            job = self._jobs.get()
+            if isinstance(job, Withdraw):
+                withdrawals.append(job)
+            else:
+                following = job
+        self._withdraw(withdrawals)
+        return following
+
+    def _do(self, job: Write | Describe | DropRun | DropOldest | Finish) -> None:
+        match job:
+            case Write():
+                self._write(job)
+            case Describe(stream, key, facts):
+                self._change(lambda index: index.put_stream(stream, key, facts))
+            case DropRun(place):
+                self._change(lambda index: index.drop_run(place.segment, place.position))
+            case DropOldest():
+                self._try(self._drop_oldest)
+            case Finish(done):
+                self._commit()
+                self.tell(done)
+            case _:
+                assert_never(job)
+
+    def _write(self, job: Write) -> None:
+        place: Place | None = None
+        if not self._is_failing or self._now() >= self._resume_at:
+
+            def write() -> None:
+                nonlocal place
+                found = self._append(b"".join(encode(job.stream, job.written_at, job.block)))
+                self._index.begin()
+                self._index.put_stream(job.stream, job.key, job.facts)
+                block = job.block
+                self._index.put_run(RunRow(job.stream, block.start, block.end, job.check, block.size, *found))
+                place = found
+
+            if self._try(write) and self._is_failing:
+                self._is_failing = False
+                _log.warning("the store on disk is written again")
+        self.tell(lambda: job.done(place))
+
+    def _append(self, data: bytes) -> Place:
+        """Append a record to the present segment, or to a new one.  Raises OSError, sqlite3.Error."""
+        segment = self._next - 1
+        if self._file < 0 or self._sizes[segment] + len(data) > self._segment_bytes:
+            segment = self._open_segment()
+        while self.total_bytes + len(data) > self._max_bytes and len(self._sizes) > 1:
+            self._drop_oldest()
+        position = written = self._sizes[segment]
+        try:
+            view = memoryview(data)
+            while view:
+                count = os.pwrite(self._file, view, written)
+                written += count
+                view = view[count:]
+        except OSError:
+            os.ftruncate(self._file, position)
+            raise
+        self._sizes[segment] = written
+        self.total_bytes += len(data)
+        return Place(segment, position, len(data))
+
+    def _open_segment(self) -> int:
+        segment = self._next
+        file = os.open(segment_path(self._folder, segment), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        if self._file >= 0:
+            os.close(self._file)
+        self._file, self._next = file, segment + 1
+        self._sizes[segment] = 0
+        return segment
+
+    def _drop_oldest(self) -> None:
+        segment = min(self._sizes, default=None)
+        if segment is None or (segment == self._next - 1 and self._file >= 0):
+            return
+        self._index.begin()
+        self._index.drop_segment(segment)
+        self._index.commit()
+        self.tell(lambda: self.segment_dropped(segment))
+        segment_path(self._folder, segment).unlink(missing_ok=True)
+        self.total_bytes -= self._sizes.pop(segment)
+
+    def _withdraw(self, jobs: Sequence[Withdraw]) -> None:
+        def drop(index: Index) -> None:
+            for job in jobs:
+                index.drop_stream(job.stream)
+
+        # No other failure may undo a withdrawal, so withdrawals have their own transaction.
+        self._commit()
+        if self._change(drop) and self._commit():
+            return
+        for place in (place for job in jobs for place in job.places):
+            try:
+                with segment_path(self._folder, place.segment).open("r+b", buffering=0) as file:
+                    file.seek(place.position)
+                    file.write(_SPOILED)
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                self._failed(error)
+
+    def _change(self, change: Callable[[Index], None]) -> bool:
+        """Change the index; return whether that succeeded."""
+
+        def begun() -> None:
+            self._index.begin()
+            change(self._index)
+
+        return self._try(begun)
+
+    def _commit(self) -> bool:
+        return self._try(self._index.commit)
+
+    def _try(self, work: Callable[[], None]) -> bool:
+        """Do the work; return whether it succeeded."""
+        try:
+            work()
+        except Exception as error:
+            # Whatever has failed, the thread goes on.
+            self._failed(error)
+            return False
+        return True
+
+    def _failed(self, error: Exception) -> None:
+        self.errors += 1
+        self._resume_at = self._now() + PAUSE_S
+        if not self._is_failing:
+            self._is_failing = True
+            _log.error("the store on disk is not written for now: %s", error)
+        try:
+            self._index.roll_back()
+        except sqlite3.Error:
+            _log.exception("the index of the store on disk could not undo a change")

@@ -1,0 +1,501 @@
+"""The store on disk over restarts and evictions: the origin confirms a stream by small requests, and the bytes come
+from disk; whatever else has happened, no reader gets other bytes than the origin has."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from gateway.aio.clock import ManualClock
+from gateway.app import start_gateway
+from gateway.config.errors import ConfigError
+from gateway.config.gateway import GatewayConfig
+from gateway.disk import store as disk_store
+from gateway.disk.index import FORMAT
+from gateway.disk.store import DiskStore
+from gateway.disk.writer import PAUSE_S
+from gateway.origin.app import OriginSettings, RunningOrigin
+from gateway.origin.counters import Counters
+from gateway.origin.faults import Faults
+from gateway.origin.requests import Kind
+from gateway.tape.stream import End
+from tests.scenarios.conftest import Edge, Hostile
+from tests.scenarios.hostile import Asked, part_of_stream
+from tests.scenarios.hostile import answer as reply
+from tests.scenarios.wire import Answer, Wire
+
+PIECE = 9_000
+COUNT = 60
+TEXT, JSON = "text/plain", "application/json"
+CHECKED = 64_000
+"""The origin's replies have so many bytes.  A confirmation compares as many."""
+Begin = Callable[..., AbstractAsyncContextManager[Edge]]
+
+
+@pytest.fixture
+def origin_settings() -> OriginSettings:
+    """Short replies, so that the gateway learns many offsets."""
+    return OriginSettings(max_chunk_bytes=4 * PIECE)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def begin(origin: RunningOrigin, clock: ManualClock, folder: Path) -> Begin:
+    """Runs gateways with one folder, one after the other."""
+
+    @asynccontextmanager
+    async def running(url: str = origin.url, *, max_bytes: int = 64 << 20, **settings: Any) -> AsyncIterator[Edge]:
+        store = {"path": str(folder), "max_bytes": max_bytes, "segment_bytes": 1 << 20}
+        usual = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "shutdown_timeout_s": 1, "live_linger_s": 0}
+        config = GatewayConfig.for_origin(url, store=store, **{**usual, **settings})
+        edge = Edge(await start_gateway(config, clock=clock, rng=Random(7)), clock)
+        try:
+            yield edge
+            await edge.leave()
+            await edge.until_idle()
+        finally:
+            await edge.gateway.stop()
+
+    return running
+
+
+class Writer:
+    """Makes streams at the origin, behind the gateway's back."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+
+    async def send(
+        self, method: str, target: str, headers: dict[str, str] | None = None, body: bytes | None = None
+    ) -> Answer:
+        await self._wire.ask(target, headers, method, body)
+        return await self._wire.answer(method)
+
+    async def make(self, path: str = "/s", *, seed: int = 1, count: int = COUNT, kind: str = TEXT) -> None:
+        """Make a stream in place of an earlier one.  No two of its messages are alike, nor two streams' messages."""
+        await self.send("DELETE", path)
+        assert (await self.send("PUT", path, {"Content-Type": kind})).status == 201
+        await self.append(path, seed=seed, count=count, kind=kind)
+
+    async def append(self, path: str = "/s", *, seed: int = 1, count: int = COUNT, kind: str = TEXT) -> None:
+        rng = Random(seed)
+        for _ in range(count):
+            text = rng.randbytes(PIECE // 2).hex()
+            body = json.dumps([text]).encode() if kind == JSON else text.encode()
+            assert (await self.send("POST", path, {"Content-Type": kind}, body)).status == 204
+
+    async def read(self, path: str = "/s") -> bytes:
+        """Read the stream at the origin."""
+        return await _whole(lambda target: self.send("GET", target), path)
+
+
+@pytest.fixture
+async def writer(origin: RunningOrigin) -> AsyncIterator[Writer]:
+    wire = await Wire.open(origin.url)
+    yield Writer(wire)
+    await wire.closed()
+
+
+async def whole(edge: Edge, path: str = "/s", headers: dict[str, str] | None = None) -> bytes:
+    return await _whole(lambda target: edge.get(target, headers), path)
+
+
+async def _whole(get: Callable[[str], Any], path: str) -> bytes:
+    offset, parts = "-1", []
+    while True:
+        answer = await get(f"{path}?offset={offset}")
+        assert answer.status == 200, answer
+        offset = answer.next_offset
+        parts.append(answer.body)
+        if answer.headers.get("Stream-Up-To-Date") == "true":
+            if answer.headers["Content-Type"] == JSON:
+                return json.dumps([one for part in parts for one in json.loads(part)]).encode()
+            return b"".join(parts)
+
+
+def disk_of(edge: Edge) -> DiskStore:
+    disk = edge.gateway.engine.disk
+    assert disk is not None
+    return disk
+
+
+def segments(folder: Path) -> dict[Path, bytes]:
+    """The segment files, and what is in them."""
+    return {path: path.read_bytes() for path in sorted(folder.glob("*.segment"))}
+
+
+def damage(folder: Path, every: int, first: int = 100) -> None:
+    """Flip bits in all segments."""
+    for path, data in segments(folder).items():
+        with path.open("r+b") as file:
+            for at in range(first, len(data), every):
+                file.seek(at)
+                file.write(bytes([data[at] ^ 1]))
+
+
+def in_index(folder: Path, statement: str) -> list[Any]:
+    """Run a statement of SQL in the store's index."""
+    with closing(sqlite3.connect(folder / "index.sqlite", isolation_level=None)) as database:
+        return database.execute(statement).fetchall()
+
+
+async def is_on_disk(begin: Begin, writer: Writer, path: str = "/s", **settings: Any) -> None:
+    """Have a gateway write the stream to disk, and stop."""
+    async with begin(**settings) as edge:
+        assert await whole(edge, path) == await writer.read(path)
+
+
+@pytest.mark.parametrize("kind", [TEXT, JSON])
+@pytest.mark.parametrize("grown", [0, 5])
+async def test_after_a_restart_the_bytes_come_from_disk(
+    begin: Begin, writer: Writer, counters: Counters, kind: str, grown: int
+) -> None:
+    await writer.make(kind=kind)
+    await is_on_disk(begin, writer)
+    await writer.append(seed=2, count=grown, kind=kind)
+    expected = await writer.read()
+    counters.reset()
+    async with begin() as edge:
+        assert await whole(edge) == expected
+        # One request for the end of the bytes on disk, and one that confirms the bytes where the reader starts.  The
+        # other ones are for what has been appended, and for the lifetime.
+        requests = counters.requests[Kind.CATCHUP], counters.requests[Kind.HEAD]
+        assert requests <= (4, 1) if grown else requests == (2, 0)
+        assert counters.total_body_bytes < 5 * CHECKED / 2
+        assert disk_of(edge).counts.read_bytes > COUNT * PIECE * 0.9
+        assert disk_of(edge).counts.refuted == 0
+
+
+async def test_readers_that_come_at_once_share_the_requests(begin: Begin, writer: Writer, counters: Counters) -> None:
+    await writer.make()
+    await is_on_disk(begin, writer)
+    expected = await writer.read()
+    counters.reset()
+    async with begin() as edge:
+        found = await asyncio.gather(*(whole(edge) for _ in range(20)))
+        assert set(found) == {expected}
+        assert counters.total_body_bytes < 5 * CHECKED / 2
+
+
+async def test_a_stream_that_began_empty_is_found_from_its_start(
+    begin: Begin, writer: Writer, counters: Counters
+) -> None:
+    """The start leads to the first offset without bytes in between."""
+    await writer.make(count=0)
+    async with begin() as edge:
+        assert await whole(edge) == b""
+        await writer.append()
+        assert await whole(edge) == await writer.read()
+    expected = await writer.read()
+    counters.reset()
+    async with begin() as edge:
+        assert await whole(edge) == expected
+        assert disk_of(edge).counts.read_bytes > COUNT * PIECE * 0.9
+
+
+async def test_what_memory_evicts_comes_from_disk(begin: Begin, writer: Writer, counters: Counters) -> None:
+    for name in ("/s", "/t"):
+        await writer.make(name, seed=hash(name) % 1000)
+    s, t = await writer.read("/s"), await writer.read("/t")
+    async with begin(cache_bytes=1 << 20, max_flight_bytes=1 << 19) as edge:
+        assert await whole(edge, "/s") == s
+        assert await whole(edge, "/t") == t
+        await disk_of(edge).settled()
+        for _ in range(2):
+            for path, expected in (("/s", s), ("/t", t)):
+                counters.reset()
+                assert await whole(edge, path) == expected
+                assert counters.total_body_bytes < 5 * CHECKED / 2
+
+
+async def test_a_stream_made_again_with_equal_offsets_is_not_answered_from_disk(begin: Begin, writer: Writer) -> None:
+    await writer.make(seed=1)
+    await is_on_disk(begin, writer)
+    await writer.make(seed=2)
+    expected = await writer.read()
+    async with begin() as edge:
+        assert await whole(edge) == expected
+        assert disk_of(edge).counts.refuted == 1
+    async with begin() as edge:
+        assert await whole(edge) == expected
+        assert disk_of(edge).counts.refuted == 0
+
+
+@pytest.mark.parametrize("equal", ["nothing", "its end", "its beginning"])
+async def test_a_nameless_stream_made_again_is_found_by_its_bytes(begin: Begin, hostile: Hostile, equal: str) -> None:
+    """Its offsets and its length are the same and its ETag names no incarnation, so only its bytes tell."""
+    old, new = (Random(seed).randbytes(COUNT * PIECE) for seed in (1, 2))
+    half = len(old) // 2
+    body = [old]
+
+    async def script(asked: Asked, writer: Any) -> None:
+        at = 0 if "offset=-1" in asked.target else int(asked.target.split("offset=")[1][:8])
+        end = min(at + 4 * PIECE, len(old))
+        is_whole = "true" if end == len(old) else "false"
+        writer.write(part_of_stream(body[0][at:end], f"{end:08}", **{"Stream-Up-To-Date": is_whole}))
+
+    facts = {"Content-Type": TEXT, "Stream-Next-Offset": f"{len(old):08}", "Cache-Control": "no-store"}
+    url = (await hostile(script, metadata=reply("200 OK", facts))).url
+    async with begin(url) as edge:
+        assert await whole(edge) == old
+    body[0] = {"nothing": new, "its end": new[:half] + old[half:], "its beginning": old[:half] + new[half:]}[equal]
+    async with begin(url) as edge:
+        assert await whole(edge) == body[0]
+        assert disk_of(edge).counts.refuted == (equal != "its end")
+
+
+async def test_a_stream_made_again_with_another_type_is_not_answered_from_disk(begin: Begin, writer: Writer) -> None:
+    await writer.make(kind=TEXT)
+    await is_on_disk(begin, writer)
+    await writer.make(kind="text/html")
+    async with begin() as edge:
+        assert await whole(edge) == await writer.read()
+        assert (await edge.get("/s?offset=-1")).headers["Content-Type"] == "text/html"
+        assert disk_of(edge).counts.refuted == 1
+
+
+async def test_a_shorter_stream_of_that_name_is_not_answered_from_disk(begin: Begin, writer: Writer) -> None:
+    await writer.make()
+    await is_on_disk(begin, writer)
+    await writer.make(count=COUNT // 2)
+    async with begin() as edge:
+        assert await whole(edge) == await writer.read()
+        assert disk_of(edge).counts.refuted == 1
+
+
+async def test_a_stream_that_is_gone_is_gone_from_disk(begin: Begin, writer: Writer, origin: RunningOrigin) -> None:
+    await writer.make()
+    await is_on_disk(begin, writer)
+    async with begin() as edge:
+        await edge.send_to(origin.url, "DELETE", "/s")
+        assert (await edge.get("/s?offset=-1")).status == 404
+        assert len(disk_of(edge)) == 0
+
+
+async def test_a_failing_origin_leaves_the_bytes_on_disk(begin: Begin, writer: Writer, faults: Faults) -> None:
+    await writer.make()
+    await is_on_disk(begin, writer)
+    expected = await writer.read()
+    async with begin(retry_budget=0) as edge:
+        faults.status(503, kind=Kind.CATCHUP, times=None)
+        answer = await edge.get("/s?offset=-1")
+        assert answer.status == 503
+        faults.clear()
+        edge.clock.advance(30)
+        assert await whole(edge) == expected
+        assert disk_of(edge).counts.read_bytes > COUNT * PIECE * 0.9
+
+
+async def test_bytes_that_the_origin_has_trimmed_are_not_answered_from_disk(
+    begin: Begin, writer: Writer, origin: RunningOrigin, clock: ManualClock
+) -> None:
+    await writer.make()
+    async with begin() as edge:
+        offset = (await edge.get("/s?offset=-1")).next_offset
+        await whole(edge)
+    origin.origin.store.trim("/s", offset, clock.wall(), hides_start=False)
+    async with begin() as edge:
+        assert await whole(edge) == await writer.read()
+
+
+@pytest.mark.parametrize(
+    ("selection", "is_in_memory"),
+    [
+        ({"stream": "/s"}, True),
+        ({"stream": "/s"}, False),
+        ({"prefix": "/s"}, False),
+        ({"all": True}, False),
+        ({"stream": "/s", "origin": "http://elsewhere"}, False),
+    ],
+    ids=["path in memory", "path", "prefix", "all", "another origin"],
+)
+async def test_a_purge_reaches_the_disk(
+    begin: Begin, writer: Writer, folder: Path, selection: dict[str, Any], is_in_memory: bool
+) -> None:
+    await writer.make()
+    await is_on_disk(begin, writer)
+    is_meant = "origin" not in selection
+    async with begin() as edge:
+        if is_in_memory:
+            await whole(edge)
+        admin = edge.gateway.admin_url
+        headers = {"Content-Type": JSON, "Host": admin.removeprefix("http://").rstrip("/")}
+        answer = await edge.send_to(admin, "POST", "/api/purge", headers, json.dumps(selection).encode())
+        assert json.loads(answer.body) == {"purged": int(is_meant)}
+        assert len(disk_of(edge)) == (not is_meant)
+        # A crash after the answer makes no difference.
+        ((runs,),) = in_index(folder, "SELECT count(*) FROM runs")
+        assert (runs == 0) is is_meant
+        assert await whole(edge) == await writer.read()
+        assert (disk_of(edge).counts.read_bytes == 0) is (is_meant and not is_in_memory)
+
+
+async def test_a_write_that_may_end_a_stream_drops_it_from_disk(begin: Begin, writer: Writer, faults: Faults) -> None:
+    for method, is_answered in (("DELETE", True), ("DELETE", False), ("PUT", False)):
+        await writer.make()
+        await is_on_disk(begin, writer)
+        async with begin() as edge:
+            assert len(disk_of(edge)) == 1
+            if not is_answered:
+                faults.status(502, method=method)
+            await edge.send(method, "/s", {"Content-Type": TEXT})
+            faults.clear()
+            assert len(disk_of(edge)) == 0
+
+
+async def test_damaged_bytes_are_fetched(begin: Begin, writer: Writer, folder: Path) -> None:
+    await writer.make()
+    await is_on_disk(begin, writer)
+    expected = await writer.read()
+    damage(folder, 50_000)
+    async with begin() as edge:
+        for _ in range(3):
+            assert await whole(edge) == expected
+        counts = disk_of(edge).counts
+        assert counts.damaged > 0
+        assert counts.read_bytes < COUNT * PIECE / 4
+
+
+async def test_a_folder_has_one_process_and_one_format(begin: Begin, folder: Path, clock: ManualClock) -> None:
+    async with begin() as edge:
+        with pytest.raises(ConfigError, match=r"^store\.path: another process uses "):
+            DiskStore.open(edge.gateway.config.store, clock)
+        config = edge.gateway.config.store
+    in_index(folder, f"PRAGMA user_version = {FORMAT + 1}")
+    with pytest.raises(ConfigError, match=f"has format {FORMAT + 1}, which this version does not read"):
+        DiskStore.open(config, clock)
+    (folder / "index.sqlite").write_bytes(b"no database" * 1000)
+    with pytest.raises(ConfigError, match=r"cannot be read"):
+        DiskStore.open(config, clock)
+    with pytest.raises(ConfigError, match=r"^store\.path: "):
+        DiskStore.open(config.model_copy(update={"path": str(folder / "lock")}), clock)
+
+
+async def test_a_full_disk_stops_the_writes_and_nothing_else(
+    begin: Begin, writer: Writer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("/s", "/t", "/u"):
+        await writer.make(name)
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    async with begin() as edge:
+        disk = disk_of(edge)
+        with monkeypatch.context() as patched:
+            patched.setattr("os.pwrite", full)
+            for name in ("/s", "/t"):
+                assert await whole(edge, name) == await writer.read(name)
+            await disk.settled()
+        assert (disk.errors, disk.counts.written_bytes) == (1, 0)
+        assert disk.counts.dropped_bytes > COUNT * PIECE / 2
+        assert [record.message for record in caplog.records if record.name == "gateway.store"] == [
+            "the store on disk is not written for now: [Errno 28] No space left on device"
+        ]
+        edge.clock.advance(PAUSE_S)
+        await whole(edge, "/u")
+        await disk.settled()
+        assert disk.counts.written_bytes > 0
+        assert caplog.records[-1].message == "the store on disk is written again"
+    async with begin() as edge:
+        assert "/u" in [stored.key.path for stored in disk_of(edge).streams()]
+        assert await whole(edge, "/u") == await writer.read("/u")
+        assert disk_of(edge).counts.read_bytes > 0
+
+
+async def test_runs_beyond_the_queue_are_not_written(
+    begin: Begin, writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_store, "MOST_QUEUED_BYTES", 1)
+    await writer.make()
+    async with begin() as edge:
+        assert await whole(edge) == await writer.read()
+        assert disk_of(edge).counts.dropped_bytes > 0
+        assert len(disk_of(edge)) == 0
+
+
+async def test_the_oldest_segments_make_room(begin: Begin, writer: Writer, folder: Path) -> None:
+    paths = [f"/{number}" for number in range(6)]
+    async with begin(max_bytes=2 << 20) as edge:
+        for number, path in enumerate(paths):
+            await writer.make(path, seed=number)
+            await whole(edge, path)
+            for stream in list(edge.gateway.engine.store):
+                edge.gateway.engine.store.drop_stream(stream, End.EVICTED)
+            await disk_of(edge).settled()
+            assert sum(map(len, segments(folder).values())) <= 2 << 20
+        kept = {stored.key.path for stored in disk_of(edge).streams()}
+        assert paths[-1] in kept
+        assert paths[0] not in kept
+    async with begin(max_bytes=2 << 20) as edge:
+        assert {stored.key.path for stored in disk_of(edge).streams()} == kept
+        for path in paths:
+            assert await whole(edge, path) == await writer.read(path)
+
+
+async def test_streams_of_readers_with_credentials_are_not_written(begin: Begin, writer: Writer) -> None:
+    await writer.make()
+    async with begin() as edge:
+        assert await whole(edge, headers={"Authorization": "Bearer x"}) == await writer.read()
+        await disk_of(edge).settled()
+    async with begin() as edge:
+        assert len(disk_of(edge)) == 0
+
+
+async def test_bytes_are_not_used_under_other_rules_of_sharing(
+    begin: Begin, writer: Writer, counters: Counters
+) -> None:
+    await writer.make()
+    await is_on_disk(begin, writer)
+    expected = await writer.read()
+    async with begin(credential_headers=["authorization", "cookie", "x-user"]) as edge:
+        assert await whole(edge) == expected
+        assert disk_of(edge).counts.read_bytes == 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_whatever_happens_readers_get_the_bytes_of_the_origin(
+    begin: Begin, writer: Writer, origin: RunningOrigin, clock: ManualClock, folder: Path, seed: int
+) -> None:
+    """Random changes at the origin, restarts, evictions, purges and damage."""
+    rng = Random(seed)
+    await writer.make(count=30)
+    for _ in range(5):
+        async with begin(cache_bytes=1 << 20, max_flight_bytes=1 << 19) as edge:
+            for _ in range(4):
+                match rng.randrange(7):
+                    case 0:
+                        await writer.append(seed=rng.randrange(1000), count=rng.randrange(1, 20))
+                    case 1:
+                        await writer.make(seed=rng.randrange(1000), count=rng.choice([3, 30, 30, 45]))
+                    case 2:
+                        await writer.make("/other", seed=rng.randrange(1000), count=45)
+                        await whole(edge, "/other")
+                    case 3:
+                        await edge.send("DELETE", "/s")
+                        await writer.make(seed=rng.randrange(1000), count=30)
+                    case 4:
+                        for stream in list(edge.gateway.engine.store):
+                            edge.gateway.engine.purge.drop_stream(stream)
+                    case 5:
+                        answer = await edge.send_to(origin.url, "GET", "/s?offset=-1")
+                        if answer.status == 200 and len(answer.body) > PIECE:
+                            origin.origin.store.trim("/s", answer.next_offset, clock.wall(), hides_start=False)
+                    case _:
+                        await disk_of(edge).settled()
+                        damage(folder, 300_000, rng.randrange(300_000))
+                # Until a stream is no longer trusted, changes behind the gateway's back may be missed.
+                clock.advance(61)
+                assert await whole(edge) == await writer.read()
