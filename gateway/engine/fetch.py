@@ -35,7 +35,7 @@ from gateway.errors import (
     UpstreamUnavailable,
     bare,
 )
-from gateway.http.reply import Interim
+from gateway.http.reply_parser import Interim
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import NOW
 from gateway.protocol.worker_headers import HopSaid

@@ -28,7 +28,7 @@ from gateway.engine.fleet_writes import CountedWrites
 from gateway.engine.hop_upstream import HopUpstream, handed, is_lost
 from gateway.errors import GatewayError, UpstreamTimeout, UpstreamUnreachable
 from gateway.http.outgoing import RenderedHeaders
-from gateway.http.reply import Interim
+from gateway.http.reply_parser import Interim
 from gateway.protocol.coding import AcceptedCodings
 from gateway.protocol.fleet_headers import FLEET, PROBE, MemberAnswer, MemberField, moved, token_of
 from gateway.protocol.worker_headers import HopSaid

@@ -26,7 +26,7 @@ from gateway.errors import (
     UpstreamUnreachable,
 )
 from gateway.http.outgoing import RenderedHeaders
-from gateway.http.reply import Interim
+from gateway.http.reply_parser import Interim
 from gateway.protocol.coding import AcceptedCodings
 from gateway.protocol.sharing import Group, StreamKey
 from gateway.protocol.worker_headers import HOP, HopAsk, HopSaid

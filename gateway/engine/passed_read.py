@@ -23,7 +23,7 @@ from gateway.engine.hop_upstream import HopUpstream, failure_of, is_lost
 from gateway.engine.read import Read, Uncacheable
 from gateway.engine.read_runner import ReadRunner
 from gateway.errors import GatewayError, UpstreamBroken
-from gateway.http.reply import Interim
+from gateway.http.reply_parser import Interim
 from gateway.protocol.worker_headers import HOP_OUTCOME, HopSaid
 from gateway.upstream.flight import NotShareable
 from gateway.upstream.incoming import no_op

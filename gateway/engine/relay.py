@@ -15,7 +15,7 @@ from gateway.aio.clock import Clock
 from gateway.engine.relayed_request import WRITES, RelayedRequest, SentRequest, origin_url
 from gateway.engine.writes import Writes
 from gateway.errors import CircuitOpen, GatewayError, UpstreamCongested
-from gateway.http.reply import Interim
+from gateway.http.reply_parser import Interim
 from gateway.protocol.header_forwarding import joined
 from gateway.protocol.mode import Mode
 from gateway.tape.store import TapeStore

@@ -33,7 +33,7 @@ from gateway.engine.route import Route
 from gateway.engine.s2.writes import S2Acknowledgements
 from gateway.errors import BodyTooLarge, GatewayError, UpstreamBroken, UpstreamCongested
 from gateway.http.outgoing import JOINED_BYTES, states_length
-from gateway.http.reply import Interim
+from gateway.http.reply_parser import Interim
 from gateway.limits.memory import NOTHING, Holding, SharedBytes
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.header_forwarding import response_headers_for_client

@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 from gateway.s2.records import StreamPosition
 from gateway.tape.decide import Awaited, Question
 from gateway.tape.record_stream import RecordStream
-from gateway.tape.records import Limits
+from gateway.tape.record_tape import Limits
 
 
 class RecordAnswer(StrEnum):

@@ -11,7 +11,7 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from gateway.tape.records import RecordTape
+from gateway.tape.record_tape import RecordTape
 from gateway.tape.stream import Stream
 
 

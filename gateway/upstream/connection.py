@@ -29,7 +29,7 @@ from multidict import istr
 from gateway.aio.timers import Deadline
 from gateway.errors import bare
 from gateway.http.framing import State
-from gateway.http.reply import ReplyBroken, ReplyParser
+from gateway.http.reply_parser import ReplyBroken, ReplyParser
 from gateway.upstream.failures import ConnectionLost, UploadFailed
 from gateway.upstream.incoming import IncomingReply, Intake, send_body
 from gateway.upstream.kept_connections import ABANDONED_S, KeepAlive, outlasts_abandoned

@@ -23,8 +23,8 @@ from gateway.config.reader import ConfigReader, ConfigReadTimeout
 from gateway.config.watched_files import Stamp, Watch
 from gateway.errors import bare
 from gateway.http.http2.flood_limits import SessionCounts
-from gateway.http.reply import ReplyParser
 from gateway.http.reply_lines import ReadLines, read_with_own
+from gateway.http.reply_parser import ReplyParser
 from gateway.protocol.worker_headers import HOP_RECORD, HOP_SAVED
 from gateway.upstream.connection import ConnectionOwner, OriginConnection
 from gateway.upstream.connection_pool import ConnectionPool

@@ -29,7 +29,7 @@ from typing import Final, Protocol, TypeVar
 from gateway.aio.tasks import Tasks
 from gateway.errors import GatewayError, UpstreamBroken, UpstreamCongested, UpstreamTimeout, UpstreamUnreachable, bare
 from gateway.http.outgoing import request_head
-from gateway.http.reply import Interim, ReplyBroken
+from gateway.http.reply_parser import Interim, ReplyBroken
 from gateway.telemetry.tracing import NO_TRACER, ExchangeSpan, Tracer
 from gateway.upstream.connection_pool import ConnectionPool, Slot
 from gateway.upstream.dialer import Dialer, Http2Dials

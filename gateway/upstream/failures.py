@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 from gateway.http.outgoing import InvalidRequest
-from gateway.http.reply import ReplyBroken, TooManyInterim
+from gateway.http.reply_parser import ReplyBroken, TooManyInterim
 
 
 class Refusal(StrEnum):

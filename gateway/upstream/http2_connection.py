@@ -36,7 +36,7 @@ from gateway.http.http2.streams import (
     StreamDrained,
     StreamReset,
 )
-from gateway.http.reply import ReplyBroken
+from gateway.http.reply_parser import ReplyBroken
 from gateway.upstream.failures import ConnectionLost, NoHttp2, NotConnected
 from gateway.upstream.http2_stream import Http2Stream
 from gateway.upstream.incoming import HIGH_WATER_BYTES, Carrier, Intake

@@ -21,7 +21,7 @@ from gateway.http.http2.blocks import request_block
 from gateway.http.http2.client_session import ClientSession
 from gateway.http.http2.frames import ErrorCode
 from gateway.http.http2.streams import Stream
-from gateway.http.reply import END, Event, Interim, ReplyBroken, TooManyInterim
+from gateway.http.reply_parser import END, Event, Interim, ReplyBroken, TooManyInterim
 from gateway.upstream.failures import ConnectionLost, RequestReset, Unprocessed, UploadFailed
 from gateway.upstream.incoming import IncomingReply, send_body
 from gateway.upstream.origin_call import Endpoint

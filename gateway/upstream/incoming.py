@@ -36,8 +36,8 @@ from gateway.aio.signal import Signal
 from gateway.aio.timers import Deadline
 from gateway.errors import bare
 from gateway.http.outgoing import InvalidRequest
-from gateway.http.reply import END, Event, Interim
 from gateway.http.reply_lines import Head
+from gateway.http.reply_parser import END, Event, Interim
 from gateway.upstream.failures import ConnectionLost, UploadFailed
 from gateway.upstream.origin_call import Endpoint
 

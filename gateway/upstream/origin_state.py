@@ -22,7 +22,7 @@ from typing import Final, Protocol
 from gateway.aio.signal import Signal
 from gateway.config.origins import OriginsConfig
 from gateway.errors import CircuitOpen
-from gateway.http.reply import ReplyBroken
+from gateway.http.reply_parser import ReplyBroken
 from gateway.upstream.breaker import BreakerState, Permit
 from gateway.upstream.failures import ConnectionLost, RequestFailure, is_loss, is_no_sign, reason_of, reason_of_status
 from gateway.upstream.shared_breaker import SharedBreaker, make_breaker, policy_of

@@ -29,8 +29,8 @@ from typing import Final, Protocol, Self, TypeVar
 from multidict import CIMultiDictProxy
 
 from gateway.errors import GatewayError, UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
-from gateway.http.reply import Interim, ReplyBroken
 from gateway.http.reply_lines import Head
+from gateway.http.reply_parser import Interim, ReplyBroken
 from gateway.protocol.worker_headers import HopSaid
 from gateway.telemetry.tracing import ExchangeSpan
 from gateway.upstream.failures import ConnectionLost, UploadFailed

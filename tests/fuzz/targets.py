@@ -23,8 +23,8 @@ from gateway.http.http2.flood_limits import SessionCounts
 from gateway.http.http2.frames import PREFACE, settings
 from gateway.http.http2.session import Session
 from gateway.http.http2.streams import BodyEnded, DataReceived, ReplyReceived, RequestReceived, StreamReset
-from gateway.http.reply import MOST_FRAMING_BYTES, ReplyBroken, ReplyParser
 from gateway.http.reply_lines import Head
+from gateway.http.reply_parser import MOST_FRAMING_BYTES, ReplyBroken, ReplyParser
 from gateway.http.request_parser import Mark, RequestHead, RequestParser
 from gateway.protocol import (
     cache_status,
@@ -149,7 +149,7 @@ def _reply(data: bytes, *, is_head: bool) -> None:
 
 @_target
 def reply(data: bytes) -> None:
-    """`http/reply.py`, after a GET and after a HEAD."""
+    """`http/reply_parser.py`, after a GET and after a HEAD."""
     _reply(data, is_head=False)
     _reply(data, is_head=True)
 

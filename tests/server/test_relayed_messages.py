@@ -11,8 +11,8 @@ from multidict import CIMultiDict
 
 from gateway.config.routes import CorsConfig
 from gateway.http.outgoing import field_lines
-from gateway.http.reply import ReplyParser
 from gateway.http.reply_lines import Head
+from gateway.http.reply_parser import ReplyParser
 from gateway.server.context import ResponseRecorder
 from gateway.server.relayed_messages import relayed_fields
 

@@ -11,7 +11,7 @@ from gateway.s2.records import Record, StreamPosition
 from gateway.tape.decide import Awaited, Question
 from gateway.tape.decide_records import RecordAnswer, RecordProgress, decide_records
 from gateway.tape.record_stream import RecordStream
-from gateway.tape.records import Limits
+from gateway.tape.record_tape import Limits
 from gateway.tape.stream import End
 from gateway.tape.tape import Tape
 

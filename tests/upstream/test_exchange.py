@@ -16,7 +16,7 @@ from multidict import CIMultiDict
 from gateway.aio.clock import ManualClock
 from gateway.config.origins import OriginsConfig
 from gateway.errors import GatewayError, UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
-from gateway.http.reply import Interim
+from gateway.http.reply_parser import Interim
 from gateway.upstream import connection as connection_module
 from gateway.upstream.breaker import BreakerState
 from gateway.upstream.client import Exchanges

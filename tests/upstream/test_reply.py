@@ -6,8 +6,8 @@ import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import GatewayError, UpstreamBroken, UpstreamTimeout
-from gateway.http.reply import ReplyBroken
 from gateway.http.reply_lines import Head
+from gateway.http.reply_parser import ReplyBroken
 from gateway.upstream.failures import ConnectionLost
 from gateway.upstream.origin_call import Bounds
 from gateway.upstream.reply import Reply

@@ -30,6 +30,6 @@ async def shared_site() -> AsyncIterator[Site]:
 @pytest.fixture
 def stage() -> Iterator[Stage]:
     made = Stage()
-    made.reloads.open()
+    made.configurations.open()
     yield made
-    made.reloads.end()
+    made.configurations.end()

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from gateway.cli.supervisor.configuration_reading import Found, Reading
+from gateway.cli.supervisor.configurations import TAKE_S, Configurations
 from gateway.cli.supervisor.forking import Workers
-from gateway.cli.supervisor.reloads import TAKE_S, Reloads
 from gateway.cli.supervisor.slots import Slot, may_accept
 from gateway.config.gateway import GatewayConfig
 
@@ -54,7 +54,7 @@ class Stage:
         self.announced: list[str] = []
         self.done: Callable[[Found], None] | None = None
         workers = SimpleNamespace(slots=self.slots, tell=self._tell, kill=self._kill)
-        self.reloads = Reloads(
+        self.configurations = Configurations(
             config(), cast(Workers, workers), lambda: self.now, self._start_reading, self, has_file=True
         )
 
@@ -107,18 +107,18 @@ class Stage:
         """A worker reports its result: whether it has taken the configuration that it was handed."""
         number = self.number if number is None else number
         told = {"number": number, "changed": changed, "needs_restart": [], "error": error}
-        self.reloads.hears(self.slots[slot], {**told, "is_temporary": is_temporary})
+        self.configurations.hears(self.slots[slot], {**told, "is_temporary": is_temporary})
 
     def is_late(self) -> None:
         """The workers have had their time."""
         self.now += TAKE_S
-        self.reloads.look()
+        self.configurations.look()
 
     def ends_at(self) -> float | None:
-        return self.reloads.ends_at
+        return self.configurations.ends_at
 
     def accepting(self) -> list[int]:
-        return [slot.number for slot in may_accept(self.slots, self.reloads.needed, is_starting=False)]
+        return [slot.number for slot in may_accept(self.slots, self.configurations.needed, is_starting=False)]
 
 
 class Crew:
@@ -136,7 +136,7 @@ class Crew:
         slot = stage.slots[rng.randrange(3)]
         match rng.randrange(7):
             case 0:
-                stage.reloads.ask()
+                stage.configurations.ask_reload()
             case 1 if stage.done is not None:
                 stage.reads(config(rng.randrange(7, 10)) if rng.random() < 0.8 else "is not TOML")
             case 2 | 3:
@@ -144,11 +144,11 @@ class Crew:
             case 4:
                 self.admit()
             case 5 if not slot.is_prepared:
-                stage.reloads.begins(slot)
+                stage.configurations.begins(slot)
                 slot.begins(stage.now)
                 self.runs[slot.number], slot.pid = slot.configuration, 1
                 slot.prepares()
-                stage.reloads.prepares(slot)
+                stage.configurations.prepares(slot)
             case 6 if stage.done is None and rng.random() < 0.5:
                 stage.is_late()
             case 6:
@@ -170,7 +170,7 @@ class Crew:
         for number in self._stage.killed:
             self._stage.untaken[number].clear()
             self._stage.slots[number].ends(self._stage.now)
-            self._stage.reloads.loses(self._stage.slots[number])
+            self._stage.configurations.loses(self._stage.slots[number])
         self._stage.killed.clear()
 
     def check(self) -> None:

@@ -52,7 +52,7 @@ def test_only_a_worker_reads_certificates_when_it_starts_again(
     supervisor._certificates, supervisor._secret, supervisor._shared = {0: old}, b"", None
     supervisor._wakeups = supervisor._wakes = supervisor._selector = SimpleNamespace(close=lambda: None)
     supervisor._predecessor = SimpleNamespace(close=lambda: None, peers=())
-    supervisor._reloads = SimpleNamespace(begins=lambda _: None, close_files=lambda: None, config=config())
+    supervisor._configurations = SimpleNamespace(begins=lambda _: None, close_files=lambda: None, config=config())
     supervisor._sockets = SimpleNamespace(others=lambda _: [], of=lambda _: {}, admin=[])
     supervisor._private = PrivateSockets(1)
     supervisor._workers = SimpleNamespace(fork=lambda slot, _run: slot.begins(0.0))

@@ -20,7 +20,7 @@ from gateway.engine.others_writes import OthersWrites
 from gateway.engine.response_heads import origin_error_answer
 from gateway.errors import GatewayError, UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
 from gateway.http.outgoing import RenderedHeaders
-from gateway.http.reply import MOST_HEAD_BYTES, MOST_LINE_BYTES
+from gateway.http.reply_parser import MOST_HEAD_BYTES, MOST_LINE_BYTES
 from gateway.http.request_parser import LONGEST_LINE, MOST_FIELDS, Mark, RequestHead, RequestParser
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.coding import PLAIN, AcceptedCodings, Coding

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from gateway.cli.supervisor import reloads
+from gateway.cli.supervisor import configurations
+from gateway.cli.supervisor.configurations import TAKE_S
 from gateway.cli.supervisor.reload_round import Asker
-from gateway.cli.supervisor.reloads import TAKE_S
 from gateway.cli.supervisor.slots import START_S, Slot
 from tests.workers.reload_stage import NOW, Crew, Stage, config, open_files
 
@@ -16,20 +16,20 @@ LATE = f"not reloaded yet: no answer within {TAKE_S:g} s, and a late worker may 
 
 
 def test_late_workers_may_still_take_the_configuration(stage: Stage) -> None:
-    stage.reloads.ask()
-    stage.reloads.ask(Asker(1, 1, 0))
+    stage.configurations.ask_reload()
+    stage.configurations.ask_reload(Asker(1, 1, 0))
     for _ in range(2):
         stage.reads(config(7))
         stage.now += TAKE_S
-        stage.reloads.look()
+        stage.configurations.look()
     assert stage.announced[1:] == [LATE]
     ((_, answer),) = stage.answers
     assert answer["is_temporary"], "a refusal would say that all stays as it was"
-    assert stage.reloads.config == config()
-    stage.reloads.ask()
+    assert stage.configurations.config == config()
+    stage.configurations.ask_reload()
     stage.reads("is not TOML")
     stage.takes(0, "a", number=2)
-    assert stage.reloads.config == config(7), "workers that start later run with it too"
+    assert stage.configurations.config == config(7), "workers that start later run with it too"
     stage.takes(1, error="key: cannot be read", number=2)
     assert stage.announced[-2:] == [
         "worker 0, late: reloaded: a",
@@ -40,17 +40,17 @@ def test_late_workers_may_still_take_the_configuration(stage: Stage) -> None:
 def test_a_late_worker_may_take_a_configuration_that_a_later_offer_has_replaced(stage: Stage) -> None:
     """The supervisor knows what each slot runs with, and workers that start later run with the latest."""
     starting = stage.slots[2]
-    stage.reloads.ask()
+    stage.configurations.ask_reload()
     stage.reads(config(7))
     stage.takes(0, error="7: refused")
     stage.is_late()
-    stage.reloads.ask()
+    stage.configurations.ask_reload()
     stage.reads(config(8))
     starting.prepares()
-    stage.reloads.prepares(starting)
+    stage.configurations.prepares(starting)
     stage.takes(1, "a", number=1)
     assert stage.announced[-1] == "worker 1, late: reloaded: a"
-    assert (stage.reloads.number, stage.reloads.config) == (1, config(7))
+    assert (stage.configurations.number, stage.configurations.config) == (1, config(7))
     stage.told.clear()
     for slot in range(3):
         stage.takes(slot, error="8: refused")
@@ -60,23 +60,23 @@ def test_a_late_worker_may_take_a_configuration_that_a_later_offer_has_replaced(
     stage.takes(2, "a", number=1)
     assert stage.accepting() == [0, 1, 2]
     # The next configuration replaces both.
-    stage.reloads.ask()
+    stage.configurations.ask_reload()
     stage.reads(config(9))
     for slot in range(3):
         stage.takes(slot, "a")
-    assert (stage.announced[-1], stage.reloads.config) == ("reloaded: a", config(9))
+    assert (stage.announced[-1], stage.configurations.config) == ("reloaded: a", config(9))
 
 
 def test_a_configuration_that_is_replaced_before_a_late_worker_takes_it_has_no_effect_on_others(stage: Stage) -> None:
-    stage.reloads.ask()
+    stage.configurations.ask_reload()
     stage.reads(config(7))
     stage.is_late()
-    stage.reloads.ask()
+    stage.configurations.ask_reload()
     stage.reads(config(8))
     stage.takes(0, "a", number=1)
     stage.takes(0, "a")
     stage.takes(1, "a", number=1)
-    assert stage.reloads.config == config(8)
+    assert stage.configurations.config == config(8)
     stage.takes(1, "a")
     assert stage.announced[-2:] == ["worker 1, late: reloaded: a", "reloaded: a"]
     assert len(stage.told) == 4, "each has been handed each once"
@@ -84,10 +84,10 @@ def test_a_configuration_that_is_replaced_before_a_late_worker_takes_it_has_no_e
 
 def test_the_files_of_configurations_without_an_answer_are_bounded(stage: Stage) -> None:
     for _ in range(40):
-        stage.reloads.ask()
+        stage.configurations.ask_reload()
         stage.reads(config(7))
         stage.is_late()
-    assert open_files() == reloads._MOST_OFFERS
+    assert open_files() == configurations._MOST_OFFERS
     for slot in (0, 1):
         for number in range(1, 41):
             stage.takes(slot, error="key: cannot be read", number=number)
@@ -97,20 +97,20 @@ def test_the_files_of_configurations_without_an_answer_are_bounded(stage: Stage)
 def starter_with_a_configuration_in_effect(stage: Stage) -> Slot:
     """Prepare a worker that has begun before the latest reload."""
     starting = stage.slots[2]
-    stage.reloads.begins(starting)
-    stage.reloads.ask()
+    stage.configurations.begins(starting)
+    stage.configurations.ask_reload()
     stage.reads(config(7))
     for slot in (0, 1):
         stage.takes(slot, "a")
     starting.prepares()
-    stage.reloads.prepares(starting)
+    stage.configurations.prepares(starting)
     return starting
 
 
 def test_a_worker_that_hangs_in_the_second_configuration_before_it_accepts_is_known_to_hang(stage: Stage) -> None:
     starting = starter_with_a_configuration_in_effect(stage)
     stage.now += 30.0
-    stage.reloads.ask()
+    stage.configurations.ask_reload()
     stage.reads(config(8))
     assert starting.hangs_at == NOW + START_S, "a further configuration gives it no further time"
     stage.takes(2, "a", number=1)
@@ -128,12 +128,12 @@ def test_a_worker_that_hangs_in_the_second_configuration_before_it_accepts_is_kn
 
 def test_a_worker_that_has_still_to_take_what_a_late_one_has_taken_is_known_to_hang(stage: Stage) -> None:
     # All of this happens before the supervisor admits workers.
-    stage.reloads.ask()
+    stage.configurations.ask_reload()
     stage.reads(config(7))
     stage.is_late()
     starting = stage.slots[2]
     starting.prepares()
-    stage.reloads.prepares(starting)
+    stage.configurations.prepares(starting)
     assert starting.hangs_at is None, "it may accept"
     stage.takes(1, "a")
     assert stage.told[-1] == (2, "configuration")
@@ -141,11 +141,11 @@ def test_a_worker_that_has_still_to_take_what_a_late_one_has_taken_is_known_to_h
 
 
 def test_a_worker_that_has_refused_in_its_round_what_a_late_one_takes_is_replaced(stage: Stage) -> None:
-    stage.reloads.ask()
+    stage.configurations.ask_reload()
     stage.reads(config(7))
     starting = stage.slots[2]
     starting.prepares()
-    stage.reloads.prepares(starting)
+    stage.configurations.prepares(starting)
     stage.takes(2, error="key: cannot be read")
     stage.is_late()
     stage.takes(1, "a")
@@ -155,23 +155,23 @@ def test_a_worker_that_has_refused_in_its_round_what_a_late_one_takes_is_replace
 
 
 def test_a_worker_that_refuses_what_it_serves_with_is_not_handed_it_again(stage: Stage) -> None:
-    stage.reloads.ask()
+    stage.configurations.ask_reload()
     stage.reads(config(7))
     stage.takes(0, "a")
     stage.takes(1, error="key: cannot be read")
     stage.told.clear()
-    stage.reloads.loses(stage.slots[2])
+    stage.configurations.loses(stage.slots[2])
     assert (stage.told, stage.killed) == ([], [])
 
 
 def test_a_worker_that_is_admitted_before_a_late_one_takes_the_configuration_is_handed_it_then(stage: Stage) -> None:
-    stage.reloads.ask()
+    stage.configurations.ask_reload()
     stage.reads(config(7))
     stage.now += TAKE_S
-    stage.reloads.look()
+    stage.configurations.look()
     late, admitted = stage.slots[1:]
     admitted.prepares()
-    stage.reloads.prepares(admitted)
+    stage.configurations.prepares(admitted)
     assert stage.accepting() == [0, 1, 2]
     admitted.is_accepting = True
     stage.told.clear()
@@ -184,14 +184,14 @@ def test_a_worker_that_is_admitted_before_a_late_one_takes_the_configuration_is_
 @pytest.mark.parametrize("seed", range(12))
 def test_the_supervisor_knows_what_each_worker_runs_with(seed: int) -> None:
     stage = Stage()
-    stage.reloads.open()
+    stage.configurations.open()
     crew = Crew(stage, random.Random(seed))
     for _ in range(150):
         crew.step()
         crew.check()
     stage.full.clear()
     stage.now += 1.0
-    stage.reloads.look()
+    stage.configurations.look()
     for slot in stage.slots:
         while stage.untaken[slot.number]:
             crew.answer(slot, is_good=True)
@@ -200,8 +200,8 @@ def test_the_supervisor_knows_what_each_worker_runs_with(seed: int) -> None:
         stage.reads("is not TOML")
     crew.admit()
     assert all(slot.is_accepting for slot in stage.slots if slot.is_prepared)
-    assert open_files() == (stage.reloads.number > 0), "no file of an offer is left open"
-    stage.reloads.end()
+    assert open_files() == (stage.configurations.number > 0), "no file of an offer is left open"
+    stage.configurations.end()
 
 
 @pytest.mark.parametrize("is_round_over", [True, False])
@@ -210,10 +210,10 @@ def test_a_configuration_that_could_not_be_sent_is_sent_again(stage: Stage, who:
     """The channel of a worker that serves, or that starts in the round, has no room."""
     starting = stage.slots[2]
     stage.full.add(who)
-    stage.reloads.ask()
+    stage.configurations.ask_reload()
     stage.reads(config(7))
     starting.prepares()
-    stage.reloads.prepares(starting)
+    stage.configurations.prepares(starting)
     others = {0, 1, 2} - {who}
     if is_round_over:
         for slot in others:
@@ -226,11 +226,11 @@ def test_a_configuration_that_could_not_be_sent_is_sent_again(stage: Stage, who:
     assert ends_at is not None
     assert ends_at <= stage.now + 1.0
     stage.now = ends_at
-    stage.reloads.look()
+    stage.configurations.look()
     assert stage.told == [(who, "configuration")]
     for slot in {who} if is_round_over else {who, *others}:
         stage.takes(slot, "a")
-    assert stage.slots[who].configuration == stage.reloads.number == 1
+    assert stage.slots[who].configuration == stage.configurations.number == 1
     assert stage.accepting() == [0, 1, 2]
     assert stage.ends_at() is None
     if not is_round_over:
@@ -239,7 +239,7 @@ def test_a_configuration_that_could_not_be_sent_is_sent_again(stage: Stage, who:
 
 def test_a_worker_whose_channel_has_no_room_is_asked_again_until_it_ends(stage: Stage) -> None:
     stage.full.add(1)
-    stage.reloads.ask()
+    stage.configurations.ask_reload()
     stage.reads(config(7))
     stage.takes(0)
     stage.is_late()
@@ -248,9 +248,9 @@ def test_a_worker_whose_channel_has_no_room_is_asked_again_until_it_ends(stage: 
         assert at is not None
         assert at > stage.now
         stage.now = at
-        stage.reloads.look()
+        stage.configurations.look()
     stage.slots[1].ends(stage.now)
-    stage.reloads.loses(stage.slots[1])
+    stage.configurations.loses(stage.slots[1])
     stage.now += 1.0
-    stage.reloads.look()
+    stage.configurations.look()
     assert stage.ends_at() is None

@@ -16,7 +16,7 @@ import pytest
 
 from gateway.cli.supervisor import configuration_reading
 from gateway.cli.supervisor.configuration_reading import Found, Reading
-from gateway.cli.supervisor.reloads import TAKE_S
+from gateway.cli.supervisor.configurations import TAKE_S
 from gateway.config.errors import ConfigError
 from gateway.config.gateway import GatewayConfig
 from gateway.config.reader import READ_S

@@ -21,10 +21,10 @@ import pytest
 from gateway.cli.errors import FailedToRunError
 from gateway.cli.sd_notify import ServiceManager
 from gateway.cli.supervisor import sockets
+from gateway.cli.supervisor.configurations import Configurations
 from gateway.cli.supervisor.forking import Workers
 from gateway.cli.supervisor.private_sockets import PEER, HeldFolder, PrivateSockets, listens
 from gateway.cli.supervisor.process import WorkerSupervisor, _Phase
-from gateway.cli.supervisor.reloads import Reloads
 from gateway.cli.supervisor.slots import MOST_DELAY_S, START_S, STEADY_S, Backoff, Slot, end_of, may_accept
 from gateway.cli.supervisor.sockets import HandedSockets, ListeningSockets
 from gateway.cli.supervisor.upgrade import Upgrade
@@ -78,7 +78,7 @@ def test_the_supervisor_admits_workers_as_they_say_that_they_are_prepared(
     supervisor = WorkerSupervisor.__new__(WorkerSupervisor)
     supervisor._slots, supervisor._phase = slots, phase
     supervisor._workers = cast(Workers, SimpleNamespace(admit=lambda slot: so_far.append(slot.number)))
-    supervisor._reloads = cast(Reloads, SimpleNamespace(needed=0, prepares=lambda _slot: None))
+    supervisor._configurations = cast(Configurations, SimpleNamespace(needed=0, prepares=lambda _slot: None))
     for slot, wanted in zip(slots, admitted, strict=True):
         supervisor._hear(slot, {"kind": "prepared"})
         supervisor._admit()
@@ -116,7 +116,7 @@ def test_a_reload_during_an_upgrade_is_repeated_in_the_next_version(monkeypatch:
         channel = SimpleNamespace(sock=None, receive=lambda: [{"kind": "serving", "taken": []}])
         upgrade = SimpleNamespace(channel=channel, pid=77, reloads=3, release=lambda: None)
         supervisor._upgrade = cast(Upgrade, upgrade)
-        supervisor._reloads = cast(Reloads, SimpleNamespace(requests=requests))
+        supervisor._configurations = cast(Configurations, SimpleNamespace(reloads=requests))
         supervisor._hear_upgrade()
         assert told == ([(77, signal.SIGHUP)] if requests > 3 else [])
     assert left == [True, True]
@@ -268,8 +268,8 @@ def test_no_process_waits_for_a_slot_without_a_next_worker(ends_first: bool) -> 
     workers = SimpleNamespace(drains=lambda _: None, tell=lambda slot, _kind, **_fields: told.append(slot.number))
     supervisor._workers = cast(Workers, workers)
     server = SimpleNamespace(shutdown_timeout_s=10.0)
-    reloads = SimpleNamespace(loses=lambda _: None, close=lambda _: None, config=SimpleNamespace(server=server))
-    supervisor._reloads = cast(Reloads, reloads)
+    configurations = SimpleNamespace(loses=lambda _: None, close=lambda _: None, config=SimpleNamespace(server=server))
+    supervisor._configurations = cast(Configurations, configurations)
     supervisor._sockets = cast(
         ListeningSockets, SimpleNamespace(places={}, close=lambda _: None, stop_listening=lambda _: None)
     )

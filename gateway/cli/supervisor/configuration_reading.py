@@ -3,6 +3,8 @@
 The process reads the configuration and every file that the configuration names, so that an unusable file is refused
 before the configuration is offered to a worker.  The process hands back the configuration without these files: OpenSSL
 loads a private key only by its path, so each worker reads the named files again.
+
+`gateway.cli.supervisor.configurations` decides which configuration each worker runs with.
 """
 
 from __future__ import annotations

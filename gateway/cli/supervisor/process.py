@@ -27,10 +27,10 @@ from gateway.cli.messages import print_message, print_ready
 from gateway.cli.sd_notify import ServiceManager
 from gateway.cli.starting import bind_addresses, cannot_listen
 from gateway.cli.supervisor.configuration_reading import Found, Reading
+from gateway.cli.supervisor.configurations import Configurations
 from gateway.cli.supervisor.forking import Workers
 from gateway.cli.supervisor.private_sockets import ARRIVALS, HOP, PEER, PrivateSockets, of_living_versions
 from gateway.cli.supervisor.reload_round import Asker
-from gateway.cli.supervisor.reloads import Reloads
 from gateway.cli.supervisor.slots import Slot, may_accept
 from gateway.cli.supervisor.sockets import ListeningSockets
 from gateway.cli.supervisor.upgrade import Predecessor, Upgrade
@@ -66,8 +66,7 @@ def supervise(load: Callable[[], GatewayConfig], *, has_file: bool) -> None:
     predecessor = Predecessor(os.environ)
     try:
         config = load()
-        # The workers share the memory of all code that is loaded before they are forked, as long as no process writes
-        # there.
+        # The workers share the memory of all code that is loaded before the fork, as long as no process writes there.
         for name in _LOADED:
             import_module(name)
         from gateway.ops.gathering.endpoints import make_adapters
@@ -125,7 +124,9 @@ class WorkerSupervisor:
         self._private = PrivateSockets(count)
         self._workers = Workers(count, self._shared, self._selector, self._now, self._hear, self._ended)
         self._slots = self._workers.slots
-        self._reloads = Reloads(config, self._workers, self._now, self._start_reading, self, has_file=has_file)
+        self._configurations = Configurations(
+            config, self._workers, self._now, self._start_reading, self, has_file=has_file
+        )
 
     def __repr__(self) -> str:
         return f"<WorkerSupervisor {self._phase.value}, {len(self._slots)} slots>"
@@ -145,7 +146,7 @@ class WorkerSupervisor:
         """End the workers that have not ended, and leave nothing behind."""
         self._workers.kill()
         self._stop_upgrade("not upgraded: the gateway stops")
-        self._reloads.end()
+        self._configurations.end()
         self._sockets.close(self._predecessor.shared)
         self._private.close()
         signal.set_wakeup_fd(-1)
@@ -164,7 +165,7 @@ class WorkerSupervisor:
             signal.signal(number, lambda received, _frame: self._signalled.append(signal.Signals(received)))
         self._selector.register(self._wakeups, selectors.EVENT_READ, self._read_wakeups)
         if was_hung_up():
-            self._reloads.ask()
+            self._configurations.ask_reload()
 
     def _read_wakeups(self) -> None:
         with suppress(BlockingIOError):
@@ -174,7 +175,7 @@ class WorkerSupervisor:
         """Wait for the next event, and act on it."""
         times = [at for slot in self._slots for at in (slot.next_at, slot.hangs_at) if at is not None]
         upgrade_ends_at = self._upgrade.ends_at if self._upgrade is not None else None
-        times += [at for at in (self._kill_at, self._reloads.ends_at, upgrade_ends_at) if at is not None]
+        times += [at for at in (self._kill_at, self._configurations.ends_at, upgrade_ends_at) if at is not None]
         for key, _ in self._selector.select(max(0.0, min(times) - self._now()) if times else None):
             key.data()
         while self._signalled:
@@ -184,7 +185,7 @@ class WorkerSupervisor:
             if slot.next_at is not None and slot.next_at <= now:
                 self._start(slot)
         self._end_hung(now)
-        self._reloads.look()
+        self._configurations.look()
         self._admit()
         self._look_at_upgrade(now)
         if self._kill_at is not None and self._kill_at <= now:
@@ -199,7 +200,7 @@ class WorkerSupervisor:
             case signal.SIGCHLD:
                 self._workers.reap()
             case signal.SIGHUP:
-                self._reloads.ask()
+                self._configurations.ask_reload()
             case signal.SIGUSR2:
                 self._begin_upgrade()
             case signal.SIGTERM | signal.SIGINT:
@@ -219,7 +220,7 @@ class WorkerSupervisor:
 
     def _start(self, slot: Slot) -> None:
         """Start a worker in a slot."""
-        self._reloads.begins(slot)
+        self._configurations.begins(slot)
         self._workers.fork(slot, self._run_worker)
 
     def _end_hung(self, now: float) -> None:
@@ -238,7 +239,7 @@ class WorkerSupervisor:
         if self._upgrade is not None:
             self._upgrade.channel.close()
         self._selector.close()
-        self._reloads.close_files()
+        self._configurations.close_files()
         for unused in (self._wakeups, self._wakes, *self._sockets.others(slot.number)):
             unused.close()
         private = self._private
@@ -246,7 +247,7 @@ class WorkerSupervisor:
         if slot.generation > 1:
             # Certificates may have changed.  This worker alone waits for the disk, because the supervisor must not.
             with suppress(ConfigError):
-                self._load_certificates(self._reloads.config)
+                self._load_certificates(self._configurations.config)
         place = WorkerPlace(
             slot=slot.number,
             workers=len(self._slots),
@@ -264,13 +265,13 @@ class WorkerSupervisor:
             control=control,
         )
         handed = Handed(place, self._sockets.of(slot.number), self._sockets.admin, self._certificates)
-        return run_worker(handed, self._reloads.config, has_file=self._has_file)
+        return run_worker(handed, self._configurations.config, has_file=self._has_file)
 
     def _hear(self, slot: Slot, message: Message) -> None:
         match message["kind"]:
             case "prepared":
                 slot.prepares()
-                self._reloads.prepares(slot)
+                self._configurations.prepares(slot)
             case "serving":
                 slot.is_serving = True
                 if self._phase is _Phase.STARTING and all(one.is_serving for one in self._slots):
@@ -278,9 +279,9 @@ class WorkerSupervisor:
             case "failed":
                 slot.failure = message
             case "configured":
-                self._reloads.hears(slot, message)
+                self._configurations.hears(slot, message)
             case "reload":
-                self._reloads.ask(Asker(slot.number, slot.generation, message["request"]))
+                self._configurations.ask_reload(Asker(slot.number, slot.generation, message["request"]))
             case "upgrade":
                 slot.upgrade_requests.append(message["request"])
                 self._begin_upgrade()
@@ -291,7 +292,7 @@ class WorkerSupervisor:
     def _admit(self) -> None:
         """Have all workers that may accept connections begin to accept them."""
         is_starting = self._phase is _Phase.STARTING
-        for slot in may_accept(self._slots, self._reloads.needed, is_starting=is_starting):
+        for slot in may_accept(self._slots, self._configurations.needed, is_starting=is_starting):
             self._workers.admit(slot)
 
     def _serve(self, message: Message) -> None:
@@ -301,13 +302,13 @@ class WorkerSupervisor:
         print_ready("admin", message["admin"])
         self._predecessor.tell({"kind": "serving", "taken": self._predecessor.sockets.taken})
         self._manager.ready()
-        self._reloads.open()
+        self._configurations.open()
 
     def _ended(self, slot: Slot, how: str) -> None:
         """Act on the end of a slot's worker."""
         pid, was_serving = slot.pid, slot.is_serving
         delay_s = slot.ends(self._now())
-        self._reloads.loses(slot)
+        self._configurations.loses(slot)
         if self._phase is _Phase.DRAINING:
             slot.next_at = None
             self._private.close_slot(slot.number)
@@ -364,7 +365,7 @@ class WorkerSupervisor:
             earlier = of_living_versions(self._predecessor.peers)
             peers = (*self._private.paths(PEER), *earlier)
             self._upgrade = Upgrade(self._sockets, self._shared, peers, self._secret, self._environ, self._now())
-            self._upgrade.reloads = self._reloads.requests
+            self._upgrade.reloads = self._configurations.reloads
         except OSError as error:
             self._end_upgrade(f"not upgraded, all stays as it was: {error.strerror or error}")
             return
@@ -383,7 +384,7 @@ class WorkerSupervisor:
             return
         self._upgrade = None
         upgrade.release()
-        if self._reloads.requests != upgrade.reloads:
+        if self._configurations.reloads != upgrade.reloads:
             # Have the next version read the configuration again, because it may have read an earlier one.
             os.kill(upgrade.pid, signal.SIGHUP)
         self._end_upgrade(f"upgraded: process {upgrade.pid} serves, and this one drains", is_done=True)
@@ -428,13 +429,13 @@ class WorkerSupervisor:
         connections that wait in the queue of its socket, and then closes the socket.
         """
         self._phase = _Phase.DRAINING
-        self._reloads.close("the gateway stops")
+        self._configurations.close("the gateway stops")
         inherited = [index for index, place in self._sockets.places.items() if place.key in taken]
         self._end_workers(inherited, is_replaced=is_replaced)
         self._sockets.close(taken)
 
     def _end_workers(self, inherited: Collection[int], *, is_replaced: bool) -> None:
-        self._kill_at = self._now() + self._reloads.config.server.shutdown_timeout_s + _SPARE_S
+        self._kill_at = self._now() + self._configurations.config.server.shutdown_timeout_s + _SPARE_S
         for slot in self._slots:
             slot.next_at = slot.hangs_at = None
             if slot.pid:

@@ -28,7 +28,7 @@ from gateway.errors import CircuitOpen, GatewayError, UpstreamCongested
 from gateway.limits.queues import Askers
 from gateway.protocol.mode import Mode
 from gateway.s2.read_query import FromSeqNum, ReadQuery, Start
-from gateway.tape.records import Limits
+from gateway.tape.record_tape import Limits
 from gateway.telemetry.access_record import AccessLog, RecordedStream
 from gateway.telemetry.metrics import MetricsRecorder
 from gateway.upstream.collapse import Collapse, FetchEnd, Lead, SharedFetch

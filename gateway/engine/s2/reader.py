@@ -30,7 +30,7 @@ from gateway.s2.records import ReadBatch, StreamPosition
 from gateway.s2.session import encode_message, encode_terminal
 from gateway.tape.decide import Awaited
 from gateway.tape.decide_records import RecordAnswer, RecordProgress, decide_records
-from gateway.tape.records import UNARY, Limits, cut
+from gateway.tape.record_tape import UNARY, Limits, cut
 from gateway.telemetry.access_record import CloseReason
 from gateway.upstream.s2_client import FoundRecords, S2Refused
 

@@ -41,7 +41,7 @@ from gateway.s2.records import ReadBatch, StreamPosition
 from gateway.tape.decide import Question
 from gateway.tape.decide_records import RecordAnswer, RecordProgress, decide_records
 from gateway.tape.record_stream import RecordStream
-from gateway.tape.records import Limits
+from gateway.tape.record_tape import Limits
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream
 from gateway.telemetry.surroundings import Surroundings

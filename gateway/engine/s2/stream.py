@@ -31,7 +31,7 @@ from gateway.protocol.sharing import StreamKey
 from gateway.s2.read_query import FromSeqNum, Start
 from gateway.s2.records import ReadBatch, Record, StreamPosition, metered_bytes, total_metered_bytes
 from gateway.tape.record_stream import RecordStream
-from gateway.tape.records import UNARY, Limits, RecordsReplaced
+from gateway.tape.record_tape import UNARY, Limits, RecordsReplaced
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End
 from gateway.upstream.s2_client import MOST_OVERLAP_BYTES, AtTail, FoundRecords, S2Outcome, S2Refused

@@ -29,7 +29,7 @@ from gateway.s2.errors import S2ErrorCode, error_body
 from gateway.s2.json_format import Format, encode_read_batch
 from gateway.s2.records import MAX_BATCH_RECORDS, ReadBatch, Record, StreamPosition, total_metered_bytes
 from gateway.s2.session import Compression, encode_message
-from gateway.tape.records import Part
+from gateway.tape.record_tape import Part
 from gateway.tape.stream import Stream
 from gateway.upstream.s2_client import S2Refused, ended_with
 

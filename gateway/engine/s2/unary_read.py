@@ -29,7 +29,7 @@ from gateway.s2.records import Record, StreamPosition
 from gateway.tape.decide import Awaited, Question
 from gateway.tape.decide_records import RecordAnswer, RecordProgress, decide_records
 from gateway.tape.record_stream import RecordStream
-from gateway.tape.records import Limits, Part, cut
+from gateway.tape.record_tape import Limits, Part, cut
 from gateway.tape.stream import Stream
 from gateway.upstream.s2_client import AtTail, FoundRecords, S2Refused
 

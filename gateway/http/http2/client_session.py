@@ -9,8 +9,8 @@ budget.  The origin may end a request with this frame, or send it after a reply 
 Trailers are dropped.  A request counts as not processed if the origin resets its stream with REFUSED_STREAM, or if the
 stream comes after the last stream in a GOAWAY (section 8.7).
 
-Replies become the same `Head` as replies over HTTP/1.1.  The same checks apply as in `http/reply`: on bounds, statuses
-and field syntax.
+Replies become the same `Head` as replies over HTTP/1.1.  The same checks apply as in `http/reply_parser`: on bounds,
+statuses and field syntax.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from gateway.http.http2.flow_control import CONNECTION_WINDOW
 from gateway.http.http2.frames import ErrorCode, Setting
 from gateway.http.http2.reading import Reading
 from gateway.http.http2.streams import InterimReceived, ReplyReceived, Stream, StreamReset
-from gateway.http.reply import MOST_FIELDS, MOST_HEAD_BYTES, MOST_LINE_BYTES, Interim
 from gateway.http.reply_lines import NAMES, Head, read_lines
+from gateway.http.reply_parser import MOST_FIELDS, MOST_HEAD_BYTES, MOST_LINE_BYTES, Interim
 
 MOST_LIST_BYTES: Final = MOST_HEAD_BYTES + 32 * (MOST_FIELDS + 8)
 """The most decoded bytes of a reply's field list (sizes as in RFC 9113 section 6.5.2)."""

@@ -11,8 +11,8 @@ from typing import Final, NamedTuple
 
 from gateway.http.http2.frames import ErrorCode
 from gateway.http.http2.head import Http2Request
-from gateway.http.reply import Interim
 from gateway.http.reply_lines import Head
+from gateway.http.reply_parser import Interim
 
 NOTHING_QUEUED: Final[deque[bytes | memoryview]] = deque(maxlen=0)
 """The empty queue that all streams share until data has to wait."""

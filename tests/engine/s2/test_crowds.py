@@ -20,7 +20,7 @@ from gateway.s2.records import Record
 from gateway.tape import paths
 from gateway.tape.eviction import POLICIES
 from gateway.tape.record_stream import RecordStream
-from gateway.tape.records import RecordTape
+from gateway.tape.record_tape import RecordTape
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
 from gateway.telemetry.metrics import NoMetrics

@@ -35,7 +35,7 @@ from gateway.s2.sse import BatchEvent, Done, Event, Failure, Ping
 from gateway.tape.decide_records import RecordProgress
 from gateway.tape.eviction import POLICIES
 from gateway.tape.record_stream import RecordStream
-from gateway.tape.records import Limits, cut
+from gateway.tape.record_tape import Limits, cut
 from gateway.tape.store import TapeStore
 from gateway.telemetry.access_record import CloseReason
 from gateway.telemetry.metrics import NoMetrics

@@ -13,7 +13,7 @@ from gateway.protocol.sharing import Group, Partition, StreamKey
 from gateway.s2.records import Record
 from gateway.tape.eviction import POLICIES
 from gateway.tape.record_stream import RecordStream
-from gateway.tape.records import UNARY, Limits
+from gateway.tape.record_tape import UNARY, Limits
 from gateway.tape.store import TapeStore
 from gateway.telemetry.metrics import NoMetrics
 

@@ -23,7 +23,7 @@ from gateway.s2.read_query import FromSeqNum, FromTimestamp, ReadQuery, Start
 from gateway.s2.records import Record, StreamPosition
 from gateway.tape.eviction import POLICIES
 from gateway.tape.record_stream import RecordStream
-from gateway.tape.records import Limits
+from gateway.tape.record_tape import Limits
 from gateway.tape.store import TapeStore
 from gateway.telemetry.access_record import RecordedStream
 from gateway.telemetry.metrics import NoMetrics

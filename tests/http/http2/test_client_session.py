@@ -21,7 +21,7 @@ from gateway.http.http2.streams import (
     StreamDrained,
     StreamReset,
 )
-from gateway.http.reply import MOST_FIELDS, MOST_HEAD_BYTES, MOST_LINE_BYTES
+from gateway.http.reply_parser import MOST_FIELDS, MOST_HEAD_BYTES, MOST_LINE_BYTES
 from tests.http.http2.errors import CALM, CLOSED, FLOW, OF_THE_CONNECTION, PROTOCOL, SIZE
 from tests.http.http2.peer import (
     NO_SETTINGS,

@@ -10,7 +10,7 @@ from gateway.engine.s2.fetch import S2Fetches, S2Question
 from gateway.engine.s2.reader import S2SessionReader
 from gateway.engine.s2.stream import S2Stream
 from gateway.s2.records import Record, StreamPosition
-from gateway.tape.records import Joint, RecordTape
+from gateway.tape.record_tape import Joint, RecordTape
 from tests.chaos.mutant import Mutant, Patches, nothing, registrar
 
 MUTANTS: Final[list[Mutant]] = []

@@ -1,4 +1,4 @@
-"""The configuration in effect, the configurations offered to the workers, and the reloads.
+"""Which configuration each worker runs with: the configuration in effect, the open offers, and the reloads.
 
 Configurations are numbered.  A reload is a round: a process reads the configuration (`configuration_reading`), the
 supervisor gives it the next number, and offers it to all workers.  A SIGHUP asks for a round, and so does a request to
@@ -87,7 +87,7 @@ class _Offer:
             os.close(self.memory)
 
 
-class Reloads:
+class Configurations:
     """Owner of the configuration in effect, of the open offers, and of the round under way."""
 
     def __init__(
@@ -105,7 +105,7 @@ class Reloads:
         """The open offers by their numbers.  All numbers are above the number of the configuration in effect."""
         self._latest = 0
         """The number of the latest offer."""
-        self.requests = 0
+        self.reloads = 0
         """How many reloads have been asked for."""
         self._workers = workers
         self._now = now
@@ -126,7 +126,7 @@ class Reloads:
         self._why_closed = ""
 
     def __repr__(self) -> str:
-        return f"<Reloads: configuration {self.number}, {self._round or 'no round'}, {len(self._waiting)} waiting>"
+        return f"<Configurations: number {self.number}, {self._round or 'no round'}, {len(self._waiting)} waiting>"
 
     @property
     def config(self) -> GatewayConfig:
@@ -181,9 +181,9 @@ class Reloads:
         end = self._reading.ends_at if self._reading is not None else self._taken_by
         return min((at for at in (end, self._again_at) if at is not None), default=None)
 
-    def ask(self, asker: Asker | None = None) -> None:
+    def ask_reload(self, asker: Asker | None = None) -> None:
         """Ask for a reload, for a client of a worker's admin port, or for a SIGHUP."""
-        self.requests += 1
+        self.reloads += 1
         if self._why_closed:
             self._answer([asker], Outcome(error=self._why_closed, is_temporary=True))
             return

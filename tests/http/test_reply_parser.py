@@ -11,7 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway.http.framing import MOST_INTERIM, State
-from gateway.http.reply import (
+from gateway.http.reply_lines import Head
+from gateway.http.reply_parser import (
     END,
     MOST_FIELDS,
     MOST_FRAMING_BYTES,
@@ -21,7 +22,6 @@ from gateway.http.reply import (
     ReplyParser,
     TooManyInterim,
 )
-from gateway.http.reply_lines import Head
 
 OK = b"HTTP/1.1 200 OK\r\n"
 TWO = OK + b"Content-Length: 2\r\n"

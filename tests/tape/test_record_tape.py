@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from gateway.s2.records import Header, Record, StreamPosition, Trim, command_record, metered_bytes
-from gateway.tape import records as records_module
+from gateway.tape import record_tape
 from gateway.tape.costs import RECORD_BLOCK_COST, RECORD_COST, RECORD_HEADER_COST
-from gateway.tape.records import Limits, RecordsReplaced, RecordTape, cut
+from gateway.tape.record_tape import Limits, RecordsReplaced, RecordTape, cut
 
 NO_LIMITS = Limits()
 
@@ -119,7 +119,7 @@ class TapeAgainstModel(RuleBasedStateMachine):
 
 
 def test_a_tape_holds_what_was_stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records_module, "BLOCK_BYTES", 60)
+    monkeypatch.setattr(record_tape, "BLOCK_BYTES", 60)
     run_state_machine_as_test(TapeAgainstModel)
 
 
