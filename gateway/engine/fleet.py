@@ -3,6 +3,9 @@
 Each member asks each other one regularly for its name, its configuration, and whether it is leaving (`PROBE`).  A
 member that does not answer, or whose configuration differs, owns no streams in this member's view.  A request that
 cannot reach a member has the same effect at once.  `Fleet.members` has the reasons, for the operator.
+
+A member that answers probes but not requests must not lose and get its streams twice a second.  So after failed
+requests it is asked again only after a while, which doubles with each such loss (`Member.lose`).
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
+from math import inf
 from random import Random
 from typing import Final
 
@@ -40,11 +44,17 @@ from gateway.workers.members import MemberOwners
 
 PROBE_S: Final = 0.5
 """Seconds between two probes of a member, varied by a fifth."""
+_LEAST_HOLD_S: Final = 0.5
+_MOST_HOLD_S: Final = 30.0
+"""The least and the most seconds for which a member is not asked after a failed request, varied by a fifth."""
+_STEADY_S: Final = 10.0
+"""A member that was asked for this number of seconds without a failure is held off for `_LEAST_HOLD_S` again."""
 _CONNECT_S: Final = 1.0
 _PROBE_BOUNDS: Final = Bounds(_CONNECT_S, 1.0, 1.0, 2.0)
 _FIRST_S: Final = 1.5
 """The most seconds for which the start waits for the first answers of the other members."""
 _NOT_ASKED: Final = "not asked yet"
+_FAILED: Final = "a request has failed"
 
 _log = logging.getLogger("gateway.fleet")
 
@@ -67,6 +77,10 @@ class Member:
         """How many requests for streams were sent to the member."""
         self._pending: PendingRequest | None = None
         self._timer: Timer | None = None
+        self._is_late = False
+        """Whether the latest probe was not answered in time."""
+        self._reached_at = self._held_until = -inf
+        self._hold_s = _LEAST_HOLD_S
 
     def __repr__(self) -> str:
         return f"<Member {self.name} {self.why_not or 'reached'}>"
@@ -93,6 +107,7 @@ class Member:
         if why_not == self.why_not:
             return
         self.losses += self.why_not == ""
+        self._reached_at = self._fleet.clock.now()
         self.why_not = why_not
         self.has_differed = "differs" in why_not
         if why_not:
@@ -101,6 +116,17 @@ class Member:
         else:
             _log.warning("member %s at %s can be reached", self.name, self.url)
         self._fleet.owners.set_reached(self._index, is_reached=not why_not)
+
+    def lose(self) -> None:
+        """Record that a request has failed twice."""
+        fleet = self._fleet
+        if self.why_not:
+            return
+        now = fleet.clock.now()
+        is_steady = now >= self._reached_at + _STEADY_S
+        self._hold_s = _LEAST_HOLD_S if is_steady else min(_MOST_HOLD_S, 2 * self._hold_s)
+        self._held_until = now + fleet.varied(self._hold_s)
+        self.judge(_FAILED)
 
     # -- called by the client of other members
 
@@ -123,11 +149,20 @@ class Member:
             self.judge(f"its URL leads to member {answer.name}, which differs from the configuration")
         elif answer.config != self._fleet.field.config:
             self.judge("its configuration of routes, origins or members differs")
+        elif answer.is_leaving:
+            self.judge("it is leaving")
         else:
-            self.judge("it is leaving" if answer.is_leaving else "")
+            self.judge(_FAILED if self._fleet.clock.now() < self._held_until else "")
+        self._is_late = False
         self._go_on()
 
     def failed(self, error: GatewayError) -> None:
+        was_late, self._is_late = self._is_late, isinstance(error, UpstreamTimeout)
+        if self._is_late and not was_late and not self.why_not:
+            # The member may only be busy.  Ask once more before its streams get other owners.
+            self._pending = None
+            self.probe()
+            return
         self.judge("it does not answer in time" if isinstance(error, UpstreamTimeout) else "it cannot be reached")
         self._go_on()
 
@@ -140,8 +175,8 @@ class Member:
 class Fleet:
     """The other members of the fleet, as one member sees them."""
 
-    def __init__(self, config: FleetConfig, clock: Clock, rng: Random) -> None:
-        self._clock = clock
+    def __init__(self, config: FleetConfig, clock: Clock, rng: Random, client: MemberClient | None = None) -> None:
+        self.clock = clock
         self._rng = rng
         secret = hashlib.sha256(config.secret.get_secret_value().encode()).digest()
         self._secret = secret
@@ -150,7 +185,7 @@ class Fleet:
         own = names.index(config.name)
         self.owners: Final = MemberOwners(names, own, secret)
         self.counts: Final = CountedWrites(self.owners)
-        self.client: Final = MemberClient()
+        self.client: Final = client or MemberClient()
         self.field = MemberField(config.name, secrets.token_hex(8), "0" * 16)
         """What this member says of itself in requests."""
         self.members: Final = {
@@ -185,7 +220,11 @@ class Fleet:
 
     def later(self, probe: Callable[[], object]) -> Timer:
         """Call `probe` when the next probe is due."""
-        return self._clock.call_later(PROBE_S * self._rng.uniform(0.8, 1.2), probe)
+        return self.clock.call_later(self.varied(PROBE_S), probe)
+
+    def varied(self, seconds: float) -> float:
+        """Vary a time by a fifth, so that members do not act together."""
+        return seconds * self._rng.uniform(0.8, 1.2)
 
     async def start(self) -> None:
         """Begin the probes, and wait for the first answers, but not for long."""
@@ -218,7 +257,7 @@ class FleetUpstream(HopUpstream):
     A request that comes from another member always goes to the origin.
     """
 
-    unsettled_s = float("inf")
+    unsettled_s = inf
 
     def __init__(self, upstream: Upstream, fleet: Fleet, clock: Clock) -> None:
         super().__init__(upstream, fleet.client, fleet.counts, fleet.owners, clock)
@@ -253,7 +292,7 @@ class FleetUpstream(HopUpstream):
         return is_lost(error) or (isinstance(error, UpstreamTimeout) and error.is_unsent)
 
     def lost(self, owner: int) -> None:
-        self._fleet.members[owner].judge("a request has failed")
+        self._fleet.members[owner].lose()
 
     async def close(self) -> None:
         self._fleet.stop()

@@ -84,42 +84,38 @@ class Applying(Protocol):
     def apply_anything(self, group: Group) -> None: ...
 
 
-class _Member:
-    """The counts that one member's present process has sent."""
-
-    __slots__ = ("instance", "is_replaced", "seen")
-
-    def __init__(self, instance: str, *, is_replaced: bool) -> None:
-        self.instance = instance
-        self.is_replaced = is_replaced
-        """Whether another process of the member has asked before."""
-        self.seen: dict[Group, WriteCount] = {}
-
-
 class SeenWrites:
     """The counts that other members have sent, and their effects on this member's memory."""
 
-    def __init__(self, applying: Callable[[], Applying]) -> None:
+    def __init__(self, applying: Callable[[], Applying], most: int = _MOST_KNOWN) -> None:
+        """At most `most` counts are remembered."""
         self._applying = applying
-        self._members: dict[str, _Member] = {}
+        self._most = most
+        self._processes: dict[str, tuple[str, bool]] = {}
+        """The present process of each member, and whether it has replaced another one."""
+        self._seen: dict[tuple[str, Group], tuple[str, WriteCount]] = {}
+        """The process and its latest count, by member and path.  The latest entry is last."""
 
     def __repr__(self) -> str:
-        return f"<SeenWrites of {len(self._members)} members>"
+        return f"<SeenWrites of {len(self._processes)} members, {len(self._seen)} counts>"
 
     def look(self, sender: MemberField, group: Group) -> None:
         """Apply the writes that the sender of a request has relayed to the path since its last request for it."""
-        member = self._members.get(sender.name)
-        if member is None or member.instance != sender.instance:
-            member = self._members[sender.name] = _Member(sender.instance, is_replaced=member is not None)
-        seen, now = member.seen.pop(group, None), sender.writes
-        if seen is None and len(member.seen) >= _MOST_KNOWN:
-            # Forgotten counts are taken for 0, which at worst costs a question to the origin.
-            del member.seen[next(iter(member.seen))]
-        is_unknown = seen is None and member.is_replaced
-        before = seen or _NONE
+        name, instance, now = sender.name, sender.instance, sender.writes
+        process, is_replaced = self._processes.get(name, (instance, False))
+        if process != instance:
+            is_replaced = True
+        self._processes[name] = instance, is_replaced
+        entry = self._seen.pop((name, group), None)
+        if entry is None and len(self._seen) >= self._most:
+            # A forgotten count is taken for 0, which at worst costs a question to the origin.
+            del self._seen[next(iter(self._seen))]
+        is_known = entry is not None and entry[0] == instance
+        before = entry[1] if entry is not None and is_known else _NONE
         # A request may have been overtaken by a later one on another connection.
-        member.seen[group] = WriteCount(max(before.appends, now.appends), max(before.others, now.others))
+        latest = WriteCount(max(before.appends, now.appends), max(before.others, now.others))
+        self._seen[name, group] = instance, latest
         if now.others > before.others:
             self._applying().apply_anything(group)
-        elif now.appends > before.appends or is_unknown:
+        elif now.appends > before.appends or (is_replaced and not is_known):
             self._applying().apply_appends(group)

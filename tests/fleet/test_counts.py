@@ -24,7 +24,7 @@ class Effects:
         self.anything: list[Group] = []
         self.apply_appends = self.appends.append
         self.apply_anything = self.anything.append
-        self.seen = SeenWrites(lambda: self)
+        self.seen = SeenWrites(lambda: self, most=4)
 
     def after(self, appends: int, others: int = 0, sender: MemberField = FIRST, group: Group = GROUP) -> str:
         """The effects of one request."""
@@ -57,6 +57,14 @@ def test_the_paths_of_a_member_that_was_replaced_are_asked_for_once() -> None:
     assert [effects.after(0, sender=second) for _ in range(2)] == ["appends", ""]
     assert effects.after(1, sender=second) == "appends"
     assert effects.after(0, 1, sender=second) == "anything"
+
+
+def test_a_forgotten_count_costs_a_question_at_worst() -> None:
+    effects = Effects()
+    groups = [Group("http://origin", f"/{number}") for number in range(6)]
+    assert {effects.after(1, group=group) for group in groups} == {"appends"}
+    assert repr(effects.seen) == "<SeenWrites of 1 members, 4 counts>"
+    assert [effects.after(1, group=groups[number]) for number in (5, 0)] == ["", "appends"]
 
 
 @given(

@@ -1,0 +1,110 @@
+"""When a member is asked for streams, and when not, from the answers to probes and the failures of requests."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any, cast
+
+from multidict import CIMultiDict
+
+from gateway.aio.clock import ManualClock
+from gateway.config.fleet import FleetConfig, MemberConfig
+from gateway.engine.fleet import PROBE_S, Fleet
+from gateway.errors import GatewayError, UpstreamTimeout, UpstreamUnreachable
+from gateway.protocol.fleet_headers import FLEET, MemberAnswer
+from gateway.upstream.client import MemberClient
+
+
+class Client:
+    """Takes the probes, which the test answers."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+
+    def ask(self, requester: Any, call: object) -> Any:
+        self.asked.append(requester)
+        return self
+
+    def give_up(self) -> None:
+        """Do nothing."""
+
+
+class Head:
+    """The head of an answer to a probe."""
+
+    status = 204
+
+    def __init__(self, answer: MemberAnswer) -> None:
+        self.headers = CIMultiDict({FLEET: answer.rendered()})
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class Probes:
+    """Member a of a fleet of two, with member b in the hands of the test."""
+
+    def __init__(self) -> None:
+        members = tuple(MemberConfig(name=name, url=f"http://{name}:1") for name in "ab")
+        config = FleetConfig(name="a", listen="127.0.0.1:1", members=members, secret=cast(Any, "s" * 32))
+        self.clock, self.client = ManualClock(), Client()
+        self.fleet = Fleet(config, self.clock, Random(1), cast(MemberClient, self.client))
+        self.member = self.fleet.members[1]
+        self.member.probe()
+
+    def answer(self, *, is_leaving: bool = False) -> None:
+        """Answer the probe under way, and let the time of the next one come."""
+        self.client.asked[-1].head_arrived(Head(MemberAnswer("b", "0" * 16, self.fleet.field.config, is_leaving)))
+        self.clock.advance(1.2 * PROBE_S)
+
+    def fail(self, error: GatewayError) -> None:
+        self.client.asked[-1].failed(error)
+
+    def is_reached(self) -> bool:
+        """Whether member b is asked for streams."""
+        return self.fleet.owners.is_reached(1)
+
+
+def test_a_member_is_asked_from_its_first_answer_until_it_cannot_be_reached() -> None:
+    probes = Probes()
+    assert not probes.is_reached()
+    probes.answer()
+    assert probes.is_reached()
+    probes.fail(UpstreamUnreachable())
+    assert not probes.is_reached()
+    probes.clock.advance(1.2 * PROBE_S)
+    probes.answer()
+    assert probes.is_reached()
+    probes.answer(is_leaving=True)
+    assert (probes.is_reached(), probes.member.losses) == (False, 2)
+
+
+def test_a_late_answer_is_waited_for_once_more() -> None:
+    probes = Probes()
+    probes.answer()
+    probes.fail(UpstreamTimeout())
+    assert (probes.is_reached(), len(probes.client.asked)) == (True, 3)
+    probes.answer()
+    for _ in range(2):
+        assert probes.is_reached()
+        probes.fail(UpstreamTimeout())
+    assert not probes.is_reached()
+
+
+def test_a_member_that_answers_only_probes_is_asked_ever_more_rarely() -> None:
+    probes, counts = Probes(), []
+    probes.answer()
+    for _ in range(8):
+        probes.member.lose()
+        probes.member.lose()
+        count = 0
+        while not probes.is_reached():
+            probes.answer()
+            count += 1
+        counts.append(count)
+    assert counts[0] <= 3 < counts[2] < counts[4] < 40 <= min(counts[6:]) <= max(counts) <= 62, counts
+    probes.clock.advance(60)
+    probes.member.lose()
+    probes.answer()
+    probes.answer()
+    assert probes.is_reached(), "after a while without failures it is as at first"
