@@ -186,8 +186,12 @@ class _Attempt:
                 return answer
 
     async def _take_disk(self, from_disk: FromDisk) -> None:
-        """Add bytes on disk from the present position on, up to the size limit."""
-        while self.parts.size < self._limit and await from_disk.restore(self.stream, self._progress.at):
+        """Add bytes on disk from the present position on, up to the size limit.
+
+        Also puts the bytes after the limit on the tape: an answer may end where more bytes are in memory.
+        """
+        tape, progress = self.stream.tape, self._progress
+        while not tape.knows_after(progress.at) and await from_disk.restore(self.stream, progress.at):
             self._check()
             self._take_tape()
 

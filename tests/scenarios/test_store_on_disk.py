@@ -174,8 +174,26 @@ async def test_after_a_restart_the_bytes_come_from_disk(
         requests = counters.requests[Kind.CATCHUP], counters.requests[Kind.HEAD]
         assert requests <= (4, 1) if grown else requests == (2, 0)
         assert counters.total_body_bytes < 5 * CHECKED / 2
-        assert disk_of(edge).counts.read_bytes > COUNT * PIECE * 0.9
-        assert disk_of(edge).counts.refuted == 0
+        counts = disk_of(edge).counts
+        assert counts.read_bytes > COUNT * PIECE * 0.9
+        assert counts.refuted == 0
+        exposed = edge.gateway.metrics.exposition()[0].decode()
+        assert f"durable_gateway_store_read_bytes_total {float(counts.read_bytes)}\n" in exposed
+        assert "durable_gateway_store_streams 1.0\n" in exposed
+
+
+async def test_a_stream_of_many_answers_comes_from_disk(begin: Begin, writer: Writer, counters: Counters) -> None:
+    """Where an answer ends at its largest size, the next bytes are on disk too."""
+    await writer.make()
+    await is_on_disk(begin, writer)
+    expected = await writer.read()
+    counters.reset()
+    # A run has 28 messages, so an answer ends where a run ends.
+    async with begin(max_reply_bytes=28 * PIECE) as edge:
+        assert await whole(edge) == expected
+        # The last answer asks for the tail.
+        assert (counters.requests[Kind.CATCHUP], counters.requests[Kind.HEAD]) == (3, 1)
+        assert counters.total_body_bytes < 5 * CHECKED / 2
 
 
 async def test_readers_that_come_at_once_share_the_requests(begin: Begin, writer: Writer, counters: Counters) -> None:
