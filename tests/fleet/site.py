@@ -31,6 +31,8 @@ class Site:
         self.urls = {name: f"http://127.0.0.1:{self._ports.enter_context(kept_port())}" for name in names}
         self.members: dict[str, Edge] = {}
         self._dead: list[Edge] = []
+        self.reloaded: dict[str, Any] = {}
+        """The values that a member takes at its next reload."""
         self._silent: asyncio.Server | None = None
         self.counters = origin.origin.counters
 
@@ -58,7 +60,12 @@ class Site:
 
     async def start(self, name: str, fleet: dict[str, Any] | None = None, **more: Any) -> Edge:
         """Start a member."""
-        gateway = await start_gateway(self.config(name, fleet, **more), clock=self.clock, rng=Random(7))
+        config = self.config(name, fleet, **more)
+
+        def load() -> GatewayConfig:
+            return self.config(name, fleet, **{**more, **self.reloaded})
+
+        gateway = await start_gateway(config, clock=self.clock, rng=Random(7), load=load)
         self.members[name] = Edge(gateway, self.clock)
         return self.members[name]
 

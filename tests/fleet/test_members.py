@@ -189,6 +189,21 @@ async def test_a_member_with_other_routes_is_told_of_and_not_asked(
         assert b'durable_gateway_fleet_member_%b{member="b"} %b' % (sample.encode(), value) in exposed
 
 
+async def test_members_share_again_once_all_have_the_changed_configuration(site: Site) -> None:
+    path = site.path_of("b")
+    await site.members["a"].put(path, b"x")
+    site.reloaded = {"trust_s": 7.0}
+    async with time_passing(site.clock, STEP_S):
+        for name in NAMES:
+            await site.members[name].gateway.reload()
+            # Before the next probe, the owner refuses a request that was made for other routes.
+            for reader in NAMES:
+                assert (await site.members[reader].get(f"{path}?offset=-1")).body == b"x"
+        await eventually(lambda: all(site.reached(name) == {*NAMES} - {name} for name in NAMES))
+    assert len({site.fleet(name).field.config for name in NAMES}) == 1
+    assert (await site.members["c"].get(f"{path}?offset=-1")).body == b"x"
+
+
 async def test_a_member_with_another_secret_is_not_asked(apart: Site, caplog: pytest.LogCaptureFixture) -> None:
     await apart.start("a")
     await apart.start("b", {"secret": SECRET[::-1]})
