@@ -9,8 +9,8 @@ The owner keeps the count that it saw last, for each path and member.  If the ne
 origin before it answers.  Paths with equal hashes share a cell, so some counted writes may concern other paths.  The
 question to the origin is then needless, and does no harm.
 
-If a member has been replaced by another process, the owner does not know which writes the earlier process has relayed
-since its last request.  So the owner asks the origin once for each path that the new process asks for.
+An earlier process of the same member may have relayed writes without a request to this owner.  So the owner also asks
+the origin before it answers the first request of each process for a path.
 """
 
 from __future__ import annotations
@@ -91,24 +91,17 @@ class SeenWrites:
         """At most `most` counts are remembered."""
         self._applying = applying
         self._most = most
-        self._processes: dict[str, tuple[str, bool]] = {}
-        """The present process of each member, and whether it has replaced another one."""
         self._seen: dict[tuple[str, Group], tuple[str, WriteCount]] = {}
         """The process and its latest count, by member and path.  The latest entry is last."""
 
     def __repr__(self) -> str:
-        return f"<SeenWrites of {len(self._processes)} members, {len(self._seen)} counts>"
+        return f"<SeenWrites {len(self._seen)} counts>"
 
     def look(self, sender: MemberField, group: Group) -> None:
         """Apply the writes that the sender of a request has relayed to the path since its last request for it."""
         name, instance, now = sender.name, sender.instance, sender.writes
-        process, is_replaced = self._processes.get(name, (instance, False))
-        if process != instance:
-            is_replaced = True
-        self._processes[name] = instance, is_replaced
         entry = self._seen.pop((name, group), None)
         if entry is None and len(self._seen) >= self._most:
-            # A forgotten count is taken for 0, which at worst costs a question to the origin.
             del self._seen[next(iter(self._seen))]
         is_known = entry is not None and entry[0] == instance
         before = entry[1] if entry is not None and is_known else _NONE
@@ -117,5 +110,5 @@ class SeenWrites:
         self._seen[name, group] = instance, latest
         if now.others > before.others:
             self._applying().apply_anything(group)
-        elif now.appends > before.appends or (is_replaced and not is_known):
+        elif now.appends > before.appends or not is_known:
             self._applying().apply_appends(group)

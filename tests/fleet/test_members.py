@@ -117,6 +117,21 @@ async def test_a_write_through_a_member_that_was_replaced_is_in_the_next_read(ap
     assert (await apart.members["a"].get(f"{path}?offset=-1")).body == b"xy"
 
 
+@pytest.mark.parametrize("deletes", [False, True])
+async def test_a_write_is_read_though_its_member_had_asked_the_owner_for_nothing(apart: Site, deletes: bool) -> None:
+    await apart.start_all(tail_fresh_s=600)
+    path = apart.path_of("c")
+    await apart.members["c"].put(path, b"x", **({"Stream_Closed": "true"} if deletes else {}))
+    assert (await apart.members["c"].get(f"{path}?offset=-1")).body == b"x"
+    written = apart.members["a"].send("DELETE", path) if deletes else apart.members["a"].post(path, b"y")
+    assert (await written).status == 204
+    await apart.kill("a")
+    await apart.start("a", tail_fresh_s=600)
+    await apart.until_joined()
+    answer = await apart.members["a"].get(f"{path}?offset=-1")
+    assert answer.status == 404 if deletes else answer.body == b"xy"
+
+
 async def test_a_read_while_a_member_is_dead_goes_to_the_next_one(site: Site) -> None:
     path = site.path_of("b")
     await site.members["a"].put(path, b"x", Stream_Closed="true")
@@ -136,7 +151,8 @@ async def test_members_that_disagree_cost_one_more_request_and_agree_on_the_byte
     next(one for one in fleet.members.values() if one.name == "b").lose()
     for name in NAMES:
         assert (await site.members[name].get(f"{path}?offset=-1")).body == b"x"
-    assert site.counters.requests[Kind.CATCHUP] <= 2
+    # Two fetches, and one question for the first request of member c.
+    assert site.counters.requests[Kind.CATCHUP] <= 3
 
 
 @pytest.mark.parametrize("secret", [None, "another secret than the one of this fleet"])
