@@ -129,11 +129,11 @@ class StoredStream:
             return 0
         return sum(run.body for run in self._runs[at:])
 
-    def missing(self, block: Block, least: int) -> Iterator[Block]:
+    def missing(self, block: Block, least: int, most: int) -> Iterator[Block]:
         """Return the bytes of a block that are to be written, as blocks of the size of a run.
 
         These are the bytes after the last token that is on disk.  The last block is left out if it is smaller than
-        `least`.
+        `least`, and each block that is larger than `most`.
         """
         marks = block.marks
         at = len(marks)
@@ -152,7 +152,8 @@ class StoredStream:
             stop, end = block.stop_before(position, RUN_BYTES) or block.stop_after(position)
             if at + MOST_MARKS < len(marks) and marks[at + MOST_MARKS][0] < stop:
                 stop, end = marks[at + MOST_MARKS]
-            yield block.part(position, token, stop, end)
+            if stop - position <= most:
+                yield block.part(position, token, stop, end)
             at = bisect_right(marks, stop, key=lambda mark: mark[0]) - 1
             if stop >= block.size:
                 return

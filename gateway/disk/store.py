@@ -66,7 +66,8 @@ class DiskCounts:
 
     written_bytes: int = 0
     dropped_bytes: int = 0
-    """Bytes of streams that were not written, because the queue was full or writes failed."""
+    """Bytes of streams that were not written, because the queue was full or a write failed.  Bytes may be tried, and
+    counted, again."""
     read_bytes: int = 0
     damaged: int = 0
     """Runs that could not be read, or whose checksum was wrong."""
@@ -267,7 +268,7 @@ class DiskStore:
     def _write(self, stream: Stream, least: int) -> None:
         """Have the bytes written that are on the tape but not on disk."""
         key, content_type = self._key(stream.key), stream.content_type
-        if key is None or content_type is None or self.is_not_stored(stream):
+        if key is None or content_type is None or self._writer.is_paused or self.is_not_stored(stream):
             return
         tape, stored = stream.tape, self._streams.get(key)
         if stored is not None and not stored.is_bound_to(stream):
@@ -298,20 +299,22 @@ class DiskStore:
             return
         for block in tape.blocks():
             # A block that another block follows does not grow any more.
-            for part in stored.missing(block, 1 if tape.is_indexed(block.end) else least):
-                self._enqueue(stored, part)
+            least_part = 1 if tape.is_indexed(block.end) else least
+            if not all(self._enqueue(stored, part) for part in stored.missing(block, least_part, self._most_run_bytes)):
+                break
         if not len(stored):
             self._forget(stored)
         elif stored.facts != before:
             self._writer.put(Describe(stored.number, stored.key, stored.facts))
 
-    def _enqueue(self, stored: StoredStream, block: Block) -> None:
+    def _enqueue(self, stored: StoredStream, block: Block) -> bool:
+        """Have a run written, unless it overlaps another one.  Returns False if the queue has no room."""
         size, run = block.size, Run.of(block)
-        if size > self._most_run_bytes or self._queued_bytes + size > MOST_QUEUED_BYTES:
+        if self._queued_bytes + size > MOST_QUEUED_BYTES:
             self.counts.dropped_bytes += size
-            return
+            return False
         if not stored.add(run):
-            return
+            return True
         self._runs += 1
         self._queued_bytes += size
 
@@ -335,6 +338,7 @@ class DiskStore:
         self._writer.put(Write(stored.number, stored.key, stored.facts, run.check, written_at, block, done))
         if self._runs > MOST_RUNS:
             self._writer.put(DropOldest())
+        return True
 
     def _segment_dropped(self, segment: int) -> None:
         """Forget the runs of a segment that is being deleted."""

@@ -142,6 +142,11 @@ class Writer:
     def start(self) -> None:
         self._thread.start()
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether a write has failed less than `PAUSE_S` ago.  Other threads may read it."""
+        return self._is_failing and self._now() < self._resume_at
+
     def put(self, job: Job) -> None:
         """Have the thread do a job after all earlier jobs."""
         self._jobs.put(job)
@@ -202,7 +207,7 @@ class Writer:
 
     def _write(self, job: Write) -> None:
         place: Place | None = None
-        if not self._is_failing or self._now() >= self._resume_at:
+        if not self.is_paused:
 
             def write() -> None:
                 nonlocal place
@@ -306,6 +311,9 @@ class Writer:
         if not self._is_failing:
             self._is_failing = True
             _log.error("the store on disk is not written for now: %s", error)
+        if isinstance(error, OSError):
+            # The changes of the index before this one are good.
+            return
         try:
             self._index.roll_back()
         except sqlite3.Error:

@@ -53,8 +53,8 @@ def disk_families(state: DiskState) -> Iterator[Metric]:
     )
     yield counter(
         "durable_gateway_store_dropped_bytes",
-        "Bytes of streams that were not written to disk: the queue was full, a write failed, or a run without an "
-        "offset in between was larger than a quarter of a segment.",
+        "Bytes of streams that were not written to disk, because the queue was full or a write failed. They may be "
+        "tried, and counted, again. Excludes bytes in the seconds after a failed write, which are not tried.",
         (),
         [((), counts.dropped_bytes)],
     )

@@ -29,7 +29,7 @@ def block_of(sizes: list[int], *, is_json: bool = False, first: int = 0) -> Bloc
 
 
 def write(stream: StoredStream, block: Block, least: int = 1) -> list[Block]:
-    parts = list(stream.missing(block, least))
+    parts = list(stream.missing(block, least, 4 * RUN_BYTES))
     for part in parts:
         run = Run.of(part)
         assert stream.add(run)
@@ -62,12 +62,18 @@ def test_a_small_rest_is_left_out() -> None:
     assert [part.size for part in write(stored(), block, least=101)] == [RUN_BYTES]
 
 
+def test_a_run_that_is_too_large_is_left_out() -> None:
+    stream = stored()
+    parts = write(stream, block_of([10, 5 * RUN_BYTES, 20]))
+    assert [(part.start, part.end) for part in parts] == [("000000", "000001"), ("000002", "000003")]
+
+
 def test_bytes_that_do_not_fit_what_is_on_disk_are_not_written() -> None:
     stream = stored()
     write(stream, block_of([10, 10, 10], first=10))
     # The block begins before the run and has no token at its start or end.
     odd = Block("000005", "000011x", [bytes(20)], False, 0.0)
-    assert not any(stream.add(Run.of(part)) for part in stream.missing(odd, 1))
+    assert not any(stream.add(Run.of(part)) for part in stream.missing(odd, 1, RUN_BYTES))
     inside = Block("000011", "000099", [bytes(20)], False, 0.0)
     assert not write(stream, inside)
 
