@@ -82,8 +82,8 @@ class FleetConfig(Model):
     )
     secret: Annotated[SecretStr, AfterValidator(_fleet_secret)] = Field(
         default=SecretStr(""),
-        description="Secret that all members share, of at least 32 characters. A request without it is refused at "
-        "fleet.listen.",
+        description="Secret that all members share, of at least 32 characters. Members prove to each other that they "
+        "know it, and never send it.",
     )
 
     @property

@@ -34,9 +34,11 @@ from gateway.errors import GatewayError, UpstreamTimeout, UpstreamUnreachable
 from gateway.http.outgoing import RenderedHeaders
 from gateway.http.reply_parser import Interim
 from gateway.protocol.coding import AcceptedCodings
-from gateway.protocol.fleet_headers import FLEET, PROBE, MemberAnswer, MemberField, moved, token_of
+from gateway.protocol.fleet_headers import FLEET, PROBE, MemberAnswer, MemberField, moved
+from gateway.protocol.member_session import ANOTHER_SERVER, MemberKey
 from gateway.protocol.worker_headers import HopSaid
 from gateway.upstream.client import MemberClient
+from gateway.upstream.failures import NotAMember
 from gateway.upstream.incoming import no_op
 from gateway.upstream.origin_call import Bounds, OriginCall, Shared
 from gateway.upstream.reply import PendingRequest, Reply, Requester, Upstream
@@ -89,7 +91,7 @@ class Member:
         """Ask the member for its state, and go on to do so until `stop`."""
         fleet = self._fleet
         self._timer = None
-        headers = CIMultiDict({FLEET: fleet.field.rendered(fleet.token)})
+        headers = CIMultiDict({FLEET: fleet.field.rendered()})
         pending = fleet.client.ask(self, OriginCall(PROBE, f"{self.url}/", headers, _PROBE_BOUNDS))
         if self._timer is None:
             self._pending = pending
@@ -143,10 +145,7 @@ class Member:
         answer = MemberAnswer.parse(text) if text is not None else None
         reply.close()
         if answer is None:
-            refused = reply.status == 403
-            self.judge("the secret differs" if refused else "another server answers at its URL")
-        elif answer.name != self.name:
-            self.judge(f"its URL leads to member {answer.name}, which differs from the configuration")
+            self.judge(ANOTHER_SERVER)
         elif answer.config != self._fleet.field.config:
             self.judge("its configuration of routes, origins or members differs")
         elif answer.is_leaving:
@@ -163,7 +162,11 @@ class Member:
             self._pending = None
             self.probe()
             return
-        self.judge("it does not answer in time" if isinstance(error, UpstreamTimeout) else "it cannot be reached")
+        cause = error.__cause__
+        if isinstance(cause, NotAMember):
+            self.judge(str(cause))
+        else:
+            self.judge("it does not answer in time" if isinstance(error, UpstreamTimeout) else "it cannot be reached")
         self._go_on()
 
     def _go_on(self) -> None:
@@ -180,12 +183,12 @@ class Fleet:
         self._rng = rng
         secret = hashlib.sha256(config.secret.get_secret_value().encode()).digest()
         self._secret = secret
-        self.token: Final = token_of(secret)
+        self.key: Final = MemberKey(config.name, secret)
         names = [member.name for member in config.members]
         own = names.index(config.name)
         self.owners: Final = MemberOwners(names, own, secret)
         self.counts: Final = CountedWrites(self.owners)
-        self.client: Final = client or MemberClient()
+        self.client: Final = client or MemberClient(self.key, {member.name: member.url for member in config.members})
         self.field = MemberField(config.name, secrets.token_hex(8), "0" * 16)
         """What this member says of itself in requests."""
         self.members: Final = {
@@ -275,7 +278,7 @@ class FleetUpstream(HopUpstream):
         member = fleet.members[owner]
         member.asked += 1
         asked = handed(call, shared, member.url, accepted)
-        field = fleet.field._replace(writes=fleet.counts.count(shared.key.group)).rendered(fleet.token)
+        field = fleet.field._replace(writes=fleet.counts.count(shared.key.group)).rendered()
         headers = asked.headers
         assert isinstance(headers, RenderedHeaders)
         return fleet.client.ask(

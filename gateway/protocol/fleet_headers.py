@@ -1,9 +1,10 @@
 """The header field between the members of a fleet, in addition to the fields between workers.
 
 A member that does not own a stream asks the owner as one worker asks another (`gateway.protocol.worker_headers`).  The
-field `FLEET` of the request proves that the sender is a member, and names the sender, its process and its
-configuration.  It also counts the sender's writes to the paths that share a cell with the stream's path.  Thus the
-owner learns of the writes that the sender has acknowledged, before it answers the sender's read.
+field `FLEET` of the request names the sender, its process and its configuration.  The connection proves the sender's
+name (`gateway.protocol.member_session`).  The field also counts the sender's writes to the paths that share a cell with
+the stream's path.  Thus the owner learns of the writes that the sender has acknowledged, before it answers the sender's
+read.
 
 Members also ask each other for their state (`PROBE`).  The answer has the field `FLEET`, too.
 
@@ -13,8 +14,6 @@ answer, and the asking member adds the time of its request.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import re
 from typing import Final, NamedTuple
 
@@ -23,7 +22,7 @@ from gateway.protocol.worker_headers import HopSaid
 FLEET: Final = "Gateway-Fleet"
 PROBE: Final = "OPTIONS"
 """The method of the requests by which members learn of each other's state."""
-_SENT: Final = re.compile(r"([0-9a-f]{64}) (\S{1,63}) ([0-9a-f]{16}) ([0-9a-f]{16}) (\d{1,20}) (\d{1,20})")
+_SENT: Final = re.compile(r"(\S{1,63}) ([0-9a-f]{16}) ([0-9a-f]{16}) (\d{1,20}) (\d{1,20})")
 _ANSWERED: Final = re.compile(r"(\S{1,63}) ([0-9a-f]{16}) ([0-9a-f]{16}) (serving|leaving)")
 
 
@@ -47,17 +46,17 @@ class MemberField(NamedTuple):
     writes: WriteCount = WriteCount()
     """The sender's writes to paths in the cell of the requested path."""
 
-    def rendered(self, token: str) -> str:
+    def rendered(self) -> str:
         """Return the value of `FLEET` in a request."""
-        return f"{token} {self.name} {self.instance} {self.config} {self.writes.appends} {self.writes.others}"
+        return f"{self.name} {self.instance} {self.config} {self.writes.appends} {self.writes.others}"
 
     @classmethod
-    def parse(cls, text: str, token: str) -> MemberField | None:
-        """Read the value of `FLEET` in a request.  Returns None if the sender does not prove to be a member."""
+    def parse(cls, text: str) -> MemberField | None:
+        """Read the value of `FLEET` in a request; return None if it is malformed."""
         found = _SENT.fullmatch(text)
-        if found is None or not hmac.compare_digest(found[1], token):
+        if found is None:
             return None
-        return cls(found[2], found[3], found[4], WriteCount(int(found[5]), int(found[6])))
+        return cls(found[1], found[2], found[3], WriteCount(int(found[4]), int(found[5])))
 
 
 class MemberAnswer(NamedTuple):
@@ -77,11 +76,6 @@ class MemberAnswer(NamedTuple):
         """Read the value of `FLEET` in an answer; return None if it is malformed."""
         found = _ANSWERED.fullmatch(text)
         return cls(found[1], found[2], found[3], found[4] == "leaving") if found is not None else None
-
-
-def token_of(secret: bytes) -> str:
-    """Return the proof of membership.  The members' secret cannot be computed from it."""
-    return hashlib.blake2b(b"token", digest_size=32, key=secret).hexdigest()
 
 
 def moved(said: HopSaid, by_s: float) -> HopSaid:

@@ -1,6 +1,7 @@
 """Answers the requests of other members of the fleet, at the listener for members.
 
-A member is answered as another worker is (`gateway.server.hop`), once it has proved that it knows the fleet's secret.
+A member is answered as another worker is (`gateway.server.hop`), once its connection has proved that it knows the
+fleet's secret.
 All other requests are refused, and so are those of members with another configuration: their routes may have another
 meaning.  The answer then has no statement, so the other member asks the next owner.
 
@@ -23,9 +24,9 @@ from gateway.protocol.cache_status import Outcome
 from gateway.protocol.fleet_headers import FLEET, PROBE, MemberField
 from gateway.protocol.sharing import Group
 from gateway.server.authorising import Authoriser
-from gateway.server.client_connections import Clients
 from gateway.server.context import RequestContext
 from gateway.server.hop import HopHandler, hop_clients
+from gateway.server.member_connection import MOST_UNPROVED, MemberClients, MemberConnection
 from gateway.server.request import Answered, Request, Work
 from gateway.server.request_admission import Admission
 
@@ -53,8 +54,9 @@ class FleetHandler(HopHandler):
 
     def _begin(self, context: RequestContext, undecided: object = None) -> Answered | Work | None:
         request, fleet = context.request, self._fleet
-        sender = MemberField.parse(request.headers.get(FLEET, ""), fleet.token)
-        if sender is None:
+        sender, channel = MemberField.parse(request.headers.get(FLEET, "")), request.channel
+        session = channel.session if isinstance(channel, MemberConnection) else None
+        if sender is None or session is None or session.peer != sender.name:
             request.keeps_alive = False
             return self._refuse(context, 403, CIMultiDict(), _REFUSED)
         answer = fleet.answer(is_leaving=self._engine.drain.is_set).rendered()
@@ -72,7 +74,7 @@ class FleetHandler(HopHandler):
 
     def _look(self, request: Request, group: Group) -> None:
         super()._look(request, group)
-        sender = MemberField.parse(request.headers.get(FLEET, ""), self._fleet.token)
+        sender = MemberField.parse(request.headers.get(FLEET, ""))
         assert sender is not None
         self.seen.look(sender, group)
 
@@ -83,7 +85,7 @@ def member_clients(
     engine: Engine,
     routes: Callable[[str], Route | None],
     authoriser: Authoriser,
-) -> Clients | None:
+) -> MemberClients | None:
     """Make the registry of the connections of other members; None without a fleet."""
     fleet = engine.fleet
     if fleet is None:
@@ -92,5 +94,7 @@ def member_clients(
     def make_handler(admission: Admission) -> FleetHandler:
         return FleetHandler(node, engine, routes, admission, authoriser, fleet)
 
-    most = (limits.followed_streams + _FURTHER) * max(1, len(fleet.members))
-    return hop_clients(limits, engine, make_handler, most)
+    most = (limits.followed_streams + _FURTHER) * max(1, len(fleet.members)) + MOST_UNPROVED
+    clients = hop_clients(limits, engine, make_handler, most, MemberClients)
+    clients.key = fleet.key
+    return clients

@@ -15,7 +15,7 @@ import asyncio
 import socket
 from collections.abc import Callable
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from multidict import CIMultiDict
 
@@ -74,6 +74,9 @@ _PASSED: Final = ("Accept-Encoding", "Via", "CDN-Loop")
 """The headers that the origin gets from the other worker's request, in addition to the credentials."""
 _MANY: Final = 1 << 20
 _BACKLOG: Final = 1_024
+
+C = TypeVar("C", bound=Clients)
+
 HEAD_TIMES: Final = 4
 """The bounds on heads from other workers, as a multiple of the bounds on clients' heads.  `HOP` repeats the query, and
 quoting turns each of its bytes into three."""
@@ -392,8 +395,8 @@ class HopHandler(RequestHandler):
 
 
 def hop_clients(
-    limits: LimitsConfig, engine: Engine, make_handler: Callable[[Admission], HopHandler], most: int = _MANY
-) -> Clients:
+    limits: LimitsConfig, engine: Engine, make_handler: Callable[[Admission], HopHandler], most: int, kind: type[C]
+) -> C:
     """Make the registry of the connections of other processes: at most `most`, with one handler."""
     unlimited = limits.model_copy(
         update={"max_connections": most, "client_connections": most, "client_live_reads": _MANY}
@@ -403,7 +406,7 @@ def hop_clients(
     rates = RateLimits(accounts, ())
     admission = Admission(unlimited, accounts, rates, metrics, engine.surroundings.rng, clock.now)
     handler = make_handler(admission)
-    clients = Clients(handler.handle, unlimited, None, clock, metrics, accounts=accounts)
+    clients = kind(handler.handle, unlimited, None, clock, metrics, accounts=accounts)
     clients.new_parser = partial(RequestParser, HEAD_TIMES)
     return clients
 
@@ -425,7 +428,7 @@ class HopServer:
         def make_handler(admission: Admission) -> HopHandler:
             return HopHandler(node, engine, routes, admission, authoriser, owner)
 
-        self.clients = hop_clients(limits, engine, make_handler)
+        self.clients = hop_clients(limits, engine, make_handler, _MANY, Clients)
         self._server: asyncio.Server | None = None
 
     def __repr__(self) -> str:

@@ -30,6 +30,7 @@ from gateway.server.certificates import Certificates, LoadedCertificates
 from gateway.server.client_connections import Clients
 from gateway.server.connection import Connection
 from gateway.server.handshake import HTTP_1, Acceptor, Connect, Handshake, HandshakeFailure
+from gateway.server.member_connection import MemberClients, MemberConnection
 from gateway.server.sockets import (
     MOST_FURTHER,
     AcceptQueue,
@@ -141,7 +142,7 @@ class Listeners:
         self._clients = clients
         self._protocols = protocols
         self._redirect_factory = redirect_factory
-        self.members: Clients | None = None
+        self.members: MemberClients | None = None
         """The connections of other members of the fleet; None without a fleet."""
         self._metrics = metrics
         self._proxies = proxies
@@ -296,7 +297,7 @@ class Listeners:
         config, protocols = self._configs[index], self._protocols
         if isinstance(config, FleetListenerConfig):
             assert self.members is not None
-            return partial(Connection, self.members, None)
+            return partial(MemberConnection, self.members)
         if config.https_port is not None:
             protocols = {HTTP_1: self._redirect_factory(config.https_port)}
         if config.tls is None and config.proxy_protocol == "off":

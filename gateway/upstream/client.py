@@ -26,6 +26,7 @@ from gateway.aio.tasks import Tasks
 from gateway.config.origin_tls import OriginTls
 from gateway.errors import GatewayError, RequestTimeout, UpstreamBroken, UpstreamCongested
 from gateway.http.http2.flood_limits import SessionCounts
+from gateway.protocol.member_session import MemberKey
 from gateway.telemetry.tracing import NO_TRACER, Tracer
 from gateway.upstream.connection_pool import UNBOUNDED, ConnectionPool, Connections
 from gateway.upstream.dialer import Dialer, HopDialer, Http2Dials, MemberDialer
@@ -224,9 +225,11 @@ class HopClient:
 class MemberClient(HopClient):
     """Sends requests to the other members of a fleet.  `close` ends all connections."""
 
-    def __init__(self) -> None:
+    def __init__(self, key: MemberKey, urls: Mapping[str, str]) -> None:
+        """`urls` are the members' URLs by name."""
         super().__init__(())
-        self._exchanges.dialer = MemberDialer(self._exchanges.tasks)
+        names = {endpoint_of(url): name for name, url in urls.items()}
+        self._exchanges.dialer = MemberDialer(self._exchanges.tasks, key, names)
 
 
 class _RoutedExchange(Exchange):

@@ -25,11 +25,13 @@ from gateway.errors import bare
 from gateway.http.http2.flood_limits import SessionCounts
 from gateway.http.reply_lines import ReadLines, read_with_own
 from gateway.http.reply_parser import ReplyParser
+from gateway.protocol.member_session import MemberKey
 from gateway.protocol.worker_headers import HOP_RECORD, HOP_SAVED
 from gateway.upstream.connection import ConnectionOwner, OriginConnection
 from gateway.upstream.connection_pool import ConnectionPool
 from gateway.upstream.failures import ConnectTimedOut, NoHttp2, NotConnected
 from gateway.upstream.http2_connection import ALPN, Http2OriginConnection, Http2Owner
+from gateway.upstream.member_connection import MemberConnection
 from gateway.upstream.origin_call import Endpoint
 from gateway.upstream.origin_state import Say
 from gateway.upstream.resolver import LookUp, Resolver, ignore, look_up
@@ -68,15 +70,9 @@ class Dialer:
         loop = asyncio.get_running_loop()
 
         async def connect(address: str) -> OriginConnection:
-            return await self._connect(self._connection(loop, owner, endpoint), address, is_http2=False)
+            return await self._connect(OriginConnection(loop, owner, endpoint), address, is_http2=False)
 
         return await self._dial(endpoint, within_s, connect)
-
-    def _connection(
-        self, loop: asyncio.AbstractEventLoop, owner: ConnectionOwner, endpoint: Endpoint
-    ) -> OriginConnection:
-        """Make the protocol of an HTTP/1.1 connection."""
-        return OriginConnection(loop, owner, endpoint)
 
     async def dial_http2(
         self, endpoint: Endpoint, owner: Http2Owner, counts: SessionCounts, within_s: float
@@ -247,14 +243,32 @@ class HopDialer(Dialer):
 
 
 class MemberDialer(Dialer):
-    """Makes connections to the other members of a fleet."""
+    """Makes connections to the other members of a fleet, and waits until they have proved themselves."""
 
-    def _connection(
-        self, loop: asyncio.AbstractEventLoop, owner: ConnectionOwner, endpoint: Endpoint
-    ) -> OriginConnection:
-        connection = super()._connection(loop, owner, endpoint)
-        connection.new_parser = _HopReplyParser
-        return connection
+    def __init__(self, tasks: Tasks, key: MemberKey, names: Mapping[Endpoint, str]) -> None:
+        """`names` are the names of the members."""
+        super().__init__(tasks)
+        self._key = key
+        self._names = names
+
+    async def dial(self, endpoint: Endpoint, owner: ConnectionOwner, within_s: float) -> OriginConnection:
+        loop = asyncio.get_running_loop()
+
+        async def connect(address: str) -> OriginConnection:
+            connection = MemberConnection(loop, owner, endpoint, self._key, self._names[endpoint])
+            connection.new_parser = _HopReplyParser
+            await self._connect(connection, address, is_http2=False)
+            try:
+                failure = await connection.greeted
+            except BaseException:
+                connection.drop()
+                raise
+            if failure is not None:
+                connection.drop()
+                raise failure
+            return connection
+
+        return await self._dial(endpoint, within_s, connect)
 
 
 class TlsReloader:

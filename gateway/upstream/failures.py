@@ -39,6 +39,10 @@ class NotConnected(OSError):
     """No connection could be made.  `__cause__` is the error of the operating system or of TLS."""
 
 
+class NotAMember(NotConnected):
+    """The server has not proved to be the expected member of the fleet.  The text is the reason."""
+
+
 class ConnectTimedOut(NotConnected):
     """No connection was made in time."""
 

@@ -1,0 +1,164 @@
+"""How two members of a fleet prove to each other, on each connection, that they know the fleet's secret.
+
+The member that connects sends a greeting: its name and a random number.  The other member answers with its own name,
+its own random number, and a proof over all of these that needs the secret.  Without a valid proof of the expected
+member, the first member closes the connection, and has sent nothing but the greeting.
+
+From the names, the random numbers and the secret, both members compute two keys, one for each direction.  All further
+bytes are sent in records: a length, an authentication code (HMAC-SHA256), and at most `MOST_RECORD_BYTES` of data.  The
+code also covers the record's number.  So a record that is forged, changed, repeated, moved or taken from another
+connection ends the connection.  The first valid record is the proof of the member that has connected.
+
+Nothing is encrypted.  Whoever can read the connection can read the data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+from typing import Final, NamedTuple
+
+VERSION: Final = 1
+"""The version of everything that members send each other.  Raise it if a field between members or between workers
+(`gateway.protocol.worker_headers`) changes its form or meaning.  Members with different versions share nothing."""
+_MOST_GREETING_BYTES: Final = 256
+MOST_RECORD_BYTES: Final = 1 << 16
+_BEGINNING: Final = b"gateway-fleet "
+_GREETING: Final = re.compile(rb"gateway-fleet (\d{1,6}) (\S{1,63}) ([0-9a-f]{32})(?: ([0-9a-f]{64}))?\n")
+_LENGTH_BYTES: Final = 4
+_CODE_BYTES: Final = 32
+_HEAD_BYTES: Final = _LENGTH_BYTES + _CODE_BYTES
+
+ANOTHER_SERVER: Final = "another server answers at its URL"
+ANOTHER_SECRET: Final = "the secret differs"
+ANOTHER_VERSION: Final = "its version of the gateway shares no streams with this one"
+
+
+def may_be_greeting(data: bytes) -> bool:
+    """Return whether the first bytes of a connection may be the beginning of a greeting, or of its answer."""
+    size = min(len(data), len(_BEGINNING))
+    return data[:size] == _BEGINNING[:size] and len(data) < _MOST_GREETING_BYTES
+
+
+class NotProved(Exception):
+    """The other end has not proved to be the expected member.  The text is the reason."""
+
+
+class Sealer:
+    """Makes the records of one direction."""
+
+    __slots__ = ("_key", "_number")
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._number = 0
+
+    def sealed(self, data: bytes) -> bytes:
+        """Return the records that carry `data`."""
+        if len(data) <= MOST_RECORD_BYTES:
+            return self._record(data)
+        starts = range(0, len(data), MOST_RECORD_BYTES)
+        return b"".join([self._record(data[start : start + MOST_RECORD_BYTES]) for start in starts])
+
+    def _record(self, data: bytes) -> bytes:
+        code = hmac.digest(self._key, self._number.to_bytes(8, "big") + data, "sha256")
+        self._number += 1
+        return len(data).to_bytes(_LENGTH_BYTES, "big") + code + data
+
+
+class Opener:
+    """Checks the records of one direction."""
+
+    __slots__ = ("_key", "_number", "_unread")
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._number = 0
+        self._unread = b""
+
+    @property
+    def has_opened(self) -> bool:
+        """Whether a valid record has arrived."""
+        return self._number > 0
+
+    def opened(self, data: bytes) -> bytes:
+        """Return the data of the records that are complete now.  Raises ValueError for an invalid record."""
+        unread = self._unread + data if self._unread else data
+        start, pieces = 0, []
+        while len(unread) - start >= _HEAD_BYTES:
+            length = int.from_bytes(unread[start : start + _LENGTH_BYTES], "big")
+            if length > MOST_RECORD_BYTES:
+                raise ValueError("a record is too long")
+            end = start + _HEAD_BYTES + length
+            if end > len(unread):
+                break
+            piece = unread[start + _HEAD_BYTES : end]
+            code = hmac.digest(self._key, self._number.to_bytes(8, "big") + piece, "sha256")
+            if not hmac.compare_digest(code, unread[start + _LENGTH_BYTES : start + _HEAD_BYTES]):
+                raise ValueError("a record is not of this member")
+            self._number += 1
+            pieces.append(piece)
+            start = end
+        self._unread = unread[start:]
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+class Session(NamedTuple):
+    """One connection between two members, as one of them sees it."""
+
+    peer: str
+    """The name of the other member."""
+    sealer: Sealer
+    opener: Opener
+
+
+class MemberKey:
+    """One member's name, and the fleet's secret."""
+
+    def __init__(self, name: str, secret: bytes) -> None:
+        self.name: Final = name
+        self._key = hmac.digest(hashlib.sha256(secret).digest(), b"members", "sha256")
+
+    def __repr__(self) -> str:
+        return f"<MemberKey of {self.name}>"
+
+    def greeting(self) -> bytes:
+        """Return the first bytes of the member that connects."""
+        return b"gateway-fleet %d %b %b\n" % (VERSION, self.name.encode(), secrets.token_hex(16).encode())
+
+    def answered(self, greeting: bytes) -> tuple[bytes, Session] | None:
+        """Return the answer to a member's greeting and the session; None if the bytes are no greeting."""
+        found = _GREETING.fullmatch(greeting)
+        if found is None or found[4] is not None:
+            return None
+        own = self.greeting()
+        shared = greeting + own
+        to_asker, to_owner = self._keys(shared)
+        answer = own[:-1] + b" " + self._code(b"proof", shared).hex().encode() + b"\n"
+        return answer, Session(found[2].decode("ascii", "replace"), Sealer(to_asker), Opener(to_owner))
+
+    def session(self, greeting: bytes, answer: bytes, expected: str) -> Session:
+        """Return the session that begins with this member's greeting and the answer of the other one.
+
+        `expected` is that member's name.  Raises NotProved."""
+        found = _GREETING.fullmatch(answer)
+        if found is None or found[4] is None:
+            raise NotProved(ANOTHER_SERVER)
+        if int(found[1]) != VERSION:
+            raise NotProved(ANOTHER_VERSION)
+        shared = greeting + answer[: found.start(4) - 1] + b"\n"
+        if not hmac.compare_digest(self._code(b"proof", shared).hex().encode(), found[4]):
+            raise NotProved(ANOTHER_SECRET)
+        name = found[2].decode("ascii", "replace")
+        if name != expected:
+            raise NotProved(f"its URL leads to member {name}, which differs from the configuration")
+        to_asker, to_owner = self._keys(shared)
+        return Session(name, Sealer(to_owner), Opener(to_asker))
+
+    def _keys(self, shared: bytes) -> tuple[bytes, bytes]:
+        return self._code(b"to asker", shared), self._code(b"to owner", shared)
+
+    def _code(self, purpose: bytes, shared: bytes) -> bytes:
+        return hmac.digest(self._key, purpose + b"\n" + shared, "sha256")

@@ -1,0 +1,103 @@
+"""The connections of other members, which are answered once the members have proved themselves
+(`gateway.protocol.member_session`).
+
+Whoever can reach the listener can open connections.  So the connections of which nothing is proved have small bounds of
+their own, in total and for each address.  Beyond a bound, the oldest one is cut.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final, cast
+
+from gateway.aio.sealing import SealingTransport
+from gateway.protocol.member_session import MemberKey, Session, may_be_greeting
+from gateway.server.client_connections import Clients
+from gateway.server.connection import Connection
+
+MOST_UNPROVED: Final = 256
+MOST_UNPROVED_OF_ADDRESS: Final = 32
+"""The most connections, in total and of one address, whose members have not proved themselves."""
+_REFUSED: Final = b"Only members of the fleet are answered here\n"
+
+
+class MemberClients(Clients):
+    """The registry of the connections of other members."""
+
+    key: MemberKey
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._unproved: dict[MemberConnection, str | None] = {}
+        """The addresses of the connections of which nothing is proved.  The latest is last."""
+
+    def accepted(self, connection: MemberConnection) -> None:
+        """Record a new connection, and cut the oldest one if there are too many."""
+        unproved, address = self._unproved, connection.client
+        same = [one for one, its in unproved.items() if its == address]
+        oldest: MemberConnection | None = None
+        if len(same) >= MOST_UNPROVED_OF_ADDRESS:
+            oldest = same[0]
+        elif len(unproved) >= MOST_UNPROVED:
+            oldest = next(iter(unproved))
+        unproved[connection] = address
+        if oldest is not None:
+            del unproved[oldest]
+            oldest.abort()
+
+    def proved(self, connection: MemberConnection) -> None:
+        """Record that the connection's member has proved itself, or that the connection has ended."""
+        self._unproved.pop(connection, None)
+
+
+class MemberConnection(Connection):
+    """The connection of another member."""
+
+    __slots__ = ("_greeting", "_members", "_sealing", "session")
+
+    def __init__(self, clients: MemberClients) -> None:
+        super().__init__(clients, None)
+        self._members = clients
+        self._greeting = b""
+        self._sealing: SealingTransport
+        self.session: Session | None = None
+        """None before the greeting."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._sealing = SealingTransport(transport)
+        super().connection_made(cast("asyncio.Transport", self._sealing))
+        if not transport.is_closing():
+            self._members.accepted(self)
+
+    def data_received(self, data: bytes) -> None:
+        session = self.session
+        if session is None:
+            self._greet(self._greeting + data)
+            return
+        is_first = not session.opener.has_opened
+        try:
+            opened = session.opener.opened(data)
+        except ValueError:
+            self.abort()
+            return
+        if is_first and session.opener.has_opened:
+            self._members.proved(self)
+        if opened:
+            super().data_received(opened)
+
+    def _greet(self, data: bytes) -> None:
+        if may_be_greeting(data) and not data.endswith(b"\n"):
+            self._greeting = data
+            return
+        self._greeting = b""
+        answered = self._members.key.answered(data)
+        if answered is None:
+            self._refuse(403, _REFUSED)
+            return
+        answer, self.session = answered
+        self._sealing.write(answer)
+        self._sealing.seal = self.session.sealer.sealed
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._members.proved(self)
+        super().connection_lost(exc)

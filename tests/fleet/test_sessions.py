@@ -1,0 +1,176 @@
+"""Members prove themselves to each other, on each connection and for each request and answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from gateway.protocol.member_session import (
+    ANOTHER_SECRET,
+    ANOTHER_SERVER,
+    ANOTHER_VERSION,
+    MOST_RECORD_BYTES,
+    MemberKey,
+    NotProved,
+    Session,
+)
+from gateway.server.member_connection import MOST_UNPROVED_OF_ADDRESS
+from tests.fleet.site import Site
+from tests.ports import kept_port
+from tests.waiting import eventually, time_passing
+
+A, B = MemberKey("a", b"secret"), MemberKey("b", b"secret")
+
+
+def answer_of(key: MemberKey, greeting: bytes) -> bytes:
+    """A member's answer to a greeting."""
+    answered = key.answered(greeting)
+    assert answered is not None
+    return answered[0]
+
+
+def sessions() -> tuple[Session, Session]:
+    """Both ends of a new connection from a to b."""
+    greeting = A.greeting()
+    answered = B.answered(greeting)
+    assert answered is not None
+    return A.session(greeting, answered[0], "b"), answered[1]
+
+
+def test_both_ends_read_what_the_other_one_sends() -> None:
+    asker, owner = sessions()
+    assert (asker.peer, owner.peer) == ("b", "a")
+    for data in (b"", b"one", b"x" * (3 * MOST_RECORD_BYTES + 1)):
+        for sender, receiver in ((asker, owner), (owner, asker)):
+            sent = sender.sealer.sealed(data)
+            assert receiver.opener.opened(sent[:7]) + receiver.opener.opened(sent[7:]) == data
+
+
+@pytest.mark.parametrize(
+    "forge",
+    [
+        lambda first, second: second,
+        lambda first, second: first + first,
+        lambda first, second: first[:-1] + b"!",
+        lambda first, second: first[:4] + bytes([first[4] ^ 1]) + first[5:],
+        lambda first, second: b"\xff" + first[1:],
+        lambda first, second: sessions()[0].sealer.sealed(b"one"),
+        lambda first, second: b"GET / HTTP/1.1\r\nHost: members-only.example\r\n\r\n",
+    ],
+    ids=["moved", "repeated", "changed", "wrong code", "too long", "another connection", "plain"],
+)
+def test_a_record_that_was_not_sent_next_on_this_connection_is_refused(forge: Callable[[bytes, bytes], bytes]) -> None:
+    asker, owner = sessions()
+    first, second = asker.sealer.sealed(b"one"), asker.sealer.sealed(b"two")
+    with pytest.raises(ValueError, match="a record is"):
+        owner.opener.opened(forge(first, second))
+
+
+def test_a_record_that_comes_back_to_its_sender_is_refused() -> None:
+    asker, _ = sessions()
+    with pytest.raises(ValueError, match="not of this member"):
+        asker.opener.opened(asker.sealer.sealed(b"one"))
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (lambda greeting: greeting, ANOTHER_SERVER),
+        (lambda greeting: b"HTTP/1.1 400 Bad Request\r\n", ANOTHER_SERVER),
+        (lambda greeting: answer_of(MemberKey("b", b"other"), greeting), ANOTHER_SECRET),
+        (lambda greeting: answer_of(B, A.greeting()), ANOTHER_SECRET),
+        (lambda greeting: answer_of(B, greeting).replace(b" 1 b ", b" 2 b "), ANOTHER_VERSION),
+        (lambda greeting: answer_of(A, greeting).replace(b" a ", b" b "), ANOTHER_SECRET),
+        (lambda greeting: answer_of(A, greeting), "its URL leads to member a"),
+    ],
+)
+def test_an_answer_without_proof_is_not_believed(answer: Callable[[bytes], bytes], reason: str) -> None:
+    greeting = A.greeting()
+    with pytest.raises(NotProved, match=reason):
+        A.session(greeting, answer(greeting), "b")
+
+
+class Impostor:
+    """A server without the secret at a member's URL."""
+
+    def __init__(self, relay_to: int | None) -> None:
+        self._relay_to = relay_to
+        self.seen = b""
+        self.forged = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer like the member as far as possible, and forge an answer to each request."""
+        self.seen += (greeting := await reader.readline())
+        if self._relay_to is None:
+            writer.write(greeting[:-1] + b" " + b"0" * 64 + b"\n")
+        else:
+            far, to_far = await asyncio.open_connection("127.0.0.1", self._relay_to)
+            to_far.write(greeting)
+            writer.write(await far.readline())
+            to_far.close()
+        while data := await reader.read(1 << 16):
+            self.seen += data
+            self.forged += 1
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nFORGED")
+        writer.close()
+
+
+@asynccontextmanager
+async def impostor(site: Site, relay_to: int | None = None) -> AsyncIterator[Impostor]:
+    """An impostor at the URL of member b."""
+    one = Impostor(relay_to)
+    server = await asyncio.start_server(one.serve, "127.0.0.1", int(site.urls["b"].rpartition(":")[2]))
+    yield one
+    server.close()
+
+
+async def reads_are_the_origins(site: Site) -> None:
+    for number in range(8):
+        path = f"/s/{number}"
+        await site.members["a"].put(path, b"real")
+        answer = await site.members["a"].get(f"{path}?offset=-1", {"Authorization": "Bearer of-a-client"})
+        assert answer.body == b"real"
+
+
+async def test_an_impostor_gets_no_request_and_is_not_believed(apart: Site, caplog: pytest.LogCaptureFixture) -> None:
+    async with impostor(apart) as one:
+        await apart.start("a")
+        async with time_passing(apart.clock):
+            await eventually(lambda: ANOTHER_SECRET in caplog.text)
+            await reads_are_the_origins(apart)
+    assert one.seen.startswith(b"gateway-fleet ")
+    assert not one.forged
+    assert b"Bearer" not in one.seen
+
+
+async def test_an_impostor_that_relays_the_proof_is_not_believed_either(apart: Site) -> None:
+    with kept_port() as port:
+        await apart.start("b", {"listen": f"127.0.0.1:{port}"})
+        async with impostor(apart, port) as one:
+            await apart.start("a")
+            async with time_passing(apart.clock):
+                await eventually(lambda: one.forged > 0)
+                await reads_are_the_origins(apart)
+            assert apart.reached("a") == set()
+        assert b"Bearer" not in one.seen
+        await apart.stop("a")
+        await apart.stop("b")
+
+
+async def test_strangers_connections_leave_room_for_members(site: Site) -> None:
+    port = int(site.urls["c"].rpartition(":")[2])
+    strangers = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2 * MOST_UNPROVED_OF_ADDRESS)]
+    members = site.members["c"].gateway.listeners.members
+    assert members is not None
+    await eventually(lambda: all(reader.at_eof() for reader, _ in strangers[:MOST_UNPROVED_OF_ADDRESS]))
+    assert len(members) <= MOST_UNPROVED_OF_ADDRESS + 16
+    async with time_passing(site.clock):
+        path = site.path_of("c")
+        await site.members["a"].put(path, b"x")
+        assert (await site.members["a"].get(f"{path}?offset=-1")).body == b"x"
+    assert site.reached("a") == {"b", "c"}
+    for _, writer in strangers:
+        writer.close()
