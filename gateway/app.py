@@ -357,7 +357,7 @@ class RunningGateway:
             await self._hop_server.close()
         await self._tasks.close()
         await self.auth_services.close()
-        await self.engine.close()
+        await self.engine.close(max(timeout_s * 0.05, gone_at - asyncio.get_running_loop().time()))
         if self._log is not None:
             # All requests have ended, so the log may use the rest of the time.
             await self._log.close(max(timeout_s * 0.05, gone_at - asyncio.get_running_loop().time()))

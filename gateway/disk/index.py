@@ -107,6 +107,11 @@ class Index:
         )
         return map(RunRow._make, rows)
 
+    def places(self, number: int) -> list[tuple[int, int, int]]:
+        """Return the segment, the position and the size of each record of a stream."""
+        found = self._database.execute("SELECT segment, position, size FROM runs WHERE stream = ?", (number,))
+        return found.fetchall()
+
     def begin(self) -> None:
         """Begin a transaction if there is none."""
         if not self._database.in_transaction:

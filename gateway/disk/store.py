@@ -98,6 +98,8 @@ class DiskStore:
         """For each stream in memory, the bytes stored on its tape since it was last written."""
         self._queued_bytes = 0
         self._runs = 0
+        self._is_dropping = False
+        """Whether the writer has yet to delete the oldest segment because there are too many runs."""
         self._numbered = 0
         self.is_not_stored: Callable[[Stream], bool] = lambda stream: False
         """Whether the cache plan excludes a stream.  The engine sets it."""
@@ -336,9 +338,13 @@ class DiskStore:
 
         written_at = self._clock.wall()
         self._writer.put(Write(stored.number, stored.key, stored.facts, run.check, written_at, block, done))
-        if self._runs > MOST_RUNS:
-            self._writer.put(DropOldest())
+        if self._runs > MOST_RUNS and not self._is_dropping:
+            self._is_dropping = True
+            self._writer.put(DropOldest(self._dropped))
         return True
+
+    def _dropped(self) -> None:
+        self._is_dropping = False
 
     def _segment_dropped(self, segment: int) -> None:
         """Forget the runs of a segment that is being deleted."""
@@ -409,23 +415,28 @@ class DiskStore:
     async def settled(self) -> bool:
         """Wait until everything decided so far is on disk, for example withdrawals.
 
-        Returns False if that takes more than `SETTLE_S`.
+        Returns False if that takes more than `SETTLE_S`, or if the disk has not taken a withdrawal.
         """
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        return await self._finished(SETTLE_S) is True
 
-        def finish() -> None:
+    async def _finished(self, within_s: float) -> bool | None:
+        """Wait for the writer to do all jobs so far.  Returns whether all withdrawals are on disk; None if the jobs
+        take longer."""
+        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+        def finish(is_withdrawn: bool) -> None:
             if not done.done():
-                done.set_result(None)
+                done.set_result(is_withdrawn)
 
         self._writer.put(Finish(finish))
-        finished, _ = await asyncio.wait([done], timeout=SETTLE_S)
-        return bool(finished)
+        finished, _ = await asyncio.wait([done], timeout=within_s)
+        return done.result() if finished else None
 
-    async def close(self, streams: Iterable[Stream]) -> None:
+    async def close(self, streams: Iterable[Stream], within_s: float = SETTLE_S) -> None:
         """Write what is not on disk yet of the streams in memory, and release the folder."""
         for stream in streams:
             self.leaving(stream)
-        if not await self.settled():
+        if await self._finished(within_s) is None:
             _log.error("the store on disk does not take its last writes")
             return
         self._writer.stop()

@@ -8,7 +8,7 @@ A process never appends to a segment of an earlier process, because the end of t
 
 When a write fails, for example because the disk is full, the writer drops the following writes for `PAUSE_S` and then
 tries again.  Withdrawals are never dropped.  If the index cannot record one, the writer overwrites the heads of the
-records, which needs no space.
+stream's records, which needs no space, and tries the index again with later jobs.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import queue
 import sqlite3
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple, assert_never
 
@@ -82,17 +84,35 @@ class DropRun(NamedTuple):
 
 
 class DropOldest(NamedTuple):
-    """Delete the oldest segment."""
+    """Delete the oldest segment, then call `done` on the loop."""
+
+    done: Callable[[], object]
 
 
 class Finish(NamedTuple):
     """Commit everything before this job, then call `done` on the loop."""
 
-    done: Callable[[], object]
+    done: Callable[[bool], object]
+    """Its argument is whether all withdrawals so far will outlast a crash."""
 
 
 class Stop(NamedTuple):
     """End the thread."""
+
+
+@dataclass(slots=True)
+class _Withdrawal:
+    """A withdrawn stream that the index still has."""
+
+    places: set[Place]
+    """The places of its records that are not overwritten yet, as far as they are known."""
+    is_complete: bool = False
+    """Whether all places are known."""
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether a later process could read bytes of the stream."""
+        return bool(self.places) or not self.is_complete
 
 
 OtherJob = Write | Describe | DropRun | DropOldest | Finish | Stop
@@ -132,6 +152,10 @@ class Writer:
         self._file = -1
         self._resume_at = 0.0
         self._is_failing = False
+        self._uncommitted: list[tuple[int, Place]] = []
+        """The records written since the last commit, with the numbers of their streams."""
+        self._withdrawn: dict[int, _Withdrawal] = {}
+        """The withdrawn streams that the index still has, by number."""
         self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="store", daemon=True)
         self.tell: Callable[[Callable[[], object]], None] = lambda event: None
@@ -163,9 +187,15 @@ class Writer:
     def _run(self) -> None:
         jobs = 0
         while True:
-            taken = self._jobs.get()
+            try:
+                taken = self._jobs.get(timeout=PAUSE_S if self._withdrawn else None)
+            except queue.Empty:
+                self._withdraw_again()
+                continue
             job = self._withdraw_all(taken) if isinstance(taken, Withdraw) else taken
             if isinstance(job, Stop):
+                self._commit()
+                self._withdraw_again()
                 break
             if job is not None:
                 self._do(job)
@@ -173,7 +203,8 @@ class Writer:
             if self._jobs.empty() or jobs >= _MOST_JOBS:
                 self._commit()
                 jobs = 0
-        self._commit()
+                if not self.is_paused:
+                    self._withdraw_again()
 
     def _withdraw_all(self, first: Withdraw) -> OtherJob | None:
         """Drop a stream and the streams of the withdrawals that follow in the queue.  Return the next job, if it was
@@ -197,11 +228,14 @@ class Writer:
                 self._change(lambda index: index.put_stream(stream, key, facts))
             case DropRun(place):
                 self._change(lambda index: index.drop_run(place.segment, place.position))
-            case DropOldest():
+            case DropOldest(done):
                 self._try(self._drop_oldest)
-            case Finish(done):
-                self._commit()
                 self.tell(done)
+            case Finish(finished):
+                self._commit()
+                self._withdraw_again()
+                is_withdrawn = not any(one.is_readable for one in self._withdrawn.values())
+                self.tell(lambda: finished(is_withdrawn))
             case _:
                 assert_never(job)
 
@@ -215,6 +249,7 @@ class Writer:
                 self._index.begin()
                 self._index.put_stream(job.stream, job.key, job.facts)
                 block = job.block
+                self._uncommitted.append((job.stream, found))
                 self._index.put_run(RunRow(job.stream, block.start, block.end, job.check, block.size, *found))
                 place = found
 
@@ -265,23 +300,50 @@ class Writer:
         self.total_bytes -= self._sizes.pop(segment)
 
     def _withdraw(self, jobs: Sequence[Withdraw]) -> None:
-        def drop(index: Index) -> None:
-            for job in jobs:
-                index.drop_stream(job.stream)
-
         # No other failure may undo a withdrawal, so withdrawals have their own transaction.
+        uncommitted = list(self._uncommitted)
         self._commit()
-        if self._change(drop) and self._commit():
+        for job in jobs:
+            self._withdrawn[job.stream] = _Withdrawal(set(job.places))
+        for stream, place in uncommitted:
+            if stream in self._withdrawn:
+                self._withdrawn[stream].places.add(place)
+        self._withdraw_again()
+
+    def _withdraw_again(self) -> None:
+        """Drop from the index the withdrawn streams that it still has.  If it fails, overwrite their records."""
+        if not self._withdrawn:
             return
-        for place in (place for job in jobs for place in job.places):
-            try:
-                with segment_path(self._folder, place.segment).open("r+b", buffering=0) as file:
-                    file.seek(place.position)
-                    file.write(_SPOILED)
-            except FileNotFoundError:
-                pass
-            except OSError as error:
-                self._failed(error)
+
+        def drop(index: Index) -> None:
+            for stream in self._withdrawn:
+                index.drop_stream(stream)
+
+        if self._change(drop) and self._commit():
+            self._withdrawn.clear()
+            return
+        for stream, withdrawal in self._withdrawn.items():
+            self._try(partial(self._spoil, stream, withdrawal))
+
+    def _spoil(self, stream: int, withdrawal: _Withdrawal) -> None:
+        """Overwrite the heads of a withdrawn stream's records.  Raises OSError, sqlite3.Error."""
+        if not withdrawal.is_complete:
+            # Only the index has the places of runs that were in the queue when the stream was withdrawn.
+            withdrawal.places.update(map(Place._make, self._index.places(stream)))
+            withdrawal.is_complete = True
+        for place in tuple(withdrawal.places):
+            self._overwrite(place)
+            withdrawal.places.discard(place)
+
+    def _overwrite(self, place: Place) -> None:
+        try:
+            with segment_path(self._folder, place.segment).open("r+b", buffering=0) as file:
+                file.seek(place.position)
+                file.write(_SPOILED)
+                os.fsync(file.fileno())
+        except FileNotFoundError:
+            # The segment was deleted, and the record with it.
+            return
 
     def _change(self, change: Callable[[Index], None]) -> bool:
         """Change the index; return whether that succeeded."""
@@ -293,7 +355,10 @@ class Writer:
         return self._try(begun)
 
     def _commit(self) -> bool:
-        return self._try(self._index.commit)
+        is_committed = self._try(self._index.commit)
+        if is_committed:
+            self._uncommitted.clear()
+        return is_committed
 
     def _try(self, work: Callable[[], None]) -> bool:
         """Do the work; return whether it succeeded."""

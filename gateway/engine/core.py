@@ -13,7 +13,7 @@ from gateway.bridge.bridge import Bridge
 from gateway.config.gateway import GatewayConfig
 from gateway.config.limits import LimitsConfig
 from gateway.config.origin_tls import OriginTls
-from gateway.disk.store import DiskStore
+from gateway.disk.store import SETTLE_S, DiskStore
 from gateway.engine.answer import Answer
 from gateway.engine.catchup import CatchUp
 from gateway.engine.cold_reads import ColdReadLimit, FirstRead
@@ -444,7 +444,8 @@ class Engine:
         self.live.stay()
         self.s2.stay()
 
-    async def close(self) -> None:
+    async def close(self, disk_s: float = SETTLE_S) -> None:
+        """End everything.  The store on disk has `disk_s` for its last writes."""
         self.live_table.close()
         self.s2.shut_down()
         self.fetches.close()
@@ -457,7 +458,7 @@ class Engine:
         await self.client.close()
         self.coder.close()
         if self.disk is not None:
-            await self.disk.close(self.store)
+            await self.disk.close(self.store, disk_s)
 
 
 def _without_codings(read: Read) -> Read:

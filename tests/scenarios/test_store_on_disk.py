@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from pathlib import Path
@@ -19,7 +20,7 @@ from gateway.app import start_gateway
 from gateway.config.errors import ConfigError
 from gateway.config.gateway import GatewayConfig
 from gateway.disk import store as disk_store
-from gateway.disk.index import FORMAT
+from gateway.disk.index import FORMAT, Index
 from gateway.disk.store import DiskStore
 from gateway.disk.writer import PAUSE_S
 from gateway.origin.app import OriginSettings, RunningOrigin
@@ -358,6 +359,30 @@ async def test_a_purge_reaches_the_disk(
         assert (runs == 0) is is_meant
         assert await whole(edge) == await writer.read()
         assert (disk_of(edge).counts.read_bytes == 0) is (is_meant and not is_in_memory)
+
+
+async def test_a_purge_that_the_disk_does_not_take_is_no_success(
+    begin: Begin, writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await writer.make()
+    await is_on_disk(begin, writer)
+    async with begin() as edge:
+        admin = edge.gateway.admin_url
+        headers = {"Content-Type": JSON, "Host": admin.removeprefix("http://").rstrip("/")}
+
+        async def purge() -> Answer:
+            return await edge.send_to(admin, "POST", "/api/purge", headers, b'{"all": true}')
+
+        go, drop = threading.Event(), Index.drop_stream
+        with monkeypatch.context() as slow:
+            slow.setattr(Index, "drop_stream", lambda index, number: (go.wait(20), drop(index, number)))
+            slow.setattr(disk_store, "SETTLE_S", 0.01)
+            answer = await purge()
+            go.set()
+        assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
+        assert b"after a crash they might be there again" in answer.body
+        assert (await purge()).status == 200
+        assert len(disk_of(edge)) == 0
 
 
 async def test_a_write_that_may_end_a_stream_drops_it_from_disk(begin: Begin, writer: Writer, faults: Faults) -> None:

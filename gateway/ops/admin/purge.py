@@ -8,7 +8,7 @@ streams, and `gateway.engine.path_events` purges them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field, with_config
 
@@ -87,6 +87,11 @@ class PurgeAll:
     """Keep the bytes, and revalidate with the origin before the next hit."""
 
 
+_NOT_ON_DISK: Final = (
+    "the streams are purged, but the store on disk has not recorded it: after a crash they might be there again; "
+    "send the request again until it succeeds"
+)
+
 PurgeBody = PurgeStream | PurgePrefix | PurgeKey | PurgeId | PurgeAll
 
 
@@ -117,13 +122,15 @@ class Purger:
         return names
 
     async def _purge_disk(self, disk: DiskStore, body: PurgeBody) -> list[Name]:
-        """Drop the selected streams that are on disk, and wait until that will outlast a restart."""
+        """Drop the selected streams that are on disk, and wait until that will outlast a restart.  Raises Refused if
+        the disk does not take it."""
         names: list[Name] = []
         async for stored in in_turns(disk.streams()):
             name = self._directory.stored_name(stored, disk.partition_of(stored))
             if _is_selected(body, stored, name) and disk.drop(stored):
                 names.append(name)
-        await disk.settled()
+        if not await disk.settled():
+            raise Refused(503, _NOT_ON_DISK, {"Retry-After": "1"})
         return names
 
     async def _purge_memory(self, body: PurgeBody) -> list[Name]:
@@ -194,6 +201,7 @@ def purge_endpoints(subject: Subject, directory: Directory) -> list[Endpoint]:
             body=PurgeBody,
             audited=_audited,
             expects="one of stream, prefix, key, id and all, with or without soft",
+            refusals={503: "The store on disk has not recorded the purge. Send it again until it succeeds."},
         )
     ]
 
