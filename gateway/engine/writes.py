@@ -300,6 +300,7 @@ class Writes:
         is_remade = bool(change) and may_remake(change)
         if is_remade:
             self._pending.settle(request.group)
+            self._store.withdraw_kept(request.group)
         if not self._store.has(request.group):
             return
         headers = reply.headers
@@ -352,6 +353,7 @@ class Writes:
         is_ended = request.mode is _DELETE and status < 300
         if is_made or is_ended:
             self._pending.overtake(request.group)
+            self._store.withdraw_kept(request.group)
         elif request.mode is _DELETE and status in _ABSENT:
             self._revalidate_all(request.group)
             return
@@ -359,6 +361,8 @@ class Writes:
             # The origin has refused the write, so nothing has changed.
             return
         change, now = self._change(write), self._clock.now()
+        if may_remake(change):
+            self._store.withdraw_kept(request.group)
 
         def overtaken(stream: Stream) -> None:
             if is_made or is_ended or self._may_be_remade(stream, change, now):
@@ -394,6 +398,7 @@ class Writes:
         Either an earlier attempt has deleted the stream and its answer was lost, or the stream is hidden from this
         client only.
         """
+        self._store.withdraw_kept(group)
 
         def revalidate(stream: Stream) -> None:
             stream.may_be_another()

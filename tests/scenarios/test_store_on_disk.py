@@ -398,6 +398,29 @@ async def test_a_write_that_may_end_a_stream_drops_it_from_disk(begin: Begin, wr
             assert len(disk_of(edge)) == 0
 
 
+@pytest.mark.parametrize("is_overtaken", [False, True])
+async def test_a_delete_whose_answer_shows_no_stream_or_another_drops_it_from_disk(
+    begin: Begin, writer: Writer, origin: RunningOrigin, faults: Faults, clock: ManualClock, *, is_overtaken: bool
+) -> None:
+    await writer.make()
+    await is_on_disk(begin, writer)
+    async with begin() as edge:
+        held = faults.hold(method="DELETE")
+        deleting = asyncio.create_task(edge.send("DELETE", "/s"))
+        await held.waiting(1)
+        origin.origin.store.delete("/s", clock.wall())
+        if is_overtaken:
+            assert (await edge.send("PUT", "/s", {"Content-Type": TEXT})).status == 201
+            await writer.append(seed=3)
+            assert await whole(edge) == await writer.read()
+            for stream in list(edge.gateway.engine.store):
+                edge.gateway.engine.store.drop_stream(stream, End.EVICTED)
+        assert len(disk_of(edge)) == 1
+        held.release()
+        assert (await deleting).status == (204 if is_overtaken else 404)
+        assert len(disk_of(edge)) == 0
+
+
 async def test_damaged_bytes_are_fetched(begin: Begin, writer: Writer, folder: Path) -> None:
     await writer.make()
     await is_on_disk(begin, writer)
