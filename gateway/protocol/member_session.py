@@ -29,6 +29,8 @@ _BEGINNING: Final = b"gateway-fleet "
 _GREETING: Final = re.compile(rb"gateway-fleet (\d{1,6}) (\S{1,63}) ([0-9a-f]{32})(?: ([0-9a-f]{64}))?\n")
 _LENGTH_BYTES: Final = 4
 _CODE_BYTES: Final = 32
+_BLOCK_BYTES: Final = 64
+"""The size of a block of SHA-256."""
 _HEAD_BYTES: Final = _LENGTH_BYTES + _CODE_BYTES
 
 ANOTHER_SERVER: Final = "another server answers at its URL"
@@ -46,14 +48,36 @@ class NotProved(Exception):
     """The other end has not proved to be the expected member.  The text is the reason."""
 
 
-class Sealer:
-    """Makes the records of one direction."""
+class _Codes:
+    """The authentication codes of one direction: HMAC-SHA256 over the record's number and data.
 
-    __slots__ = ("_key", "_number")
+    The two hashes of HMAC are begun once for each key, because `hmac.digest` begins them anew at ten times the cost.
+    """
+
+    __slots__ = ("_inner", "_number", "_outer")
 
     def __init__(self, key: bytes) -> None:
-        self._key = key
+        block = int.from_bytes(key.ljust(_BLOCK_BYTES, b"\0"), "big")
+        self._inner, self._outer = (
+            hashlib.sha256((block ^ int.from_bytes(bytes([pad]) * _BLOCK_BYTES, "big")).to_bytes(_BLOCK_BYTES, "big"))
+            for pad in (0x36, 0x5C)
+        )
         self._number = 0
+
+    def _code(self, data: bytes) -> bytes:
+        """Return the code of the next record."""
+        inner, outer = self._inner.copy(), self._outer.copy()
+        inner.update(self._number.to_bytes(8, "big"))
+        inner.update(data)
+        outer.update(inner.digest())
+        self._number += 1
+        return outer.digest()
+
+
+class Sealer(_Codes):
+    """Makes the records of one direction."""
+
+    __slots__ = ()
 
     def sealed(self, data: bytes) -> bytes:
         """Return the records that carry `data`."""
@@ -63,19 +87,16 @@ class Sealer:
         return b"".join([self._record(data[start : start + MOST_RECORD_BYTES]) for start in starts])
 
     def _record(self, data: bytes) -> bytes:
-        code = hmac.digest(self._key, self._number.to_bytes(8, "big") + data, "sha256")
-        self._number += 1
-        return len(data).to_bytes(_LENGTH_BYTES, "big") + code + data
+        return len(data).to_bytes(_LENGTH_BYTES, "big") + self._code(data) + data
 
 
-class Opener:
+class Opener(_Codes):
     """Checks the records of one direction."""
 
-    __slots__ = ("_key", "_number", "_unread")
+    __slots__ = ("_unread",)
 
     def __init__(self, key: bytes) -> None:
-        self._key = key
-        self._number = 0
+        super().__init__(key)
         self._unread = b""
 
     @property
@@ -95,10 +116,8 @@ class Opener:
             if end > len(unread):
                 break
             piece = unread[start + _HEAD_BYTES : end]
-            code = hmac.digest(self._key, self._number.to_bytes(8, "big") + piece, "sha256")
-            if not hmac.compare_digest(code, unread[start + _LENGTH_BYTES : start + _HEAD_BYTES]):
+            if not hmac.compare_digest(self._code(piece), unread[start + _LENGTH_BYTES : start + _HEAD_BYTES]):
                 raise ValueError("a record is not of this member")
-            self._number += 1
             pieces.append(piece)
             start = end
         self._unread = unread[start:]

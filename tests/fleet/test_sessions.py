@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -15,6 +16,7 @@ from gateway.protocol.member_session import (
     MOST_RECORD_BYTES,
     MemberKey,
     NotProved,
+    Sealer,
     Session,
 )
 from gateway.server.member_connection import MOST_UNPROVED_OF_ADDRESS
@@ -47,6 +49,14 @@ def test_both_ends_read_what_the_other_one_sends() -> None:
         for sender, receiver in ((asker, owner), (owner, asker)):
             sent = sender.sealer.sealed(data)
             assert receiver.opener.opened(sent[:7]) + receiver.opener.opened(sent[7:]) == data
+
+
+def test_the_codes_are_hmac_sha256() -> None:
+    key = bytes(range(32))
+    sealer = Sealer(key)
+    for number, data in enumerate((b"", b"one", b"x" * 1_000)):
+        code = hmac.digest(key, number.to_bytes(8, "big") + data, "sha256")
+        assert sealer.sealed(data) == len(data).to_bytes(4, "big") + code + data
 
 
 @pytest.mark.parametrize(
