@@ -4,8 +4,9 @@ Each member asks each other one regularly for its name, its configuration, and w
 member that does not answer, or whose configuration differs, owns no streams in this member's view.  A request that
 cannot reach a member has the same effect at once.  `Fleet.members` has the reasons, for the operator.
 
-A member that answers probes but not requests must not lose and get its streams twice a second.  So after failed
-requests it is asked again only after a while, which doubles with each such loss (`Member.lose`).
+A member that often fails must not lose and get its streams twice a second: one that answers probes but not requests, or
+one that is too busy for some seconds.  So after a failure it is asked again only after a while, which doubles with each
+such loss (`Member.lose`).
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ PROBE_S: Final = 0.5
 """Seconds between two probes of a member, varied by a fifth."""
 _LEAST_HOLD_S: Final = 0.5
 _MOST_HOLD_S: Final = 30.0
-"""The least and the most seconds for which a member is not asked after a failed request, varied by a fifth."""
+"""The least and the most seconds for which a member is not asked after a failure, varied by a fifth."""
 _STEADY_S: Final = 10.0
 """A member that was asked for this number of seconds without a failure is held off for `_LEAST_HOLD_S` again."""
 _CONNECT_S: Final = 1.0
@@ -119,8 +120,8 @@ class Member:
             _log.warning("member %s at %s can be reached", self.name, self.url)
         self._fleet.owners.set_reached(self._index, is_reached=not why_not)
 
-    def lose(self) -> None:
-        """Record that a request has failed twice."""
+    def lose(self, why_not: str = _FAILED) -> None:
+        """Record that a request has failed twice, or that a probe has failed.  The member is held off for a while."""
         fleet = self._fleet
         if self.why_not:
             return
@@ -128,7 +129,7 @@ class Member:
         is_steady = now >= self._reached_at + _STEADY_S
         self._hold_s = _LEAST_HOLD_S if is_steady else min(_MOST_HOLD_S, 2 * self._hold_s)
         self._held_until = now + fleet.varied(self._hold_s)
-        self.judge(_FAILED)
+        self.judge(why_not)
 
     # -- called by the client of other members
 
@@ -151,7 +152,7 @@ class Member:
         elif answer.is_leaving:
             self.judge("it is leaving")
         else:
-            self.judge(_FAILED if self._fleet.clock.now() < self._held_until else "")
+            self.judge(self.why_not if self._fleet.clock.now() < self._held_until else "")
         self._is_late = False
         self._go_on()
 
@@ -166,7 +167,9 @@ class Member:
         if isinstance(cause, NotAMember):
             self.judge(str(cause))
         else:
-            self.judge("it does not answer in time" if isinstance(error, UpstreamTimeout) else "it cannot be reached")
+            why_not = "it does not answer in time" if isinstance(error, UpstreamTimeout) else "it cannot be reached"
+            self.lose(why_not)
+            self.judge(why_not)
         self._go_on()
 
     def _go_on(self) -> None:

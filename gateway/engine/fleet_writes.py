@@ -18,6 +18,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable
 from functools import lru_cache
+from hashlib import blake2b
+from sys import intern
 from typing import Final, Protocol
 
 from gateway.engine.relayed_request import NO_CHANGE, SentRequest
@@ -28,7 +30,10 @@ from gateway.upstream.reply import Reply
 from gateway.workers.members import MemberOwners
 from gateway.workers.shared_memory import HASHES
 
-_MOST_KNOWN: Final = 1 << 16
+_MOST_KNOWN: Final = 1 << 14
+"""The most counts of other members that an owner remembers, of some 300 bytes each."""
+_MOST_CELLS: Final = 1 << 10
+"""The most paths whose cells are remembered.  Paths may be long."""
 _NONE: Final = WriteCount()
 
 
@@ -38,7 +43,7 @@ class CountedWrites:
     def __init__(self, owners: MemberOwners) -> None:
         self._appends = array("Q", bytes(8 * HASHES))
         self._others = array("Q", bytes(8 * HASHES))
-        self.index_of: Final = lru_cache(_MOST_KNOWN)(lambda group: owners.cell_of(*group))
+        self.index_of: Final = lru_cache(_MOST_CELLS)(lambda group: owners.cell_of(*group))
         """Returns the cell of a path."""
 
     def __repr__(self) -> str:
@@ -91,8 +96,8 @@ class SeenWrites:
         """At most `most` counts are remembered."""
         self._applying = applying
         self._most = most
-        self._seen: dict[tuple[str, Group], tuple[str, WriteCount]] = {}
-        """The process and its latest count, by member and path.  The latest entry is last."""
+        self._seen: dict[bytes, tuple[str, WriteCount]] = {}
+        """The process and its latest count, by a digest of member and path.  The latest entry is last."""
 
     def __repr__(self) -> str:
         return f"<SeenWrites {len(self._seen)} counts>"
@@ -100,14 +105,16 @@ class SeenWrites:
     def look(self, sender: MemberField, group: Group) -> None:
         """Apply the writes that the sender of a request has relayed to the path since its last request for it."""
         name, instance, now = sender.name, sender.instance, sender.writes
-        entry = self._seen.pop((name, group), None)
+        # Clients choose the paths, so keep no path.
+        key = blake2b("\0".join((name, *group)).encode("utf-8", "surrogateescape"), digest_size=16).digest()
+        entry = self._seen.pop(key, None)
         if entry is None and len(self._seen) >= self._most:
             del self._seen[next(iter(self._seen))]
         is_known = entry is not None and entry[0] == instance
         before = entry[1] if entry is not None and is_known else _NONE
         # A request may have been overtaken by a later one on another connection.
         latest = WriteCount(max(before.appends, now.appends), max(before.others, now.others))
-        self._seen[name, group] = instance, latest
+        self._seen[key] = intern(instance), latest
         if now.others > before.others:
             self._applying().apply_anything(group)
         elif now.appends > before.appends or not is_known:

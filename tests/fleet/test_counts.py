@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.engine.fleet_writes import SeenWrites
+from gateway.engine.fleet_writes import CountedWrites, SeenWrites
 from gateway.protocol.fleet_headers import MemberAnswer, MemberField, WriteCount, moved
 from gateway.protocol.sharing import Group
 from gateway.protocol.worker_headers import HopSaid, Remembered
+from gateway.workers.members import MemberOwners
 
 GROUP = Group("http://origin", "/s")
 FIRST = MemberField("b", "1" * 16, "2" * 16)
@@ -88,3 +91,25 @@ def test_times_of_another_clock_are_moved() -> None:
     found = moved(said, 100.0)
     assert found.remembered is not None
     assert (found.as_of, found.remembered.contacted_at) == (98.0, 95.0)
+
+
+def test_what_is_remembered_of_a_path_does_not_grow_with_the_path() -> None:
+    effects = Effects()
+    paths = [f"/{number}/" + "x" * 8_000 for number in range(4)]
+    tracemalloc.start()
+    try:
+        for path in paths:
+            assert effects.after(1, group=Group("http://origin", path)) == "appends"
+            effects.appends.clear()
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert taken < 8_000
+    assert [effects.after(1, group=Group("http://origin", path)) for path in paths] == [""] * 4
+
+
+def test_the_cells_of_few_paths_are_remembered() -> None:
+    counts = CountedWrites(MemberOwners(["a", "b"], 0, b"secret"))
+    for number in range(2_000):
+        counts.count(Group("http://origin", f"/{number}"))
+    assert counts.index_of.cache_info().currsize <= 1_024

@@ -74,6 +74,7 @@ def test_a_member_is_asked_from_its_first_answer_until_it_cannot_be_reached() ->
     assert not probes.is_reached()
     probes.clock.advance(1.2 * PROBE_S)
     probes.answer()
+    probes.answer()
     assert probes.is_reached()
     probes.answer(is_leaving=True)
     assert (probes.is_reached(), probes.member.losses) == (False, 2)
@@ -108,3 +109,20 @@ def test_a_member_that_answers_only_probes_is_asked_ever_more_rarely() -> None:
     probes.answer()
     probes.answer()
     assert probes.is_reached(), "after a while without failures it is as at first"
+
+
+def test_a_member_that_is_silent_again_and_again_is_asked_ever_more_rarely() -> None:
+    probes, counts = Probes(), []
+    probes.answer()
+    for _ in range(6):
+        probes.fail(UpstreamTimeout())
+        probes.fail(UpstreamTimeout())
+        assert not probes.is_reached()
+        count = 0
+        while not probes.is_reached():
+            probes.clock.advance(1.2 * PROBE_S)
+            probes.answer()
+            count += 1
+        counts.append(count)
+    assert counts[0] <= 2 < counts[2] < counts[4] < 30, counts
+    assert probes.member.losses == 6
