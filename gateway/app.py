@@ -325,6 +325,14 @@ class RunningGateway:
                 warn_of_short_plan(plan, grants, budget)
         return is_new
 
+    def refuse_changes(self) -> None:
+        """Close the admin port, and refuse changes there, because another version of the gateway replaces this one."""
+        if not self.is_replaced and self.worker_admin is not None:
+            self.worker_admin.begin_last_answers()
+        self.is_replaced = True
+        for server in self._admin_servers:
+            server.close()
+
     async def stop(self, inherited: Iterable[int] = (), *, is_replaced: bool = False) -> None:
         """Drain, and stop within `shutdown_timeout_s`.  Connections that are still open at the end are cut.
 
@@ -339,10 +347,8 @@ class RunningGateway:
         gone_at = asyncio.get_running_loop().time() + timeout_s
         self._is_open, self._is_stopping = False, True
         self.listeners.inherited = frozenset(inherited)
-        self.is_replaced = is_replaced
         if is_replaced:
-            for server in self._admin_servers:
-                server.close()
+            self.refuse_changes()
         await self.listeners.stop_accepting(only_shared=True)
         # Live readers must end before idle connections are closed, and the timer wheel may end them up to one tick
         # late.  Therefore end them a tick earlier.
@@ -353,6 +359,8 @@ class RunningGateway:
             idle_at - min(_LAST_ACCEPTED_S, timeout_s * 0.1), idle_at, gone_at - timeout_s * 0.1
         )
         await self.listeners.wait_closed()
+        if self.worker_admin is not None:
+            await self.worker_admin.finish_answers()
         if self._hop_server is not None:
             await self._hop_server.close()
         await self._tasks.close()

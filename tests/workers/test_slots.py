@@ -162,6 +162,7 @@ async def test_a_worker_knows_in_its_drain_whether_another_version_replaces_this
     gateway = SimpleNamespace(
         listeners=listeners, admin_url="", wait_for_others=lambda _: None, stop=stop, is_replaced=False
     )
+    gateway.refuse_changes = lambda: setattr(gateway, "is_replaced", True)
     monkeypatch.setattr("gateway.app.start_gateway", start_gateway)
     with TemporaryDirectory() as folder, ours:
         place = SimpleNamespace(control=Control(theirs), slot=1, folder=folder)

@@ -85,7 +85,7 @@ async def _serve(handed: Handed, config: GatewayConfig, folder: HeldFolder, *, h
         # Stop accepting now, because another gateway may be waiting for the ports.  If the supervisor has ended during
         # an upgrade, another version of this gateway shares the sockets.
         gateway.listeners.is_shared = True
-        gateway.is_replaced = True
+        gateway.refuse_changes()
         await gateway.listeners.stop_accepting()
     await gateway.stop(inherited, is_replaced=orders.is_replaced)
     await orders.tasks.close()

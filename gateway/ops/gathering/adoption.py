@@ -7,10 +7,11 @@ others may have started at the same moment.  A late worker is therefore asked ag
 
 While an upgrade ends, the admin port of the previous version still answers.  A revocation that this port confirms has
 to hold at the new version too.  Each worker that starts during this time therefore asks the previous version, and goes
-on asking until the previous version has ended.  The worker awaits the first answers before it accepts connections,
-whatever the other workers of its own version answer: they may have started at the same moment, and may know no
-revocation yet.  A drain of the previous version is not taken over, because the previous version drains only because it
-is replaced.
+on asking until the previous version has ended.  A worker of the previous version first refuses changes, and ends only
+when each of these workers has had the time to ask once more.  A worker that starts awaits the first answers before it
+accepts connections, whatever the other workers of its own version answer: they may have started at the same moment, and
+may know no revocation yet.  A drain of the previous version is not taken over, because the previous version drains only
+because it is replaced.
 """
 
 from __future__ import annotations

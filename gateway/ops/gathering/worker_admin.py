@@ -30,6 +30,9 @@ _STOP_S: Final = 1.0
 """The most seconds for the last answers on the private socket."""
 _FOLLOW_S: Final = 0.5
 """Seconds between two requests to the previous version while it ends, and to workers that were late."""
+_LAST_ANSWERS_S: Final = 3.0
+"""Seconds for which a version that is replaced answers the workers of the next version after it has begun to refuse
+changes.  Each of these workers asks at least once in this time: a round of questions takes at most 2 s."""
 
 
 class WorkerAdmin:
@@ -49,6 +52,10 @@ class WorkerAdmin:
         )
         self._timer: Timer | None = None
         self._tasks = Tasks()
+        self._has_answered = asyncio.Event()
+        """Whether the workers of the next version have had the time to ask for the last revocations; also set if there
+        is no next version."""
+        self._has_answered.set()
         self._untold: dict[Origin, bool] = {}
         """The origins whose state is being reported to the other workers, and whether each origin has changed since the
         report began."""
@@ -72,6 +79,15 @@ class WorkerAdmin:
             following = follow_late(self._subject, self._peers, late, partial(asyncio.sleep, _FOLLOW_S), but=place.slot)
             self._tasks.start(following, "settings of late workers")
         self._keep_later()
+
+    def begin_last_answers(self) -> None:
+        """Note that this version refuses changes from now on, because the next version replaces it."""
+        self._has_answered.clear()
+        self._subject.engine.clock.call_later(_LAST_ANSWERS_S, self._has_answered.set)
+
+    async def finish_answers(self) -> None:
+        """Wait until the workers of the next version know the last revocations that this version has confirmed."""
+        await self._has_answered.wait()
 
     async def close(self) -> None:
         """Stop serving the private socket."""

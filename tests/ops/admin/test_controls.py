@@ -6,7 +6,8 @@ import asyncio
 import logging
 import re
 from collections.abc import Iterator
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from aiohttp import ClientConnectorError
@@ -15,9 +16,10 @@ from pydantic import SecretStr
 from gateway.config.gateway import GatewayConfig
 from gateway.config.sections import every_field
 from gateway.ops.admin.controls import LOGGER
+from gateway.ops.gathering.worker_admin import WorkerAdmin
 from gateway.origin.app import RunningOrigin
 from tests.ops.admin.conftest import Bench, Start
-from tests.waiting import eventually
+from tests.waiting import eventually, pass_turns
 
 
 @pytest.fixture
@@ -62,6 +64,30 @@ async def test_a_gateway_that_another_version_replaces_refuses_changes_and_answe
     bench.clock.advance(bench.gateway.config.server.shutdown_timeout_s)
     await reader.content.read()
     await stopping
+
+
+async def test_a_replaced_worker_answers_the_next_version_before_it_stops(bench: Bench) -> None:
+    """The next version has still to ask for the revocations that this version has confirmed."""
+    steps, has_answered = list[str](), asyncio.Event()
+
+    async def finish_answers() -> None:
+        steps.append("waits")
+        await has_answered.wait()
+
+    async def close() -> None:
+        steps.append("closed")
+
+    answers = SimpleNamespace(
+        begin_last_answers=lambda: steps.append("begins"), finish_answers=finish_answers, close=close
+    )
+    bench.gateway.worker_admin = cast(WorkerAdmin, answers)
+    stopping = asyncio.create_task(bench.gateway.stop(is_replaced=True))
+    await eventually(lambda: "waits" in steps)
+    await pass_turns()
+    assert steps == ["begins", "waits"]
+    has_answered.set()
+    await stopping
+    assert steps[-1] == "closed"
 
 
 async def test_a_replaced_gateway_answers_a_kept_connections_reads_and_then_ends_it(bench: Bench) -> None:

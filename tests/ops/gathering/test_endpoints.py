@@ -14,6 +14,7 @@ import orjson
 import pytest
 from aiohttp import ClientSession, UnixConnector, web
 
+from gateway.aio.clock import ManualClock
 from gateway.commands.purge import PURGE_S
 from gateway.ops.admin.app import admin_endpoints
 from gateway.ops.admin.directory import Directory
@@ -35,6 +36,7 @@ from gateway.ops.gathering.worker_admin import WorkerAdmin
 from gateway.ops.partition_ids import PartitionIds
 from gateway.workers.place import WorkerPlace
 from gateway.workers.shared_memory import SharedMemory, SlotState
+from tests.waiting import pass_turns
 
 DONE = PeerAnswer(0, 200, b"{}")
 UNKNOWN = PeerAnswer(1, 404, b'{"error": "no such stream is held"}')
@@ -257,6 +259,22 @@ async def test_a_purge_is_done_twice_at_this_version_even_if_the_version_before_
         "worker 0: it has not answered in time"
     )
     assert sorted(name for name, *_ in sites.asked) == ["old0", "old0", "own", "own"]
+
+
+async def test_a_replaced_worker_answers_until_each_worker_of_the_next_version_has_asked_once_more(
+    sites: Sites,
+) -> None:
+    admin, _ = await sites.admin()
+    admin.answering._subject.engine.clock = clock = ManualClock()
+    await asyncio.wait_for(admin.finish_answers(), 30.0)
+    admin.begin_last_answers()
+    finishing = asyncio.create_task(admin.finish_answers())
+    # Between two questions of one worker lie a pause of 0.5 s, and 2 s in which another worker does not answer.
+    clock.advance(2.5)
+    await pass_turns()
+    assert not finishing.done()
+    clock.advance(0.5)
+    await asyncio.wait_for(finishing, 30.0)
 
 
 async def test_a_change_is_not_confirmed_by_a_version_that_is_replaced_while_it_makes_the_change(sites: Sites) -> None:
