@@ -56,6 +56,8 @@ _CONNECT_S: Final = 1.0
 _PROBE_BOUNDS: Final = Bounds(_CONNECT_S, 1.0, 1.0, 2.0)
 _FIRST_S: Final = 1.5
 """The most seconds for which the start waits for the first answers of the other members."""
+_MOST_TOLD_S: Final = 1.0
+"""The most seconds for which a member that is leaving waits for the next probe of each other one."""
 _NOT_ASKED: Final = "not asked yet"
 _FAILED: Final = "a request has failed"
 
@@ -80,6 +82,8 @@ class Member:
         """How many requests for streams were sent to the member."""
         self._pending: PendingRequest | None = None
         self._timer: Timer | None = None
+        self._is_namesake = False
+        """Whether the member has been found to have this one's `server.node_name`."""
         self._is_late = False
         """Whether the latest probe was not answered in time."""
         self._reached_at = self._held_until = -inf
@@ -153,6 +157,9 @@ class Member:
             self.judge("it is leaving")
         else:
             self.judge(self.why_not if self._fleet.clock.now() < self._held_until else "")
+        if answer is not None and answer.node == self._fleet.node and not self._is_namesake:
+            self._is_namesake = True
+            _log.warning("member %s has the same server.node_name as this one", self.name)
         self._is_late = False
         self._go_on()
 
@@ -194,6 +201,12 @@ class Fleet:
         self.client: Final = client or MemberClient(self.key, {member.name: member.url for member in config.members})
         self.field = MemberField(config.name, secrets.token_hex(8), "0" * 16)
         """What this member says of itself in requests."""
+        self.node = ""
+        """A digest of this member's `server.node_name`."""
+        self._told: set[str] = set()
+        """The members that have asked for this member's state since it is leaving."""
+        self._on_told = asyncio.Event()
+        self._has_stopped = False
         self.members: Final = {
             index: Member(self, index, member.name, member.url)
             for index, member in enumerate(config.members)
@@ -217,12 +230,15 @@ class Fleet:
             config.origins.model_dump(mode="json"),
             [(member.name, member.url) for member in config.fleet.members],
         ]
-        text = json.dumps(parts, sort_keys=True).encode()
-        self.field = self.field._replace(config=hashlib.blake2b(text, digest_size=8, key=self._secret).hexdigest())
+        self.field = self.field._replace(config=self._digest(json.dumps(parts, sort_keys=True)))
+        self.node = self._digest(config.server.node_name)
+
+    def _digest(self, text: str) -> str:
+        return hashlib.blake2b(text.encode(), digest_size=8, key=self._secret).hexdigest()
 
     def answer(self, *, is_leaving: bool) -> MemberAnswer:
         """Return what this member says of itself in its answers."""
-        return MemberAnswer(self.field.name, self.field.instance, self.field.config, is_leaving)
+        return MemberAnswer(self.field.name, self.field.instance, self.field.config, is_leaving, self.node)
 
     def later(self, probe: Callable[[], object]) -> Timer:
         """Call `probe` when the next probe is due."""
@@ -246,8 +262,28 @@ class Fleet:
         if all(member.why_not != _NOT_ASKED for member in self.members.values()):
             self._all_answered.set()
 
+    def told(self, name: str, *, is_leaving: bool) -> None:
+        """Record that a member has been told of this one's state."""
+        if is_leaving:
+            self._told.add(name)
+            self._on_told.set()
+        else:
+            self._told.discard(name)
+
+    async def until_told(self, within_s: float) -> None:
+        """Wait until the members that can be reached know that this one is leaving, but not for long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, min(within_s, _MOST_TOLD_S))):
+                while not self._has_stopped and any(
+                    not one.why_not and one.name not in self._told for one in self.members.values()
+                ):
+                    self._on_told.clear()
+                    await self._on_told.wait()
+
     def stop(self) -> None:
         """End the probes."""
+        self._has_stopped = True
+        self._on_told.set()
         for member in self.members.values():
             member.stop()
 

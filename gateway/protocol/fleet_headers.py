@@ -23,7 +23,7 @@ FLEET: Final = "Gateway-Fleet"
 PROBE: Final = "OPTIONS"
 """The method of the requests by which members learn of each other's state."""
 _SENT: Final = re.compile(r"(\S{1,63}) ([0-9a-f]{16}) ([0-9a-f]{16}) (\d{1,20}) (\d{1,20})")
-_ANSWERED: Final = re.compile(r"(\S{1,63}) ([0-9a-f]{16}) ([0-9a-f]{16}) (serving|leaving)")
+_ANSWERED: Final = re.compile(r"(\S{1,63}) ([0-9a-f]{16}) ([0-9a-f]{16}) (serving|leaving) ([0-9a-f]{16})")
 
 
 class WriteCount(NamedTuple):
@@ -66,16 +66,19 @@ class MemberAnswer(NamedTuple):
     instance: str
     config: str
     is_leaving: bool
+    node: str = "0" * 16
+    """A digest of `server.node_name`, which should differ between members."""
 
     def rendered(self) -> str:
         """Return the value of `FLEET` in an answer."""
-        return f"{self.name} {self.instance} {self.config} {'leaving' if self.is_leaving else 'serving'}"
+        state = "leaving" if self.is_leaving else "serving"
+        return f"{self.name} {self.instance} {self.config} {state} {self.node}"
 
     @classmethod
     def parse(cls, text: str) -> MemberAnswer | None:
         """Read the value of `FLEET` in an answer; return None if it is malformed."""
         found = _ANSWERED.fullmatch(text)
-        return cls(found[1], found[2], found[3], found[4] == "leaving") if found is not None else None
+        return cls(found[1], found[2], found[3], found[4] == "leaving", found[5]) if found is not None else None
 
 
 def moved(said: HopSaid, by_s: float) -> HopSaid:

@@ -5,7 +5,7 @@ fleet's secret.
 All other requests are refused, and so are those of members with another configuration: their routes may have another
 meaning.  The answer then has no statement, so the other member asks the next owner.
 
-A request from a member is never handed on to a third member.
+A request from a member causes no request to a third member.  It may join one that this member has sent before.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ class FleetHandler(HopHandler):
         answer = fleet.answer(is_leaving=self._engine.drain.is_set).rendered()
         if request.method == PROBE:
             context.outcome = Outcome.HIT
+            fleet.told(sender.name, is_leaving=self._engine.drain.is_set)
             return context.delivery.text(204, CIMultiDict({FLEET: answer}), b"")
         if sender.config != fleet.field.config:
             return self._refuse(context, 421, CIMultiDict({FLEET: answer}), _DIFFERS)

@@ -306,6 +306,8 @@ class Frontend:
         if self.others_are_empty is not None:
             await self.others_are_empty(gone_at - now())
         if self.members is not None:
+            if (fleet := self._engine.fleet) is not None:
+                await fleet.until_told(gone_at - now())
             await self.members.abort()
 
     def _admits(self, answer: RememberedAnswer, peer: Peer, section: Section, key: VerdictKey | None) -> bool:

@@ -89,6 +89,13 @@ async def test_a_member_that_leaves_gives_its_streams_to_others_before_it_ends(s
     site.members["b"].gateway.undo_drain()
 
 
+async def test_a_member_without_clients_waits_until_the_others_know_that_it_leaves(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    await site.stop("c")
+    assert caplog.text.count("owns no streams: it is leaving") == 2
+
+
 async def test_readers_go_on_without_a_member_that_hangs(site: Site) -> None:
     path = site.path_of("b")
     await site.members["a"].put(path, b"x")
@@ -234,3 +241,11 @@ async def test_a_url_that_leads_to_another_member_is_logged(apart: Site, caplog:
     async with time_passing(apart.clock):
         await eventually(lambda: "leads to member b" in caplog.text)
     assert apart.reached("a") == set()
+
+
+async def test_members_of_one_name_in_logs_are_warned_of(apart: Site, caplog: pytest.LogCaptureFixture) -> None:
+    await apart.start("a", node_name="one")
+    await apart.start("b", node_name="one")
+    async with time_passing(apart.clock):
+        await eventually(lambda: caplog.text.count("has the same server.node_name as this one") == 2)
+    assert apart.reached("a") == {"b"}
