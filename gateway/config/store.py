@@ -31,6 +31,12 @@ class StoreConfig(Model):
         description="Size of one file of the store, at most half of max_bytes.",
     )
 
+    with_credentials: bool = Field(
+        default=False,
+        description="Write the bytes of routes whose readers with credentials share them, too: routes with "
+        'credentials = "shared" or with [[route.auth]]. The files are not encrypted.',
+    )
+
     @model_validator(mode="after")
     def _has_two_segments(self) -> Self:
         if 2 * self.segment_bytes > self.max_bytes:

@@ -9,7 +9,10 @@ Only one thread at a time uses the index: the one that opens the store, then the
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import secrets
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +20,7 @@ from typing import Final, NamedTuple
 
 import orjson
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 """The version of the format.  Another version is refused, because its records may have another meaning."""
 
 
@@ -34,6 +37,10 @@ class StoredKey(NamedTuple):
     route: str
     sharing: str
     """A digest of the route's settings that decide which readers may share the bytes."""
+
+    def owner_in(self, store: str) -> str:
+        """Return the digest that names the stream in its records; `store` is the store's id."""
+        return hashlib.blake2b(json.dumps([store, *self]).encode(), digest_size=16).hexdigest()
 
 
 class Facts(NamedTuple):
@@ -87,11 +94,22 @@ class Index:
             "size INTEGER NOT NULL, PRIMARY KEY (segment, position)) WITHOUT ROWID"
         )
         run("CREATE INDEX IF NOT EXISTS runs_by_stream ON runs (stream)")
+        run("CREATE TABLE IF NOT EXISTS store (id TEXT NOT NULL)")
+        if run("SELECT id FROM store").fetchone() is None:
+            run("INSERT INTO store VALUES (?)", (secrets.token_hex(16),))
+        (self.store,) = run("SELECT id FROM store").fetchone()
         run(f"PRAGMA user_version = {FORMAT}")
         run("COMMIT")
 
     def close(self) -> None:
         self._database.close()
+
+    def check(self) -> None:
+        """Read all of the index once.  Raises ValueError, TypeError if it has other content than this class writes."""
+        for _ in self.streams():
+            pass
+        for _ in self.runs():
+            pass
 
     def streams(self) -> Iterator[tuple[int, StoredKey, Facts]]:
         """Return all streams, with their numbers."""

@@ -4,8 +4,9 @@ A record is a fixed head, a header in JSON, and the bytes.  The head has a magic
 parts, and a checksum of everything else.  A record is decoded only if its length and its checksum are right, so a
 record that was torn by a crash, or has a flipped bit, is never used.
 
-The header names the stream and the run.  An index that points at the record of another stream, or of another run, is
-therefore noticed as well.
+The header names the stream and the run.  The stream is named by a digest of its key and of the store's id, which is
+random.  An index that points at the record of another stream or run is therefore noticed as well, and so is a key in
+the index that has changed, and an index of an earlier store in the same folder.
 """
 
 from __future__ import annotations
@@ -20,22 +21,22 @@ import orjson
 from gateway.tape.block import Block
 
 _HEAD: Final = struct.Struct("<4sIQ16s")
-_MAGIC: Final = b"dgr1"
+_MAGIC: Final = b"dgr2"
 
 
 class Record(NamedTuple):
     """A decoded record."""
 
-    stream: int
-    """The number of the stream in the index."""
+    owner: str
+    """The digest that names the stream (`StoredKey.owner_in`)."""
     written_at: float
     """When the record was made, in Unix seconds."""
     block: Block
 
 
-def encode(stream: int, written_at: float, block: Block) -> list[bytes]:
+def encode(owner: str, written_at: float, block: Block) -> list[bytes]:
     """Return the record of a block as pieces."""
-    header = orjson.dumps([stream, written_at, block.start, block.end, block.is_json, block.marks])
+    header = orjson.dumps([owner, written_at, block.start, block.end, block.is_json, block.marks])
     sizes = (len(header), block.size)
     return [_HEAD.pack(_MAGIC, *sizes, _checksum(sizes, [header, *block.pieces])), header, *block.pieces]
 
@@ -51,10 +52,10 @@ def decode(data: bytes | bytearray) -> Record | None:
     view = memoryview(data)
     if _checksum((header_size, size), [view[_HEAD.size : start], view[start:]]) != checksum:
         return None
-    stream, written_at, first, end, is_json, marks = orjson.loads(view[_HEAD.size : start])
+    owner, written_at, first, end, is_json, marks = orjson.loads(view[_HEAD.size : start])
     block = Block(first, end, [bytes(view[start:])], is_json, 0.0)
     block.marks = [(position, token) for position, token in marks]
-    return Record(stream, written_at, block)
+    return Record(owner, written_at, block)
 
 
 def _checksum(sizes: tuple[int, int], parts: Sequence[bytes | memoryview]) -> bytes:

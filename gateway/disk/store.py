@@ -6,7 +6,8 @@ fetched from the origin, so a run that is lost costs a request and nothing else.
 
 A run is written when a stream has `RUN_BYTES` more bytes than on disk, when the stream leaves memory, and when the
 gateway stops.  Streams of less than `LEAST_BYTES` are not written: to confirm them costs the origin as much as to send
-them.  Only streams of readers without credentials are written.
+them.  Only streams of readers without credentials are written, unless the operator allows others
+(`store.with_credentials`).
 
 A run is read on the loop if the kernel has it in memory (`RWF_NOWAIT`), and in a thread otherwise.  Its checksum is
 checked before a byte is used.
@@ -84,6 +85,7 @@ class DiskStore:
         self._index = index
         self._clock = clock
         self.max_bytes = config.max_bytes
+        self.with_credentials = config.with_credentials
         self._most_run_bytes = config.segment_bytes // 4
         self.counts = DiskCounts()
         self._streams: dict[StoredKey, StoredStream] = {}
@@ -129,13 +131,13 @@ class DiskStore:
             raise ConfigError(f"store.path: {error}") from None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return cls(folder, lock, Index(folder / "index.sqlite"), config, clock)
+            return cls(folder, lock, _index(folder), config, clock)
         except BlockingIOError:
             text = f"store.path: another process uses {folder}"
         except OtherFormatError as other:
             text = f"store.path: {folder} has format {other}, which this version does not read: use another folder"
-        except (OSError, sqlite3.Error, ValueError) as error:
-            text = f"store.path: the index in {folder} cannot be read ({error}): delete the folder, or use another"
+        except (OSError, sqlite3.Error) as error:
+            text = f"store.path: the index in {folder} cannot be opened: {error}"
         os.close(lock)
         raise ConfigError(text)
 
@@ -184,7 +186,7 @@ class DiskStore:
         return sizes, latest + 1
 
     def take_routes(self, sharing: Mapping[Partition, str]) -> None:
-        """Use these routes: the digest of its sharing settings for each route's partition without credentials."""
+        """Use these routes: the digest of its sharing settings for the partition of each route that may be on disk."""
         self._sharing = sharing
 
     # -- what the tapes say
@@ -373,8 +375,13 @@ class DiskStore:
             finished, _ = await asyncio.wait([reading], timeout=READ_S)
             if not finished or not _is_at(stored, run, place):
                 return None
-            record = reading.result()
-        if record is None or not _is_of(record, stored, run):
+            try:
+                record = reading.result()
+            except OSError as error:
+                # That says nothing about the record.  For example, the process may have too many open files.
+                _log.warning("the store on disk could not be read: %s", error)
+                return None
+        if record is None or not _is_of(record, stored.key.owner_in(self._index.store), run):
             self._damaged(stored, run, place)
             return None
         block = record.block
@@ -448,6 +455,32 @@ class DiskStore:
         os.close(self._lock)
 
 
+def _index(folder: Path) -> Index:
+    """Open the index.  If it is damaged, set it aside and begin with an empty one.  Raises OSError, sqlite3.Error,
+    OtherFormatError."""
+    path = folder / "index.sqlite"
+    try:
+        index = Index(path)
+        try:
+            index.check()
+        except BaseException:
+            index.close()
+            raise
+    except (sqlite3.DatabaseError, ValueError, TypeError) as error:
+        if isinstance(error, sqlite3.OperationalError):
+            # The index may be good: for example, the disk is full or fails.
+            raise
+        aside = folder / "index.damaged"
+        _log.warning(
+            "the index of the store on disk is damaged, and is now %s; the store begins empty: %s", aside, error
+        )
+        for end in ("", "-wal", "-shm"):
+            if (part := path.with_name(path.name + end)).exists():
+                part.rename(aside.with_name(aside.name + end))
+        index = Index(path)
+    return index
+
+
 def _is_unicode(stored: StoredStream) -> bool:
     """Return whether all texts of the stream can be in the index.  The origin's texts may have bytes of any kind."""
     facts = stored.facts
@@ -463,18 +496,17 @@ def _is_at(stored: StoredStream, run: Run, place: Place) -> bool:
     return not stored.is_withdrawn and run.place is place
 
 
-def _is_of(record: Record, stored: StoredStream, run: Run) -> bool:
-    """Return whether this is the record of the run."""
+def _is_of(record: Record, owner: str, run: Run) -> bool:
+    """Return whether this is the record of the run, and of the stream that the owner digest names."""
     block = record.block
-    found = (record.stream, block.start, block.end, block.size)
-    return found == (stored.number, run.start, run.end, run.body)
+    return (record.owner, block.start, block.end, block.size) == (owner, run.start, run.end, run.body)
 
 
 def _read(path: Path, place: Place) -> Record | None:
-    """Read a record, in a thread.  Returns None if it cannot be read or is damaged."""
+    """Read a record, in a thread.  Returns None if it is damaged or gone.  Raises OSError."""
     try:
         with path.open("rb", buffering=0) as file:
             data = os.pread(file.fileno(), place.size, place.position)
-    except OSError:
+    except FileNotFoundError:
         return None
     return decode(data)

@@ -245,7 +245,7 @@ class Writer:
 
             def write() -> None:
                 nonlocal place
-                found = self._append(b"".join(encode(job.stream, job.written_at, job.block)))
+                found = self._append(b"".join(encode(job.key.owner_in(self._index.store), job.written_at, job.block)))
                 self._index.begin()
                 self._index.put_stream(job.stream, job.key, job.facts)
                 block = job.block

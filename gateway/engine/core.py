@@ -407,7 +407,7 @@ class Engine:
     def take_routes(self, routes: RouteTable) -> None:
         """Keep the streams of these routes on disk, and no others."""
         if self.disk is not None:
-            self.disk.take_routes(routes.sharing())
+            self.disk.take_routes(routes.sharing(with_credentials=self.disk.with_credentials))
 
     def _trimmed(self, route: str, path: str, offset: str) -> None:
         """Drop the bytes before `offset` of a bridged S2 stream, because the origin has trimmed them."""

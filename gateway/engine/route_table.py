@@ -109,11 +109,15 @@ class RouteTable:
         self.routes = tuple(self._successor(by_name.get(config.name), config, names[config.name]) for config in configs)
         self.verdicts.begin_edition()
 
-    def sharing(self) -> dict[Partition, str]:
+    def sharing(self, *, with_credentials: bool) -> dict[Partition, str]:
         """Return a digest of the settings on which the tapes of each route depend, by the route's partition of readers
-        without credentials.  The digest is the same after a restart."""
+        without credentials.  The digest is the same after a restart.
+
+        `with_credentials` includes the routes where this partition has the tapes of readers with credentials, too."""
         found = {}
         for route in self.routes:
+            if not with_credentials and (route.is_shared or route.config.auth):
+                continue
             settings = repr(_sharing(route.config, route.authority)).encode()
             found[route.public] = hashlib.blake2b(settings, digest_size=8).hexdigest()
         return found

@@ -21,9 +21,9 @@ def blocks(draw: st.DrawFn) -> Block:
 
 @given(blocks())
 def test_a_record_is_read_as_it_was_written(block: Block) -> None:
-    found = decode(b"".join(encode(5, 12.5, block)))
+    found = decode(b"".join(encode("5", 12.5, block)))
     assert found is not None
-    assert (found.stream, found.written_at) == (5, 12.5)
+    assert (found.owner, found.written_at) == ("5", 12.5)
     read = found.block
     assert (read.start, read.end, read.is_json, read.marks) == (block.start, block.end, block.is_json, block.marks)
     assert b"".join(read.pieces) == b"".join(block.pieces)
@@ -31,7 +31,7 @@ def test_a_record_is_read_as_it_was_written(block: Block) -> None:
 
 @given(blocks(), st.data())
 def test_a_record_that_is_cut_or_changed_is_not_read(block: Block, data: st.DataObject) -> None:
-    written = b"".join(encode(5, 12.5, block))
+    written = b"".join(encode("5", 12.5, block))
     cut = data.draw(st.integers(0, len(written) - 1))
     assert decode(written[:cut]) is None
     assert decode(written + b"x") is None

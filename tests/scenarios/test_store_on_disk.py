@@ -57,8 +57,15 @@ def begin(origin: RunningOrigin, clock: ManualClock, folder: Path) -> Begin:
     """Runs gateways with one folder, one after the other."""
 
     @asynccontextmanager
-    async def running(url: str = origin.url, *, max_bytes: int = 64 << 20, **settings: Any) -> AsyncIterator[Edge]:
-        store = {"path": str(folder), "max_bytes": max_bytes, "segment_bytes": 1 << 20}
+    async def running(
+        url: str = origin.url, *, max_bytes: int = 64 << 20, with_credentials: bool = False, **settings: Any
+    ) -> AsyncIterator[Edge]:
+        store = {
+            "path": str(folder),
+            "max_bytes": max_bytes,
+            "segment_bytes": 1 << 20,
+            "with_credentials": with_credentials,
+        }
         usual = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "shutdown_timeout_s": 1, "live_linger_s": 0}
         config = GatewayConfig.for_origin(url, store=store, **{**usual, **settings})
         edge = Edge(await start_gateway(config, clock=clock, rng=Random(7)), clock)
@@ -442,11 +449,68 @@ async def test_a_folder_has_one_process_and_one_format(begin: Begin, folder: Pat
     in_index(folder, f"PRAGMA user_version = {FORMAT + 1}")
     with pytest.raises(ConfigError, match=f"has format {FORMAT + 1}, which this version does not read"):
         DiskStore.open(config, clock)
-    (folder / "index.sqlite").write_bytes(b"no database" * 1000)
-    with pytest.raises(ConfigError, match=r"cannot be read"):
-        DiskStore.open(config, clock)
     with pytest.raises(ConfigError, match=r"^store\.path: "):
         DiskStore.open(config.model_copy(update={"path": str(folder / "lock")}), clock)
+
+
+@pytest.mark.parametrize(
+    "harm",
+    ["no database", "UPDATE streams SET facts = '5'", "UPDATE streams SET key = '[]'", "UPDATE streams SET key = '{'"],
+)
+async def test_a_damaged_index_is_set_aside(
+    begin: Begin, writer: Writer, folder: Path, harm: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    await writer.make()
+    await is_on_disk(begin, writer)
+    if harm == "no database":
+        (folder / "index.sqlite").write_bytes(harm.encode() * 1_000)
+    else:
+        in_index(folder, harm)
+    async with begin() as edge:
+        assert len(disk_of(edge)) == 0
+        assert not segments(folder)
+        assert await whole(edge) == await writer.read()
+    assert "the store begins empty" in caplog.text
+    async with begin() as edge:
+        assert len(disk_of(edge)) == 1
+
+
+@pytest.mark.parametrize("harm", ["another key", "another store"])
+async def test_a_record_is_used_for_its_own_stream_of_its_own_store_alone(
+    begin: Begin, writer: Writer, folder: Path, harm: str
+) -> None:
+    await writer.make()
+    await is_on_disk(begin, writer)
+    if harm == "another store":
+        in_index(folder, "UPDATE store SET id = 'x'")
+    else:
+        in_index(folder, "UPDATE streams SET key = CAST(replace(CAST(key AS TEXT), '/s', '/t') AS BLOB)")
+    async with begin() as edge:
+        (stored,) = disk_of(edge).streams()
+        assert stored.key.path == ("/s" if harm == "another store" else "/t")
+        for run in list(stored):
+            assert await disk_of(edge).read(stored, run) is None
+        assert len(disk_of(edge)) == 0
+
+
+async def test_a_read_that_fails_leaves_the_bytes_on_disk(
+    begin: Begin, writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await writer.make()
+    await is_on_disk(begin, writer)
+    monkeypatch.setattr(disk_store, "_NOWAIT", 0)
+
+    def fail(*_: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    async with begin() as edge:
+        (stored,) = disk_of(edge).streams()
+        with monkeypatch.context() as failing:
+            failing.setattr("os.pread", fail)
+            assert all([await disk_of(edge).read(stored, run) is None for run in list(stored)])
+        assert disk_of(edge).counts.damaged == 0
+        assert all([await disk_of(edge).read(stored, run) is not None for run in list(stored)])
+        assert await whole(edge) == await writer.read()
 
 
 async def test_a_full_disk_stops_the_writes_and_nothing_else(
@@ -528,9 +592,28 @@ async def test_the_oldest_segments_make_room(begin: Begin, writer: Writer, folde
             assert await whole(edge, path) == await writer.read(path)
 
 
-async def test_streams_of_readers_with_credentials_are_not_written(begin: Begin, writer: Writer) -> None:
+@pytest.mark.parametrize(
+    "route", [{"credentials": "shared"}, {"auth": [{"by": "public", "streams": ["/**"]}]}], ids=["shared", "auth"]
+)
+@pytest.mark.parametrize("with_credentials", [True, False])
+async def test_bytes_that_readers_with_credentials_share_are_written_if_the_operator_says_so(
+    begin: Begin, writer: Writer, folder: Path, with_credentials: bool, route: dict[str, Any]
+) -> None:
     await writer.make()
-    async with begin() as edge:
+    async with begin(with_credentials=with_credentials, **route) as edge:
+        assert await whole(edge) == await writer.read()
+    assert bool(segments(folder)) is with_credentials
+    async with begin(**route) as edge:
+        assert await whole(edge) == await writer.read()
+        assert disk_of(edge).counts.read_bytes == 0
+
+
+@pytest.mark.parametrize("with_credentials", [True, False])
+async def test_streams_of_readers_with_credentials_are_not_written(
+    begin: Begin, writer: Writer, with_credentials: bool
+) -> None:
+    await writer.make()
+    async with begin(with_credentials=with_credentials) as edge:
         assert await whole(edge, headers={"Authorization": "Bearer x"}) == await writer.read()
         await disk_of(edge).settled()
     async with begin() as edge:
