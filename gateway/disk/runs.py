@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
+from gateway.aio.signal import Signal
 from gateway.disk.index import Facts, StoredKey
 from gateway.disk.writer import Place
 from gateway.protocol.names import START, is_before
@@ -28,6 +29,15 @@ MOST_MARKS: Final = 1_024
 CHECK_BYTES: Final = 1 << 12
 """The least bytes that confirm a run.  The last message alone would show little, if all streams end with an equal
 message."""
+
+
+class Proof(NamedTuple):
+    """The origin has sent the bytes after a token again, and they were those on disk."""
+
+    at: float
+    """When the origin was asked (monotonic seconds)."""
+    is_exact: bool
+    """Whether the bytes on disk reach as far as each of the replies."""
 
 
 class Run:
@@ -72,11 +82,14 @@ class StoredStream:
         """The incarnation of the stream in memory that the runs are bound to; None if they are not bound."""
         self.asking = 0
         """How many reads are having the origin confirm the runs."""
+        self.proving: dict[str, Signal] = {}
+        """The tokens at which reads are having bytes proved.  Each signal fires at the end of the proof."""
         self.is_withdrawn = False
         self.body = 0
         """The number of the stream's bytes in all runs."""
         self._runs: list[Run] = []
         self._starts: list[tuple[bool, str]] = []
+        self._proofs: dict[str, Proof] = {}
 
     def __repr__(self) -> str:
         return f"<StoredStream {self.key.path}, {len(self._runs)} runs, {self.body} bytes>"
@@ -90,6 +103,33 @@ class StoredStream:
     def is_bound_to(self, stream: Stream) -> bool:
         """Return whether the runs may be used for this stream in memory."""
         return self.incarnation == stream.version.incarnation and not self.is_withdrawn and stream.ended is None
+
+    def bind(self, stream: Stream) -> None:
+        """Let the runs be used for this stream in memory, because the origin has proved their end."""
+        self.incarnation = stream.version.incarnation
+
+    def proven(self, token: str, proof: Proof) -> None:
+        """Record a proof of the bytes after `token`."""
+        self._proofs[token] = proof
+
+    def proof_for(self, token: str, since: float, stretch: int) -> Proof | None:
+        """Return the nearest proof, later than `since`, at `token` or before it; None if there is none.
+
+        The proof is in the run of `token` or in the runs before it without a gap, which have at most `stretch` bytes.
+        """
+        self._proofs = {known: proof for known, proof in self._proofs.items() if proof.at > since}
+        nearest = max((_order(known) for known in self._proofs if not is_before(token, known)), default=None)
+        at = bisect_right(self._starts, _order(token)) - 1
+        while nearest is not None and at >= 0:
+            if self._starts[at] <= nearest:
+                return self._proofs[nearest[1]] if is_before(nearest[1], self._runs[at].end) else None
+            at -= 1
+            if at < 0 or self._runs[at].end != self._runs[at + 1].start:
+                return None
+            stretch -= self._runs[at].body
+            if stretch < 0:
+                return None
+        return None
 
     def add(self, run: Run) -> bool:
         """Add a run; return False, and add nothing, if it overlaps another run."""

@@ -20,6 +20,7 @@ import math
 
 from gateway.engine.answer import Answer, BodyRun, NamedTail, Parts
 from gateway.engine.cold_reads import FirstRead, miss_outcome
+from gateway.engine.flight_bodies import MOST_COMPARED
 from gateway.engine.from_disk import FromDisk
 from gateway.engine.live_start import LiveReads
 from gateway.engine.read import Read, Uncacheable
@@ -132,6 +133,7 @@ class _Attempt:
         "_read",
         "_reads",
         "_stored_at",
+        "_taken",
         "parts",
         "stream",
     )
@@ -148,6 +150,8 @@ class _Attempt:
             start, start, version or stream.version, route.trust_s, read.max_age_s, may_connect=bool(route.heard_s)
         )
         self._stored_at = 0.0
+        self._taken: tuple[bytes, ...] = ()
+        """The bytes that were taken from memory at the start of the read."""
         self._has_joined = False
         """Whether the parts include bytes of another request's flight."""
         self._named: StreamHead | None = None
@@ -191,7 +195,7 @@ class _Attempt:
         Also puts the bytes after the limit on the tape: an answer may end where more bytes are in memory.
         """
         tape, progress = self.stream.tape, self._progress
-        while not tape.knows_after(progress.at) and await from_disk.restore(self.stream, progress.at):
+        while not tape.knows_after(progress.at) and await from_disk.restore(self._read, self.stream, progress.at):
             self._check()
             self._take_tape()
 
@@ -289,6 +293,9 @@ class _Attempt:
         """
         progress, head = self._progress, await self._confirming.confirm(self._read, self.stream)
         self._check()
+        if not progress.version.same_bytes_as(self.stream.version) and not self._holds_taken():
+            # The bytes taken were dropped meanwhile, so the origin has confirmed other bytes, or none.
+            raise TailMovedBack
         progress.is_confirmed = True
         if isinstance(head, NotShareable):
             raise Uncacheable(head)
@@ -299,6 +306,11 @@ class _Attempt:
         if isinstance(head, StreamHead) and head.up_to_date and head.next_offset == progress.at:
             return self._answer(_REVALIDATED, Send(progress.at, True, head.is_closed), fwd_status=200)
         return None
+
+    def _holds_taken(self) -> bool:
+        """Return whether memory still has the bytes that this read has taken, as far as a confirmation compares."""
+        taken = b"".join(self._taken)[:MOST_COMPARED]
+        return self.stream.tape.beginning(self._read.start, len(taken)) == taken
 
     def _check(self) -> None:
         """Raise TailMovedBack if the bytes taken so far and later bytes may belong to different streams."""
@@ -314,6 +326,8 @@ class _Attempt:
             progress.at = tape.resolve(progress.at)
             return
         reading = tape.read(progress.at, room)
+        if not self._taken and progress.at == self._read.start:
+            self._taken = reading.pieces
         self.parts.add_pieces(reading.pieces, reading.copied, self.stream.shared_bytes())
         progress.at = reading.end
         if reading.size:

@@ -156,7 +156,7 @@ class Engine:
             self._reads.is_owner = shared.is_owner
         if self.disk is not None:
             self.store.keeper, self.disk.is_not_stored = self.disk, self.store.is_not_stored
-            self._reads.from_disk = FromDisk(self.disk, self.store, self.fetches)
+            self._reads.from_disk = FromDisk(self.disk, self.store, self.fetches, clock)
         self._catch_up = CatchUp(self._reads)
         # Live readers wait for new bytes, which are few.  Compress these bytes only if the compression needs no
         # waiting.

@@ -47,6 +47,7 @@ from gateway.tuples import make
 from gateway.upstream.flight import (
     CONFIRMATION,
     METADATA,
+    PROOF,
     FirstReader,
     Flight,
 )
@@ -262,7 +263,7 @@ class Fetch:
         """Send one request.  The answer may arrive before this method returns."""
         work, flight, source, start = self._work, self.flight, self.source, self.flight.start
         headers = source.headers
-        if flight.key == CONFIRMATION:
+        if flight.key == CONFIRMATION or flight.key.startswith(PROOF):
             # The origin itself must answer, rather than a cache in front of it (RFC 9111 section 5.2.1.4).
             headers = CIMultiDict(headers)
             headers["Cache-Control"] = "no-cache"

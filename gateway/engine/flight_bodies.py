@@ -125,6 +125,16 @@ class Comparison:
         self._found += found
 
     @property
+    def has_held(self) -> bool:
+        """Whether there are bytes in memory to compare."""
+        return bool(self._held)
+
+    @property
+    def compared(self) -> int:
+        """How many bytes in memory were compared."""
+        return min(self._size, len(self._held))
+
+    @property
     def agrees(self) -> bool:
         """Whether the origin's bytes equal the bytes in memory, as far as both are known.  True if no bytes are in
         memory."""
@@ -284,7 +294,10 @@ class FlightBodies:
             raise UpstreamBroken from error
         effect = None
         if not is_overtaken(stream, flight):
-            if comparison.agrees:
+            if not comparison.has_held:
+                # The bytes were dropped from memory after the request was sent, so the reply confirms nothing.
+                pass
+            elif comparison.agrees:
                 if comparison.is_past and flight.start == START:
                     # The compared bytes are too few to show that the reply begins where the tape begins: after a trim
                     # of the stream, the start sentinel names a later position.  Let this confirmation expire soon.  The

@@ -1,24 +1,35 @@
-"""Reads whose bytes are on disk: the origin confirms the stream, and then runs go from disk to the tape.
+"""Reads whose bytes are on disk: the origin sends a part of them again, and then runs go from disk to the tape.
 
 Runs on disk are used only for a stream in memory that they are bound to (`gateway.disk.runs`).  A stream that has just
-come to memory has no runs bound to it, for example after a restart.  The first read whose bytes are on disk then sends
-one request for the bytes after the *check* of the latest run.  This request is an ordinary fetch: its reply states the
-facts about the stream, and its bytes are stored on the tape.  If they begin with the bytes on disk, the runs are bound
-to the stream.  If the origin sends other bytes, or refuses the request, the runs are dropped from disk.
+come to memory has no runs bound to it, for example after a restart.  The first read whose bytes are on disk then has
+the end of the latest run proved, from the *check* of this run on, and the runs are bound to the stream.
 
-From then on, runs are put on the tape where a read misses bytes.  All rules for bytes in memory apply to them, so the
-origin also has to confirm the offset at which a read starts (`gateway.engine.confirming`), which shows trimmed bytes.
+A *proof* compares the bytes on disk after a token with the bytes that the origin sends for this token.  It asks on
+until enough bytes have been compared, or all bytes on disk that follow.  Each request is an ordinary fetch, whose bytes
+are stored on the tape.  The proof compares the bytes of the reply itself, because the tape may already hold other bytes
+there.  Without enough bytes nothing is proved, and the read fetches its bytes.  Equal names of an incarnation would be
+no proof: some origins name it by the path (`gateway.protocol.etag.stream_identity`).
+
+A run goes to the tape only if there is a proof at the place where it is needed, or at most `STRETCH_BYTES` before it
+without a gap.  A proof is valid for as long as the origin's confirmation of bytes in memory (`Stream.reusable_s`).  All
+rules for bytes in memory apply to the runs on the tape as well.
+
+If the origin sends other bytes, states an earlier tail, or has no such bytes (404, 410), the stream is dropped from
+disk.  Other refusals may concern one reader only, and change nothing.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
-from gateway.disk.runs import Run, StoredStream
+from gateway.aio.clock import Clock
+from gateway.aio.signal import Signal
+from gateway.disk.runs import CHECK_BYTES, Proof, StoredStream
 from gateway.disk.store import DiskStore
 from gateway.engine.fetch_table import FetchTable
-from gateway.engine.flight_bodies import Comparison
+from gateway.engine.flight_bodies import MOST_COMPARED, Comparison
 from gateway.engine.read import Read
+from gateway.errors import GatewayError
 from gateway.protocol.json_body import NotAnArray
 from gateway.protocol.names import NOW, START, is_before
 from gateway.protocol.sharing import StreamKey
@@ -26,19 +37,35 @@ from gateway.tape.block import Block
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream
 from gateway.tape.tape import Tape
-from gateway.upstream.flight import Beyond, Head, NotShareable, OriginError, StreamHead
+from gateway.upstream.flight import PROOF, Beyond, Head, OriginError, StreamHead, as_seen_by
 
 LEAST_SPARED_BYTES: Final = 1 << 17
 """A read has runs confirmed only if at least this many bytes on disk follow its start.  Fewer bytes are fetched."""
+STRETCH_BYTES: Final = 1 << 22
+"""How many bytes on disk a proof covers, in whole runs: the largest answer, with the default settings."""
+MOST_ASKED: Final = 16
+"""The most requests of one proof.  An origin whose replies are so short that they do not suffice is not spared."""
+
+
+class _Compared(NamedTuple):
+    """The result of one request of a proof."""
+
+    head: Head
+    size: int = 0
+    """How many bytes were compared."""
+    differs: bool = False
+    is_past: bool = False
+    """Whether the reply goes on beyond the bytes on disk."""
 
 
 class FromDisk:
     """Brings bytes from disk to tapes.  Keeps no state of its own."""
 
-    def __init__(self, disk: DiskStore, store: TapeStore, fetches: FetchTable) -> None:
+    def __init__(self, disk: DiskStore, store: TapeStore, fetches: FetchTable, clock: Clock) -> None:
         self._disk = disk
         self._store = store
         self._fetches = fetches
+        self._clock = clock
 
     def may_help(self, key: StreamKey, start: str) -> bool:
         """Return whether bytes on disk may spare the origin the bytes after `start`."""
@@ -56,9 +83,9 @@ class FromDisk:
         return is_before(start, latest.check) and stored.body_from(start) - again >= LEAST_SPARED_BYTES
 
     async def confirm(self, read: Read, stream: Stream) -> StreamHead | None:
-        """Have the origin confirm the stream's bytes on disk if the read has use for them.
+        """Bind the stream's bytes on disk to it if the read has use for them and the origin proves their end.
 
-        Returns the origin's answer if it was asked for this read and has confirmed the bytes, else None.
+        Returns the origin's latest answer in this proof; None if nothing was proved for this read.
         """
         stored = self._disk.find(stream.key)
         if stored is None or stored.is_bound_to(stream) or stream.tape.knows_after(read.start):
@@ -68,66 +95,138 @@ class FromDisk:
             return None
         stored.asking += 1
         try:
-            check, head, is_own = latest.check, None, False
-            earlier = await self._fetches.join_earlier(stream, check, read.route, read.source.client)
-            if earlier is not None:
-                head = earlier.error or earlier.head
-            if not isinstance(head, StreamHead):
-                head, is_own = await self._fetches.fresh_head(stream, check, read.route, read.source), True
-            if stored.is_withdrawn or stream.ended is not None:
-                return None
-            if stored.is_bound_to(stream):
-                # Another read has compared the bytes meanwhile.
-                return head if is_own and isinstance(head, StreamHead) else None
-            if not isinstance(head, StreamHead):
-                if _is_refusal(head):
-                    self._refute(stored)
-                return None
-            if not await self._agrees(stored, stream, head):
-                return None
-            return head if is_own else None
+            head = await self._prove(read, stream, stored, latest.check, CHECK_BYTES)
+            if head is not None and not stored.is_bound_to(stream):
+                stored.bind(stream)
+                if stored.facts.varies_by_origin:
+                    self._store.vary_by_origin(stream)
+                if stored.facts.surrogate_keys:
+                    self._store.tag(stream, stored.facts.surrogate_keys)
+            return head
         finally:
             stored.asking -= 1
 
-    async def _agrees(self, stored: StoredStream, stream: Stream, head: StreamHead) -> bool:
-        """Compare the bytes on the tape with the end of the latest run; bind the runs to the stream if they agree."""
-        incarnation, run = stream.version.incarnation, stored.latest
-        block = await self._disk.read(stored, run) if run is not None else None
-        if stored.is_withdrawn or stream.ended is not None or stream.version.incarnation != incarnation:
-            return False
-        if block is None or run is None:
-            # The run is damaged.  A later read has an earlier run confirmed.
-            return False
-        facts = stored.facts
-        if (
-            facts.content_type != stream.content_type
-            or (None not in (facts.identity, stream.identity) and facts.identity != stream.identity)
-            or not is_same(stream.tape, block, run, head)
-        ):
-            self._refute(stored)
-            return False
-        stored.incarnation = incarnation
-        if facts.varies_by_origin:
-            self._store.vary_by_origin(stream)
-        if facts.surrogate_keys:
-            self._store.tag(stream, facts.surrogate_keys)
-        return stored.is_bound_to(stream)
+    async def _prove(
+        self, read: Read, stream: Stream, stored: StoredStream, start: str, least: int
+    ) -> StreamHead | None:
+        """Compare at least `least` bytes on disk after `start`, or all that follow without a gap, with the origin's.
+
+        Returns the origin's latest answer; None if the bytes are not proved, or if this call has waited for another
+        read's proof at `start`.  Drops the stream from disk if it is refuted.
+        """
+        if (another := stored.proving.get(start)) is not None:
+            await another.wait()
+            return None
+        stored.proving[start] = Signal()
+        try:
+            return await self._prove_alone(read, stream, stored, start, least)
+        finally:
+            stored.proving.pop(start).fire()
+
+    async def _prove_alone(
+        self, read: Read, stream: Stream, stored: StoredStream, start: str, least: int
+    ) -> StreamHead | None:
+        incarnation, latest, at, asked_at = stream.version.incarnation, stored.latest, start, self._clock.now()
+        compared, is_exact = 0, True
+        head: StreamHead | None = None
+        block: Block | None = None
+        for _ in range(MOST_ASKED):
+            run = stored.at(at)
+            if run is None or run.place is None:
+                # The runs that follow are not written yet, or there are none.
+                break
+            if block is None or at not in (token for _, token in block.marks):
+                block = await self._disk.read(stored, run)
+            position = None if block is None else next((place for place, token in block.marks if token == at), None)
+            if block is None or position is None or not _is_current(stored, stream, incarnation):
+                return None
+            held, is_known = Tape(block.is_json), stream.tape.knows_after(at)
+            held.restore(block.part(position, at, block.size, block.end))
+            found = await self._compare(read, stream, at, held)
+            if not _is_current(stored, stream, incarnation):
+                return None
+            if not isinstance(found.head, StreamHead):
+                if _is_refusal(found.head):
+                    self._refute(stored)
+                return None
+            head = found.head
+            is_shorter = latest is not None and is_before(head.next_offset, latest.end)
+            if found.differs or (is_shorter and (head.up_to_date or head.is_closed)) or not _is_like(stored, stream):
+                self._refute(stored)
+                if is_known:
+                    # The bytes in memory were not compared with those of the reply.
+                    self._store.forget_bytes(stream)
+                    stream.mark_stale()
+                return None
+            if not found.size:
+                return None
+            compared += found.size
+            is_exact &= not found.is_past
+            at = run.end if found.is_past else head.next_offset
+            if compared >= least:
+                break
+            if at != run.end and not held.is_indexed(at):
+                # The origin has divided the bytes in another way, so it is not known where this reply ends.
+                return None
+        else:
+            return None
+        if head is not None:
+            stored.proven(start, Proof(asked_at, is_exact))
+        return head
+
+    async def _compare(self, read: Read, stream: Stream, at: str, held: Tape) -> _Compared:
+        """Compare the bytes on `held` after `at` with those that the origin sends."""
+        flight = self._fetches.join_fetch(stream, at, read.route, read.source, PROOF + at).fetch
+        reader = flight.attach()
+        try:
+            while flight.head is None:
+                await flight.changed.wait()
+            head = as_seen_by(flight.head, read.source.headers)
+            if not isinstance(head, StreamHead):
+                return _Compared(head)
+            comparison = Comparison(held, at, head.next_offset, flight.expected)
+            is_short = flight.expected is not None and flight.expected <= 2 * MOST_COMPARED
+            if held.is_json:
+                comparison.feed(b"[")
+            async for chunk in reader.chunks():
+                comparison.feed(chunk)
+                if comparison.is_over and not is_short:
+                    break
+            else:
+                if held.is_json:
+                    comparison.feed(b"]")
+                comparison.finish()
+            return _Compared(head, comparison.compared, not comparison.agrees, comparison.is_past)
+        except GatewayError as error:
+            return _Compared(error)
+        except NotAnArray:
+            return _Compared(head, differs=True)
+        finally:
+            reader.detach()
 
     def _refute(self, stored: StoredStream) -> None:
         if self._disk.drop(stored):
             self._disk.counts.refuted += 1
 
-    async def restore(self, stream: Stream, at: str) -> bool:
-        """Put the run with the bytes after `at` on the tape; return whether the tape has bytes after `at` now."""
+    async def restore(self, read: Read, stream: Stream, at: str) -> bool:
+        """Bring the bytes after `at` to the tape if they are on disk, with a proof if it is needed; return whether the
+        tape has bytes after `at` now."""
         stored = self._disk.find(stream.key)
         if stored is None or not stored.is_bound_to(stream):
             return False
         tape, start = stream.tape, _first(stored, at)
+        if (run := stored.at(start)) is None:
+            return False
         if start != at and not tape.knows_after(at):
             # The start sentinel leads to the first token without bytes in between.
             self._store.store(stream, at, start, (), 0.0)
-        if (run := stored.at(start)) is None:
-            return False
+        due = stream.confirmed_before(self._clock.now(), read.route.trust_s, None)
+        if (proof := stored.proof_for(start, due, STRETCH_BYTES)) is None:
+            await self._prove(read, stream, stored, start, MOST_COMPARED)
+            if tape.knows_after(at):
+                return stream.ended is None
+            if not stored.is_bound_to(stream) or (proof := stored.proof_for(start, due, STRETCH_BYTES)) is None:
+                return False
         block = await self._disk.read(stored, run)
         if block is None or not stored.is_bound_to(stream) or tape.is_indexed(start):
             return stream.ended is None and tape.knows_after(at)
@@ -139,6 +238,8 @@ class FromDisk:
         known = ((place, token) for place, token in marks[first + 1 :] if tape.is_indexed(token))
         stop, end = next(known, (block.size, block.end))
         self._store.restore(stream, block.part(marks[first][0], start, stop, end))
+        if proof.is_exact or start != START:
+            stream.confirm(start, proof.at)
         return tape.knows_after(at)
 
 
@@ -148,33 +249,18 @@ def _first(stored: StoredStream, start: str) -> str:
     return first if start == START and first is not None else start
 
 
-def is_same(tape: Tape, block: Block, run: Run, head: StreamHead) -> bool:
-    """Return whether the bytes on the tape after the check of the run, which the origin has just sent, are those in
-    `block`, as far as both go."""
-    places = {token: position for position, token in block.marks}
-    position, stop, end = places.get(run.check), block.size, run.end
-    if position is None or not tape.is_indexed(run.check):
-        return False
-    if is_before(head.next_offset, run.end):
-        # The origin has divided the bytes in another way, or the stream is shorter now.
-        end = head.next_offset
-        found = places.get(end)
-        if found is None or head.up_to_date or head.is_closed:
-            return False
-        stop = found
-    pieces = block.cut(position, stop).pieces
-    comparison = Comparison(tape, run.check, end, None)
-    try:
-        for piece in (b"[", *pieces, b"]") if tape.is_json else pieces:
-            comparison.feed(piece)
-        comparison.finish()
-    except NotAnArray:
-        return False
-    return comparison.agrees
+def _is_current(stored: StoredStream, stream: Stream, incarnation: str) -> bool:
+    """Return whether the bytes on disk and those in memory are still those of the beginning of a proof."""
+    return not stored.is_withdrawn and stream.ended is None and stream.version.incarnation == incarnation
+
+
+def _is_like(stored: StoredStream, stream: Stream) -> bool:
+    """Return whether the facts on disk may be those of the stream."""
+    facts = stored.facts
+    is_same = None in (facts.identity, stream.identity) or facts.identity == stream.identity
+    return is_same and facts.content_type == stream.content_type
 
 
 def _is_refusal(head: Head) -> bool:
-    """Return whether the origin has answered that it does not have these bytes, or may not share them."""
-    return isinstance(head, Beyond | NotShareable) or (
-        isinstance(head, OriginError) and head.status < 500 and head.status != 429
-    )
+    """Return whether the origin has answered that it does not have these bytes."""
+    return isinstance(head, Beyond) or (isinstance(head, OriginError) and head.status in (404, 410))

@@ -38,6 +38,9 @@ CONFIRMATION: Final = "?confirmation"
 """The `key` of a flight that compares the origin's bytes after `start` with the bytes in memory.  This text is not a
 valid offset, so no other flight has this key.
 """
+PROOF: Final = "?proof "
+"""The `key` of a flight begins with this text if the flight's bytes are to be compared with bytes on disk.  The rest is
+the flight's `start`."""
 METADATA: Final = "?metadata"
 """The `start` of a flight that fetches a stream's metadata without bytes.  This text is not a valid offset."""
 

@@ -167,3 +167,12 @@ def test_a_body_that_is_as_held_is_not_kept() -> None:
         tracemalloc.stop()
     assert peak < 1 << 17
     assert comparison.agrees
+
+
+@pytest.mark.parametrize(("held", "has_held", "compared"), [(b"", False, 0), (b"abcdef", True, 4), (b"abc", True, 3)])
+def test_only_bytes_in_memory_are_compared(held: bytes, has_held: bool, compared: int) -> None:
+    tape = Tape(is_json=False)
+    tape.store("0", "1", [held], 0.0)
+    comparison = Comparison(tape, "0", "9", None)
+    comparison.feed(b"abcd")
+    assert (comparison.has_held, comparison.compared) == (has_held, compared)

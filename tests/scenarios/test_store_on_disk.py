@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sqlite3
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from pathlib import Path
 from random import Random
@@ -21,8 +22,10 @@ from gateway.config.errors import ConfigError
 from gateway.config.gateway import GatewayConfig
 from gateway.disk import store as disk_store
 from gateway.disk.index import FORMAT, Index
+from gateway.disk.runs import RUN_BYTES
 from gateway.disk.store import DiskStore
 from gateway.disk.writer import PAUSE_S
+from gateway.engine import from_disk
 from gateway.origin.app import OriginSettings, RunningOrigin
 from gateway.origin.counters import Counters
 from gateway.origin.faults import Faults
@@ -177,10 +180,11 @@ async def test_after_a_restart_the_bytes_come_from_disk(
     counters.reset()
     async with begin() as edge:
         assert await whole(edge) == expected
-        # One request for the end of the bytes on disk, and one that confirms the bytes where the reader starts.  The
-        # other ones are for what has been appended, and for the lifetime.
+        # One request for the end of the bytes on disk, and two or three for the first 64 KiB where the reader starts.
+        # The other ones are for what has been appended, and for the lifetime.
+        proofs = 3 if kind == TEXT else 4
         requests = counters.requests[Kind.CATCHUP], counters.requests[Kind.HEAD]
-        assert requests <= (4, 1) if grown else requests == (2, 0)
+        assert requests <= (proofs + 2, 1) if grown else requests == (proofs, 0)
         assert counters.total_body_bytes < 5 * CHECKED / 2
         counts = disk_of(edge).counts
         assert counts.read_bytes > COUNT * PIECE * 0.9
@@ -200,7 +204,7 @@ async def test_a_stream_of_many_answers_comes_from_disk(begin: Begin, writer: Wr
     async with begin(max_reply_bytes=28 * PIECE) as edge:
         assert await whole(edge) == expected
         # The last answer asks for the tail.
-        assert (counters.requests[Kind.CATCHUP], counters.requests[Kind.HEAD]) == (3, 1)
+        assert (counters.requests[Kind.CATCHUP], counters.requests[Kind.HEAD]) == (4, 1)
         assert counters.total_body_bytes < 5 * CHECKED / 2
 
 
@@ -259,27 +263,206 @@ async def test_a_stream_made_again_with_equal_offsets_is_not_answered_from_disk(
         assert disk_of(edge).counts.refuted == 0
 
 
+class Nameless:
+    """An origin of one stream whose ETags name no incarnation, so that only its bytes tell it from another stream."""
+
+    def __init__(self, body: bytes, reply_bytes: int = 4 * PIECE) -> None:
+        self.body = body
+        self.asked: list[int] = []
+        """The offsets of the requests."""
+        self.sent_bytes = 0
+        self.on_request: Callable[[int], object] = lambda at: None
+        self.before: Callable[[], Awaitable[object]] | None = None
+        """Called before each reply."""
+        self._reply_bytes = reply_bytes
+
+    async def script(self, asked: Asked, writer: Any) -> None:
+        at = 0 if "offset=-1" in asked.target else int(asked.target.split("offset=")[1][:8])
+        self.asked.append(at)
+        self.on_request(at)
+        if self.before is not None:
+            await self.before()
+        end = min(at + self._reply_bytes, len(self.body))
+        self.sent_bytes += end - at
+        is_whole = "true" if end == len(self.body) else "false"
+        writer.write(part_of_stream(self.body[at:end], f"{end:08}", **{"Stream-Up-To-Date": is_whole}))
+
+    async def url(self, hostile: Hostile) -> str:
+        facts = {"Content-Type": TEXT, "Stream-Next-Offset": f"{len(self.body):08}", "Cache-Control": "no-store"}
+        return (await hostile(self.script, metadata=reply("200 OK", facts))).url
+
+
+def random(seed: int, size: int = COUNT * PIECE) -> bytes:
+    return Random(seed).randbytes(size)
+
+
 @pytest.mark.parametrize("equal", ["nothing", "its end", "its beginning"])
 async def test_a_nameless_stream_made_again_is_found_by_its_bytes(begin: Begin, hostile: Hostile, equal: str) -> None:
-    """Its offsets and its length are the same and its ETag names no incarnation, so only its bytes tell."""
-    old, new = (Random(seed).randbytes(COUNT * PIECE) for seed in (1, 2))
+    old, new = random(1), random(2)
     half = len(old) // 2
-    body = [old]
-
-    async def script(asked: Asked, writer: Any) -> None:
-        at = 0 if "offset=-1" in asked.target else int(asked.target.split("offset=")[1][:8])
-        end = min(at + 4 * PIECE, len(old))
-        is_whole = "true" if end == len(old) else "false"
-        writer.write(part_of_stream(body[0][at:end], f"{end:08}", **{"Stream-Up-To-Date": is_whole}))
-
-    facts = {"Content-Type": TEXT, "Stream-Next-Offset": f"{len(old):08}", "Cache-Control": "no-store"}
-    url = (await hostile(script, metadata=reply("200 OK", facts))).url
+    nameless = Nameless(old)
+    url = await nameless.url(hostile)
     async with begin(url) as edge:
         assert await whole(edge) == old
-    body[0] = {"nothing": new, "its end": new[:half] + old[half:], "its beginning": old[:half] + new[half:]}[equal]
+    made = {"nothing": new, "its end": new[:half] + old[half:], "its beginning": old[:half] + new[half:]}
+    nameless.body = made[equal]
     async with begin(url) as edge:
-        assert await whole(edge) == body[0]
-        assert disk_of(edge).counts.refuted == (equal != "its end")
+        assert await whole(edge) == nameless.body
+        assert disk_of(edge).counts.refuted == 1
+
+
+async def test_short_replies_prove_nothing_by_themselves(begin: Begin, hostile: Hostile) -> None:
+    """The stream made again is equal where it starts and at the last check, for as long as one reply."""
+    old, new = random(1, 300_000), random(2, 300_000)
+    nameless = Nameless(old, 1000)
+    url = await nameless.url(hostile)
+    async with begin(url) as edge:
+        assert await whole(edge) == old
+    async with begin(url) as edge:
+        latest = next(iter(disk_of(edge).streams())).latest
+        assert latest is not None
+        check = int(latest.check)
+        nameless.body = old[:1000] + new[1000:check] + old[check : check + 1000] + new[check + 1000 :]
+        assert await whole(edge) == nameless.body
+        assert disk_of(edge).counts.refuted == 1
+
+
+@pytest.mark.parametrize("equal", [0, 72_000])
+async def test_bytes_in_memory_prove_nothing_about_those_on_disk(begin: Begin, hostile: Hostile, equal: int) -> None:
+    """A reader at the end brings the bytes of the check to memory, and then the stream is made again."""
+    old, new = random(1), random(2)
+    nameless = Nameless(old)
+    url = await nameless.url(hostile)
+    async with begin(url) as edge:
+        assert await whole(edge) == old
+    async with begin(url) as edge:
+        latest = next(iter(disk_of(edge).streams())).latest
+        assert latest is not None
+        await edge.get(f"/s?offset={latest.check}")
+        nameless.body = old[:equal] + new[equal:]
+        edge.clock.advance(1000)
+        assert await whole(edge) == nameless.body
+        assert disk_of(edge).counts.refuted == 1
+
+
+async def test_a_reader_at_any_offset_gets_proved_bytes(begin: Begin, hostile: Hostile) -> None:
+    """Only the middle of the stream differs."""
+    old, new = random(1), random(2)
+    nameless = Nameless(old)
+    url = await nameless.url(hostile)
+    async with begin(url) as edge:
+        assert await whole(edge) == old
+    nameless.body = old[:72_000] + new[72_000:480_000] + old[480_000:]
+    async with begin(url) as edge:
+        assert (await edge.get("/s?offset=00108000")).body == nameless.body[108_000:144_000]
+        assert disk_of(edge).counts.refuted == 1
+
+
+async def test_each_stretch_of_a_long_stream_is_proved(
+    begin: Begin, hostile: Hostile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(from_disk, "STRETCH_BYTES", 2 * RUN_BYTES)
+    old, new = random(1, 12 * RUN_BYTES), random(2, 12 * RUN_BYTES)
+    nameless = Nameless(old)
+    url = await nameless.url(hostile)
+    async with begin(url) as edge:
+        assert await whole(edge) == old
+    nameless.asked.clear()
+    nameless.sent_bytes = 0
+    async with begin(url) as edge:
+        assert await whole(edge) == old
+        # The end, and then two replies for each place: every third run has one.
+        assert len(nameless.asked) <= 1 + 2 * 5
+        assert nameless.sent_bytes < 12 * 4 * PIECE
+    middle = 5 * RUN_BYTES
+    nameless.body = old[:middle] + new[middle : 2 * middle] + old[2 * middle :]
+    async with begin(url, max_reply_bytes=RUN_BYTES) as edge:
+        found = await whole(edge)
+        assert found[: middle - RUN_BYTES] == nameless.body[: middle - RUN_BYTES]
+        assert found[middle + 3 * RUN_BYTES :] == nameless.body[middle + 3 * RUN_BYTES :]
+        assert disk_of(edge).counts.refuted == 1
+
+
+@pytest.mark.parametrize("is_on_disk", [True, False])
+async def test_bytes_that_leave_memory_while_they_are_confirmed_are_not_sent(
+    begin: Begin, hostile: Hostile, *, is_on_disk: bool
+) -> None:
+    old, new = random(1), random(2)
+    half = len(old) // 2
+    nameless = Nameless(old)
+    url = await nameless.url(hostile)
+    if is_on_disk:
+        async with begin(url) as edge:
+            assert await whole(edge) == old
+    async with begin(url) as edge:
+        if not is_on_disk:
+            assert await whole(edge) == old
+            edge.clock.advance(1000)
+        nameless.body = new[:half] + old[half:]
+
+        def evict(at: int) -> None:
+            if at == 0:
+                for stream in list(edge.gateway.engine.store):
+                    edge.gateway.engine.store._drop_bytes(stream)
+
+        nameless.on_request = evict
+        assert await whole(edge) == nameless.body
+
+
+async def test_a_refusal_to_one_reader_leaves_the_bytes_on_disk(begin: Begin, hostile: Hostile) -> None:
+    nameless = Nameless(random(1))
+
+    async def script(asked: Asked, writer: Any) -> None:
+        if is_refusing:
+            writer.write(reply("403 Forbidden", {"Content-Type": TEXT}, b"no"))
+        else:
+            await nameless.script(asked, writer)
+
+    is_refusing = False
+    facts = {"Content-Type": TEXT, "Stream-Next-Offset": f"{len(nameless.body):08}", "Cache-Control": "no-store"}
+    url = (await hostile(script, metadata=reply("200 OK", facts))).url
+    async with begin(url) as edge:
+        assert await whole(edge) == nameless.body
+    async with begin(url) as edge:
+        is_refusing = True
+        assert (await edge.get("/s?offset=-1")).status == 403
+        is_refusing = False
+        edge.clock.advance(30)
+        assert len(disk_of(edge)) == 1
+        assert await whole(edge) == nameless.body
+        assert disk_of(edge).counts.read_bytes > 300_000
+
+
+async def until_written(held: threading.Event, edge: Edge) -> None:
+    held.set()
+    await disk_of(edge).settled()
+
+
+async def test_a_run_that_is_written_while_the_origin_is_asked_refutes_nothing(
+    begin: Begin, hostile: Hostile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = random(1, 1_500_000)
+    nameless = Nameless(full[:1_000_000], 50_000)
+    url = await nameless.url(hostile)
+    async with begin(url) as edge:
+        assert await whole(edge) == nameless.body
+        await disk_of(edge).settled()
+        nameless.body = full
+        edge.clock.advance(1000)
+        held, pwrite = threading.Event(), os.pwrite
+
+        def late(*args: Any) -> int:
+            held.wait(10)
+            return pwrite(*args)
+
+        monkeypatch.setattr("os.pwrite", late)
+        assert await whole(edge) == full
+        for stream in list(edge.gateway.engine.store):
+            edge.gateway.engine.store.drop_stream(stream, End.EVICTED)
+        nameless.before = lambda: until_written(held, edge)
+        assert await whole(edge) == full
+        assert disk_of(edge).counts.refuted == 0
+        assert len(disk_of(edge)) == 1
 
 
 async def test_a_stream_made_again_with_another_type_is_not_answered_from_disk(begin: Begin, writer: Writer) -> None:
