@@ -58,6 +58,8 @@ _FIRST_S: Final = 1.5
 """The most seconds for which the start waits for the first answers of the other members."""
 _MOST_TOLD_S: Final = 1.0
 """The most seconds for which a member that is leaving waits for the next probe of each other one."""
+_LEAST_BODIES: Final = 64
+"""Answers that have ended are forgotten when there are this many, and again at twice the number that was kept."""
 _NOT_ASKED: Final = "not asked yet"
 _FAILED: Final = "a request has failed"
 
@@ -177,6 +179,7 @@ class Member:
             why_not = "it does not answer in time" if isinstance(error, UpstreamTimeout) else "it cannot be reached"
             self.lose(why_not)
             self.judge(why_not)
+            self._fleet.on_silent(self._index)
         self._go_on()
 
     def _go_on(self) -> None:
@@ -203,6 +206,8 @@ class Fleet:
         """What this member says of itself in requests."""
         self.node = ""
         """A digest of this member's `server.node_name`."""
+        self.on_silent: Callable[[int], object] = lambda index: None
+        """Called with the index of a member that does not answer."""
         self._told: set[str] = set()
         """The members that have asked for this member's state since it is leaving."""
         self._on_told = asyncio.Event()
@@ -304,6 +309,27 @@ class FleetUpstream(HopUpstream):
     def __init__(self, upstream: Upstream, fleet: Fleet, clock: Clock) -> None:
         super().__init__(upstream, fleet.client, fleet.counts, fleet.owners, clock)
         self._fleet = fleet
+        self._most_bodies = _LEAST_BODIES
+        self._bodies: list[tuple[int, Reply]] = []
+        """The answers of other members whose bodies may be on their way."""
+        fleet.on_silent = self._cut_bodies
+
+    def _cut_bodies(self, owner: int) -> None:
+        """Fail the answers of a member that hangs.  The readers' next requests go to other owners."""
+        self._bodies, bodies = [], self._bodies
+        for member, reply in bodies:
+            if member != owner:
+                self._bodies.append((member, reply))
+            elif not (reply.has_arrived or reply.is_closed):
+                reply.cut()
+
+    def body_begins(self, owner: int, reply: Reply) -> None:
+        if reply.has_arrived:
+            return
+        if len(self._bodies) >= self._most_bodies:
+            self._bodies = [(member, other) for member, other in self._bodies if not other.is_closed]
+            self._most_bodies = max(_LEAST_BODIES, 2 * len(self._bodies))
+        self._bodies.append((owner, reply))
 
     def ask_owner(
         self,

@@ -192,6 +192,11 @@ class HopUpstream:
         """Send a request to the origin."""
         return self._upstream.ask(requester, call)
 
+    def body_begins(self, owner: int, reply: Reply) -> None:
+        """Record that an owner's answer goes to its reader.
+
+        Nothing is recorded about a worker: the kernel ends the connections of a dead one."""
+
     def answered(self, shared: Shared) -> None:
         """Apply the writes that other workers have relayed meanwhile, before a reply is recorded."""
         self._others.look(shared.key.group)
@@ -356,6 +361,7 @@ class _Asking:
                 reply.close()
                 self._requester.failed(failure_of(said))
                 return
+            self._hop.body_begins(self._owner, reply)
         self._requester.head_arrived(reply)
 
     def failed(self, error: GatewayError) -> None:

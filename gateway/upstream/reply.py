@@ -134,6 +134,7 @@ class Reply:
         "_stalls",
         "_taken_bytes",
         "head",
+        "is_closed",
         "is_stalled",
         "lane",
         "on_reclaim",
@@ -154,6 +155,8 @@ class Reply:
         self._began = 0.0
         self._taken_bytes = 0
         self._has_stalled = False
+        self.is_closed = False
+        """Whether the reader takes no more of the reply."""
         self.is_stalled = False
         """Whether the reader takes no data now."""
         self.lane: Lane | None = None
@@ -301,6 +304,7 @@ class Reply:
         """End the reply.  If the reply is not complete, close its connection.  The connection of a complete reply is
         free already.
         """
+        self.is_closed = True
         if self._has_stalled and self._stalls is not None:
             self._stalls.discard(self)
         self.on_reclaim = no_op

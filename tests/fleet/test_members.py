@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -249,3 +250,41 @@ async def test_members_of_one_name_in_logs_are_warned_of(apart: Site, caplog: py
     async with time_passing(apart.clock):
         await eventually(lambda: caplog.text.count("has the same server.node_name as this one") == 2)
     assert apart.reached("a") == {"b"}
+
+
+class Hanging:
+    """The transports of a process that hangs once it has written some bytes on one of them."""
+
+    has_hung = False
+
+    def __init__(self, transport: Any, most: int) -> None:
+        self._transport = transport
+        self._left = most
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """Write as much as is left."""
+        if not Hanging.has_hung:
+            self._transport.write(data[: self._left])
+            self._left = max(0, self._left - len(data))
+            Hanging.has_hung = not self._left
+
+
+async def test_a_member_that_hangs_within_a_body_is_not_waited_for(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Hanging, "has_hung", False)
+    path, body = site.path_of("b"), b"x" * 200_000
+    await site.members["a"].put(path, body)
+    gateway = site.members["b"].gateway
+    gateway.listeners.close()
+    assert gateway.listeners.members is not None
+    for connection in gateway.listeners.members:
+        sealing = connection._sealing  # type: ignore[attr-defined]
+        sealing._transport = Hanging(sealing._transport, 70_000)
+    reading = asyncio.create_task(site.members["a"].get(f"{path}?offset=-1"))
+    await eventually(lambda: Hanging.has_hung)
+    async with time_passing(site.clock, STEP_S):
+        assert (await reading).status == 502
+        answer = await site.members["a"].get(f"{path}?offset=-1")
+    assert (answer.status, answer.body) == (200, body)
