@@ -235,17 +235,52 @@ def load(
                 raise
             kept.append(str(error))
             found.append(_with_current_authorities(before[pair], config, f"{where}.tls", alpn))
-    loaded = LoadedCertificates(config, tuple(found), tuple(kept), alpn=tuple(alpn))
+    return _completed(LoadedCertificates(config, tuple(found), tuple(kept), alpn=tuple(alpn)), where, old)
+
+
+def _completed(loaded: LoadedCertificates, where: str, old: LoadedCertificates | None) -> LoadedCertificates:
+    """Copy `loaded`, with the choices for each name, and with the first contexts of `old` if that is allowed."""
     if (
         old is not None
-        and not config.client_ca
+        and not loaded.config.client_ca
         and old.alpn == loaded.alpn
-        and _is_same_but_certificates(old.config, config)
+        and _is_same_but_certificates(old.config, loaded.config)
     ):
         # Let clients resume their sessions.  Resumption is not allowed with client certificates, because the authority
         # of a session's certificate may have been removed.
         loaded = loaded.with_sessions_of(old)
     return _with_choices(loaded, f"{where}.tls")
+
+
+def portable(certificates: Certificates) -> Portable:
+    """Return the certificates and keys without their contexts, which cannot leave the process."""
+    return {
+        index: (
+            loaded.config,
+            tuple(loaded.alpn),
+            [(one.config, one.pem, one.certificate, one.context.get_ca_certs(True)) for one in loaded.served],
+        )
+        for index, loaded in certificates.items()
+    }
+
+
+def restore(certificates: Portable, old: Certificates) -> dict[int, LoadedCertificates]:
+    """Make the contexts of certificates from another process, without reading their files.  Sessions that began with
+    certificates of `old` can be resumed.  Raises ConfigError."""
+    restored = {}
+    for index, (tls, alpn, pairs) in certificates.items():
+        where, served = f"listener[{index}]", []
+        for config, pem, certificate, authorities in pairs:
+            context = _bare_context(tls, alpn)
+            try:
+                if authorities:
+                    context.load_verify_locations(cadata=b"".join(authorities))
+                pem.load_into(context)
+            except OSError as error:
+                raise ConfigError(f"{where}.tls: {config.certificate}: cannot be used again: {error}") from None
+            served.append(ServedCertificate(config, pem, certificate, context))
+        restored[index] = _completed(LoadedCertificates(tls, tuple(served), alpn=alpn), where, old.get(index))
+    return restored
 
 
 def _with_current_authorities(
@@ -297,6 +332,10 @@ def _bare_context(config: ListenerTlsConfig, alpn: Sequence[str]) -> ssl.SSLCont
 
 Certificates = Mapping[int, LoadedCertificates]
 """Certificates by the index of their listener in the configuration."""
+Portable = Mapping[
+    int, tuple[ListenerTlsConfig, tuple[str, ...], list[tuple[CertificateConfig, Pem, Certificate, list[bytes]]]]
+]
+"""By the index of the listener: its settings, its ALPN names, and its pairs with the authorities of their contexts."""
 
 
 def certificate_files(listeners: Sequence[ListenerConfig]) -> tuple[str, ...]:

@@ -148,6 +148,8 @@ class Listeners:
         self._proxies = proxies
         self.certificates: Certificates = {}
         """The certificates in use."""
+        self.on_certificates: Callable[[Certificates], None] = lambda _: None
+        """Called with the certificates when they have been replaced."""
         self._open: list[_OpenListener] = []
         self.handed: Mapping[int, Sequence[socket.socket]] = {}
         """The sockets that the supervisor of several workers has opened, by the index of their listener."""
@@ -188,6 +190,7 @@ class Listeners:
     def use_certificates(self, certificates: Certificates) -> None:
         """Use these certificates for later handshakes."""
         self.certificates = certificates
+        self.on_certificates(certificates)
         for index, loaded in certificates.items():
             if loaded.kept:
                 self._metrics.certificates_kept(self._configs[index].address, len(loaded.kept))

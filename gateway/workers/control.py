@@ -27,8 +27,8 @@ _MOST_DESCRIPTORS: Final = 8
 MOST_WAITING: Final = 1_024
 """The most messages of one kind that wait for room.  Most kinds are sent once to a worker, or once for each request
 of a client of the admin port."""
-_MOST_OF_KIND: Final[Mapping[object, int]] = {"configuration": 4, "configuration refused": 64}
-"""Fewer messages of these kinds wait: a SIGHUP may be sent at any time, and a configuration carries an open file."""
+_MOST_OF_KIND: Final[Mapping[object, int]] = {"configuration": 4, "configuration refused": 64, "certificates": 4}
+"""Fewer messages of these kinds wait: a SIGHUP may be sent at any time, and the others carry an open file."""
 _FINISH_MS: Final = 1_000
 """Milliseconds for which the last messages of a process may wait for room."""
 _ANSWER: Final = "answer"
@@ -182,14 +182,14 @@ class Control:
         """Call `handler` for each message of this kind."""
         self._handlers[kind] = handler
 
-    def tell(self, kind: str, **fields: object) -> bool:
+    def tell(self, kind: str, descriptor: int | None = None, **fields: object) -> bool:
         """Send a message to the supervisor.  Returns False if the supervisor is gone, or reads nothing."""
-        return self._end.send({"kind": kind, **fields})
+        return self._end.send({"kind": kind, **fields}, descriptor)
 
     def tell_last(self, kind: str, **fields: object) -> None:
         """Send the last message of this process, whose event loop has ended."""
         self._loop = None
-        self.tell(kind, **fields)
+        self._end.send({"kind": kind, **fields})
         self._end.finish()
 
     async def ask(self, kind: str) -> Message:

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from gateway.cli.supervisor.kept_certificates import KeptCertificates
 from gateway.cli.supervisor.private_sockets import PrivateSockets
 from gateway.cli.supervisor.process import WorkerSupervisor
 from gateway.cli.supervisor.slots import Slot
@@ -44,12 +45,14 @@ def test_only_a_worker_reads_certificates_when_it_starts_again(
         return 0
 
     old, new = (cast(LoadedCertificates, SimpleNamespace(make_session_contexts=lambda: None)) for _ in range(2))
-    monkeypatch.setattr("gateway.cli.supervisor.process.load_certificates", load)
+    kept: Any = KeptCertificates.__new__(KeptCertificates)
+    kept._at_start, kept._latest = {0: old}, b""
+    monkeypatch.setattr("gateway.cli.supervisor.kept_certificates.load_certificates", load)
     monkeypatch.setattr("gateway.cli.supervisor.process.run_worker", run)
     monkeypatch.setattr("gateway.cli.supervisor.process.ignore_signals", lambda: None)
     supervisor: Any = WorkerSupervisor.__new__(WorkerSupervisor)
     supervisor._slots, supervisor._upgrade, supervisor._has_file = [Slot(0, generation)], None, True
-    supervisor._certificates, supervisor._secret, supervisor._shared = {0: old}, b"", None
+    supervisor._certificates, supervisor._secret, supervisor._shared = kept, b"", None
     supervisor._wakeups = supervisor._wakes = supervisor._selector = SimpleNamespace(close=lambda: None)
     supervisor._predecessor = SimpleNamespace(close=lambda: None, peers=())
     supervisor._configurations = SimpleNamespace(begins=lambda _: None, close_files=lambda: None, config=config())

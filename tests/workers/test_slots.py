@@ -158,7 +158,7 @@ async def test_a_worker_knows_in_its_drain_whether_another_version_replaces_this
     async def start_gateway(*_: object, **__: object) -> SimpleNamespace:
         return gateway
 
-    listeners = SimpleNamespace(urls=[], stop_accepting=stop_accepting)
+    listeners = SimpleNamespace(urls=[], stop_accepting=stop_accepting, certificates={})
     gateway = SimpleNamespace(
         listeners=listeners, admin_url="", wait_for_others=lambda _: None, stop=stop, is_replaced=False
     )

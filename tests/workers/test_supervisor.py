@@ -261,8 +261,10 @@ async def test_a_file_that_changes_while_a_worker_is_slow_is_not_read_by_that_wo
 async def test_a_tls_session_is_resumed_at_each_worker_and_after_a_reload(
     start: Start, origin: RunningOrigin, tmp_path: Path
 ) -> None:
+    """The worker that starts again cannot read the renewed certificate, and has that of the other worker."""
     authority = Authority(tmp_path)
-    listener = {"address": "127.0.0.1:0", "tls": {"certificates": [authority.issue("edge.test").as_config()]}}
+    pair = authority.issue("edge.test")
+    listener = {"address": "127.0.0.1:0", "tls": {"certificates": [pair.as_config()]}}
     gateway = await start(listeners=[listener])
     where = ("127.0.0.1", urlsplit(gateway.url).port)
     context = authority.client()
@@ -281,17 +283,30 @@ async def test_a_tls_session_is_resumed_at_each_worker_and_after_a_reload(
                 session = session or secure.session
         return found, session
 
+    def presented() -> set[str]:
+        found = set()
+        for _ in range(12):
+            with (
+                socket.create_connection(where, BOUND_S) as sock,
+                context.wrap_socket(sock, server_hostname="edge.test") as secure,
+            ):
+                found.add(ssl.DER_cert_to_PEM_cert(secure.getpeercert(True) or b""))
+        return found
+
     # Twelve connections reach both of two workers, but for one run in two thousand, which proves less.
     found, session = await asyncio.to_thread(resumed, 12, None)
     assert found == [False] + [True] * 11
+    authority.issue("edge.test")
     gateway.write(config(origin.url, listeners=[listener], sse_lifetime_s=7))
     os.kill(gateway.pid, signal.SIGHUP)
     await said(gateway, "reloaded")
     workers = gateway.worker_pids()
+    pair.key.write_text("broken")
     gateway.kill(workers[0])
     await replaced(gateway, workers[0])
     found, _ = await asyncio.to_thread(resumed, 12, session)
     assert found == [True] * 12
+    assert await asyncio.to_thread(presented) == {pair.certificate.read_text()}
     await gateway.stop()
 
 

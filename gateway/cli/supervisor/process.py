@@ -29,6 +29,7 @@ from gateway.cli.starting import bind_addresses, cannot_listen
 from gateway.cli.supervisor.configuration_reading import Found, Reading
 from gateway.cli.supervisor.configurations import Configurations
 from gateway.cli.supervisor.forking import Workers
+from gateway.cli.supervisor.kept_certificates import KeptCertificates
 from gateway.cli.supervisor.private_sockets import ARRIVALS, HOP, PEER, PrivateSockets, of_living_versions
 from gateway.cli.supervisor.reload_round import Asker
 from gateway.cli.supervisor.slots import Slot, may_accept
@@ -40,8 +41,6 @@ from gateway.config.change import change as config_change
 from gateway.config.errors import ConfigError
 from gateway.config.gateway import GatewayConfig
 from gateway.configured_files import load_files
-from gateway.server.certificates import Certificates, load_certificates
-from gateway.server.handshake import ALPN
 from gateway.server.listeners import Handed
 from gateway.workers.control import Control, Message
 from gateway.workers.place import WorkerPlace
@@ -110,8 +109,7 @@ class WorkerSupervisor:
         self._upgrade: Upgrade | None = None
         self._given_up: list[Upgrade] = []
         """Upgrades that were given up, and whose processes may still run."""
-        self._certificates: Certificates = {}
-        self._load_certificates(config)
+        self._certificates = KeptCertificates(config)
         self._predecessor = predecessor
         try:
             self._sockets = ListeningSockets.open(config, count, environ, predecessor.sockets)
@@ -213,11 +211,6 @@ class WorkerSupervisor:
 
     # -- workers
 
-    def _load_certificates(self, config: GatewayConfig) -> None:
-        self._certificates = load_certificates(config.every_listener, ALPN, self._certificates)
-        for one in self._certificates.values():
-            one.make_session_contexts()
-
     def _start(self, slot: Slot) -> None:
         """Start a worker in a slot."""
         self._configurations.begins(slot)
@@ -244,10 +237,7 @@ class WorkerSupervisor:
             unused.close()
         private = self._private
         private.close_others(slot.number)
-        if slot.generation > 1:
-            # Certificates may have changed.  This worker alone waits for the disk, because the supervisor must not.
-            with suppress(ConfigError):
-                self._load_certificates(self._configurations.config)
+        certificates = self._certificates.of_worker(slot.generation, self._configurations.config)
         place = WorkerPlace(
             slot=slot.number,
             workers=len(self._slots),
@@ -264,7 +254,7 @@ class WorkerSupervisor:
             secret=self._secret,
             control=control,
         )
-        handed = Handed(place, self._sockets.of(slot.number), self._sockets.admin, self._certificates)
+        handed = Handed(place, self._sockets.of(slot.number), self._sockets.admin, certificates)
         return run_worker(handed, self._configurations.config, has_file=self._has_file)
 
     def _hear(self, slot: Slot, message: Message) -> None:
@@ -280,6 +270,8 @@ class WorkerSupervisor:
                 slot.failure = message
             case "configured":
                 self._configurations.hears(slot, message)
+            case "certificates":
+                self._certificates.hear(message)
             case "reload":
                 self._configurations.ask_reload(Asker(slot.number, slot.generation, message["request"]))
             case "upgrade":
@@ -336,7 +328,7 @@ class WorkerSupervisor:
     def _read(self, running: GatewayConfig) -> GatewayConfig:
         """Read the configuration and every file that it names.  Runs in a process of its own.  Raises ConfigError."""
         config = self._load()
-        load_certificates(config_change(running, config).config.every_listener, ALPN, self._certificates)
+        self._certificates.read(config_change(running, config).config)
         load_files(config, self._environ)
         return config
 

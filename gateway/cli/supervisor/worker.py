@@ -19,6 +19,7 @@ from gateway.aio.tasks import Tasks
 from gateway.cli.errors import FailedToRunError
 from gateway.cli.reloading import failure_text
 from gateway.cli.starting import bind_addresses, started
+from gateway.cli.supervisor.kept_certificates import handing_over
 from gateway.cli.supervisor.private_sockets import HeldFolder
 from gateway.config.change import Change
 from gateway.config.errors import ConfigError
@@ -77,6 +78,8 @@ async def _serve(handed: Handed, config: GatewayConfig, folder: HeldFolder, *, h
         sock.close()
     gateway.has_file = has_file
     gateway.wait_for_others(orders.others_are_empty)
+    gateway.listeners.on_certificates = hand_over = handing_over(control)
+    hand_over(gateway.listeners.certificates)
     control.tell("serving", urls=gateway.listeners.urls, admin=gateway.admin_url)
     if handed.place.slot == 0:
         gateway.engine.health.probe_all()
