@@ -11,6 +11,7 @@ after it.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Iterator
 from typing import Final, NamedTuple
@@ -80,6 +81,8 @@ class StoredStream:
         self.facts = facts
         self.incarnation: str | None = None
         """The incarnation of the stream in memory that the runs are bound to; None if they are not bound."""
+        self.bound_at = -math.inf
+        """When the origin was last asked for the end of the runs and has proved it (monotonic seconds)."""
         self.asking = 0
         """How many reads are having the origin confirm the runs."""
         self.proving: dict[str, Signal] = {}
@@ -104,9 +107,13 @@ class StoredStream:
         """Return whether the runs may be used for this stream in memory."""
         return self.incarnation == stream.version.incarnation and not self.is_withdrawn and stream.ended is None
 
-    def bind(self, stream: Stream) -> None:
-        """Let the runs be used for this stream in memory, because the origin has proved their end."""
-        self.incarnation = stream.version.incarnation
+    def bind(self, stream: Stream, at: float) -> None:
+        """Let the runs be used for this stream in memory, because the origin was asked at this time and has proved
+        their end."""
+        if self.incarnation != stream.version.incarnation:
+            self.incarnation = stream.version.incarnation
+            self._proofs.clear()
+        self.bound_at = at
 
     def proven(self, token: str, proof: Proof) -> None:
         """Record a proof of the bytes after `token`."""

@@ -11,8 +11,8 @@ there.  Without enough bytes nothing is proved, and the read fetches its bytes. 
 no proof: some origins name it by the path (`gateway.protocol.etag.stream_identity`).
 
 A run goes to the tape only if there is a proof at the place where it is needed, or at most `STRETCH_BYTES` before it
-without a gap.  A proof is valid for as long as the origin's confirmation of bytes in memory (`Stream.reusable_s`).  All
-rules for bytes in memory apply to the runs on the tape as well.
+without a gap.  Such a proof is made only after a proof of the end.  Proofs are valid for as long as the origin's
+confirmation of bytes in memory (`Stream.reusable_s`).  All rules for bytes in memory apply to the runs on the tape too.
 
 If the origin sends other bytes, states an earlier tail, or has no such bytes (404, 410), the stream is dropped from
 disk.  Other refusals may concern one reader only, and change nothing.
@@ -20,6 +20,7 @@ disk.  Other refusals may concern one reader only, and change nothing.
 
 from __future__ import annotations
 
+import math
 from typing import Final, NamedTuple
 
 from gateway.aio.clock import Clock
@@ -90,21 +91,27 @@ class FromDisk:
         stored = self._disk.find(stream.key)
         if stored is None or stored.is_bound_to(stream) or stream.tape.knows_after(read.start):
             return None
-        latest = stored.latest
-        if latest is None or not self._is_worth_asking(stored, read.start):
+        if not self._is_worth_asking(stored, read.start):
+            return None
+        return await self._prove_end(read, stream, stored)
+
+    async def _prove_end(self, read: Read, stream: Stream, stored: StoredStream) -> StreamHead | None:
+        """Have the end of the latest run proved, and bind the runs to the stream.  Returns like `_prove`."""
+        latest, asked_at = stored.latest, self._clock.now()
+        if latest is None:
             return None
         stored.asking += 1
         try:
             head = await self._prove(read, stream, stored, latest.check, CHECK_BYTES)
-            if head is not None and not stored.is_bound_to(stream):
-                stored.bind(stream)
-                if stored.facts.varies_by_origin:
-                    self._store.vary_by_origin(stream)
-                if stored.facts.surrogate_keys:
-                    self._store.tag(stream, stored.facts.surrogate_keys)
-            return head
         finally:
             stored.asking -= 1
+        if head is not None:
+            stored.bind(stream, asked_at)
+            if stored.facts.varies_by_origin:
+                self._store.vary_by_origin(stream)
+            if stored.facts.surrogate_keys:
+                self._store.tag(stream, stored.facts.surrogate_keys)
+        return head
 
     async def _prove(
         self, read: Read, stream: Stream, stored: StoredStream, start: str, least: int
@@ -132,8 +139,7 @@ class FromDisk:
         block: Block | None = None
         for _ in range(MOST_ASKED):
             run = stored.at(at)
-            if run is None or run.place is None:
-                # The runs that follow are not written yet, or there are none.
+            if run is None:
                 break
             if block is None or at not in (token for _, token in block.marks):
                 block = await self._disk.read(stored, run)
@@ -221,11 +227,16 @@ class FromDisk:
             # The start sentinel leads to the first token without bytes in between.
             self._store.store(stream, at, start, (), 0.0)
         due = stream.confirmed_before(self._clock.now(), read.route.trust_s, None)
-        if (proof := stored.proof_for(start, due, STRETCH_BYTES)) is None:
-            await self._prove(read, stream, stored, start, MOST_COMPARED)
+        proof = stored.proof_for(start, due, STRETCH_BYTES)
+        if proof is None:
+            if not stored.bound_at > due:
+                await self._prove_end(read, stream, stored)
+            if stored.is_bound_to(stream) and stored.bound_at >= due:
+                await self._prove(read, stream, stored, start, MOST_COMPARED)
             if tape.knows_after(at):
                 return stream.ended is None
-            if not stored.is_bound_to(stream) or (proof := stored.proof_for(start, due, STRETCH_BYTES)) is None:
+            proof = stored.proof_for(start, -math.inf, STRETCH_BYTES)
+            if proof is None or not stored.is_bound_to(stream):
                 return False
         block = await self._disk.read(stored, run)
         if block is None or not stored.is_bound_to(stream) or tape.is_indexed(start):

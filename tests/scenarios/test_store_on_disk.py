@@ -345,6 +345,22 @@ async def test_bytes_in_memory_prove_nothing_about_those_on_disk(begin: Begin, h
         assert disk_of(edge).counts.refuted == 1
 
 
+async def test_the_end_is_proved_again_before_more_bytes_come_from_disk(begin: Begin, hostile: Hostile) -> None:
+    """The runs belong to the stream in memory, whose bytes do not say that it was made again."""
+    old, new = random(1), random(2)
+    nameless = Nameless(old)
+    url = await nameless.url(hostile)
+    async with begin(url) as edge:
+        assert await whole(edge) == old
+    async with begin(url) as edge:
+        await edge.get("/s?offset=00396000")
+        assert disk_of(edge).counts.read_bytes > 0
+        nameless.body = old[:72_000] + new[72_000:]
+        edge.clock.advance(1000)
+        assert (await whole(edge))[:396_000] == nameless.body[:396_000]
+        assert disk_of(edge).counts.refuted == 1
+
+
 async def test_a_reader_at_any_offset_gets_proved_bytes(begin: Begin, hostile: Hostile) -> None:
     """Only the middle of the stream differs."""
     old, new = random(1), random(2)
