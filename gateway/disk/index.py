@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import secrets
 import sqlite3
@@ -19,6 +20,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import orjson
+
+_log = logging.getLogger("gateway.store")
 
 FORMAT: Final = 2
 """The version of the format.  Another version is refused, because its records may have another meaning."""
@@ -163,3 +166,29 @@ class Index:
         """Drop the runs of a segment, and streams without runs."""
         self._database.execute("DELETE FROM runs WHERE segment = ?", (segment,))
         self._database.execute("DELETE FROM streams WHERE id NOT IN (SELECT stream FROM runs)")
+
+
+def open_index(folder: Path) -> Index:
+    """Open the index.  If it is damaged, set it aside and begin with an empty one.  Raises OSError, sqlite3.Error,
+    OtherFormatError."""
+    path = folder / "index.sqlite"
+    try:
+        index = Index(path)
+        try:
+            index.check()
+        except BaseException:
+            index.close()
+            raise
+    except (sqlite3.DatabaseError, ValueError, TypeError) as error:
+        if isinstance(error, sqlite3.OperationalError):
+            # The index may be good: for example, the disk is full or fails.
+            raise
+        aside = folder / "index.damaged"
+        _log.warning(
+            "the index of the store on disk is damaged, and is now %s; the store begins empty: %s", aside, error
+        )
+        for end in ("", "-wal", "-shm"):
+            if (part := path.with_name(path.name + end)).exists():
+                part.rename(aside.with_name(aside.name + end))
+        index = Index(path)
+    return index

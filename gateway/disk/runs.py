@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterator
+from itertools import accumulate
 from typing import Final, NamedTuple
 
 from gateway.aio.signal import Signal
@@ -169,12 +170,13 @@ class StoredStream:
         """The last run that can be read."""
         return next((run for run in reversed(self._runs) if run.place is not None), None)
 
-    def body_from(self, token: str) -> int:
-        """Return the number of bytes in the run at `token` and in all later runs; 0 if there is no run at `token`."""
+    def has_from(self, token: str, least: int) -> bool:
+        """Return whether the run at `token` and the later runs have at least `least` bytes."""
         at = bisect_right(self._starts, _order(token)) - 1
         if at < 0 or not is_before(token, self._runs[at].end):
-            return 0
-        return sum(run.body for run in self._runs[at:])
+            return False
+        # A stream may have many runs.
+        return any(total >= least for total in accumulate(self._runs[one].body for one in range(at, len(self._runs))))
 
     def missing(self, block: Block, least: int, most: int) -> Iterator[Block]:
         """Return the bytes of a block that are to be written, as blocks of the size of a run.

@@ -9,9 +9,6 @@ gateway stops.  Streams of less than `LEAST_BYTES` are not written: to confirm t
 them.  Only streams of readers without credentials are written, unless the operator allows others
 (`store.with_credentials`).
 
-A run is read on the loop if the kernel has it in memory (`RWF_NOWAIT`), and in a thread otherwise.  Its checksum is
-checked before a byte is used.
-
 The store belongs to one process, which holds a lock on its folder.
 """
 
@@ -24,7 +21,6 @@ import os
 import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
@@ -32,8 +28,9 @@ from typing import Final, Self
 from gateway.aio.clock import Clock
 from gateway.config.errors import ConfigError
 from gateway.config.store import StoreConfig
-from gateway.disk.index import Facts, Index, OtherFormatError, StoredKey
-from gateway.disk.record import Record, decode
+from gateway.disk.index import Facts, Index, OtherFormatError, StoredKey, open_index
+from gateway.disk.reads import NotRead, Reads
+from gateway.disk.record import Record
 from gateway.disk.runs import RUN_BYTES, Run, StoredStream
 from gateway.disk.writer import Describe, DropOldest, DropRun, Finish, Place, Withdraw, Write, Writer, segment_path
 from gateway.protocol.names import START
@@ -49,16 +46,9 @@ LEAST_LEFT_BYTES: Final = 1 << 14
 """When a stream leaves memory, the rest of its bytes is written if it has at least this size.  A smaller rest comes
 with the reply that confirms the runs before it."""
 MOST_RUNS: Final = 1 << 19
-"""The most runs in the index, which take some 400 bytes of memory each."""
+"""The most runs in the index, which take some 500 bytes of memory each."""
 SETTLE_S: Final = 10.0
 """How long a purge, or the end of the process, waits for the disk."""
-READ_S: Final = 2.0
-"""How long a read waits for the disk before it asks the origin."""
-MOST_FILES: Final = 64
-"""The most segments that are open for reading on the loop."""
-_LOOP_BYTES: Final = 1 << 19
-"""Larger records are read and checked in a thread."""
-_NOWAIT: Final[int] = getattr(os, "RWF_NOWAIT", 0)
 
 
 @dataclass(slots=True)
@@ -91,10 +81,7 @@ class DiskStore:
         self._streams: dict[StoredKey, StoredStream] = {}
         self._paths: defaultdict[tuple[str, str], set[StoredStream]] = defaultdict(set)
         self._segments: defaultdict[int, set[StoredStream]] = defaultdict(set)
-        self._files: dict[int, int] = {}
-        """The descriptors of segments that the loop has read."""
-        # A disk that hangs must not take the threads of the loop's other work.
-        self._readers = ThreadPoolExecutor(2, "store-reader")
+        self._reads = Reads(folder, clock)
         self._sharing: Mapping[Partition, str] = {}
         self._unwritten: dict[Stream, int] = {}
         """For each stream in memory, the bytes stored on its tape since it was last written."""
@@ -131,7 +118,7 @@ class DiskStore:
             raise ConfigError(f"store.path: {error}") from None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return cls(folder, lock, _index(folder), config, clock)
+            return cls(folder, lock, open_index(folder), config, clock)
         except BlockingIOError:
             text = f"store.path: another process uses {folder}"
         except OtherFormatError as other:
@@ -350,8 +337,7 @@ class DiskStore:
 
     def _segment_dropped(self, segment: int) -> None:
         """Forget the runs of a segment that is being deleted."""
-        if (file := self._files.pop(segment, None)) is not None:
-            os.close(file)
+        self._reads.forget(segment)
         for stored in self._segments.pop(segment, ()):
             for run in [run for run in stored if run.place is not None and run.place.segment == segment]:
                 self._drop_run(stored, run)
@@ -366,21 +352,12 @@ class DiskStore:
         place = run.place
         if place is None or stored.is_withdrawn:
             return None
-        data = self._read_cached(place)
-        if data is not None:
-            record = decode(data)
-        else:
-            path = segment_path(self._folder, place.segment)
-            reading = asyncio.get_running_loop().run_in_executor(self._readers, _read, path, place)
-            finished, _ = await asyncio.wait([reading], timeout=READ_S)
-            if not finished or not _is_at(stored, run, place):
-                return None
-            try:
-                record = reading.result()
-            except OSError as error:
-                # That says nothing about the record.  For example, the process may have too many open files.
-                _log.warning("the store on disk could not be read: %s", error)
-                return None
+        try:
+            record = await self._reads.read(place)
+        except NotRead:
+            return None
+        if not _is_at(stored, run, place):
+            return None
         if record is None or not _is_of(record, stored.key.owner_in(self._index.store), run):
             self._damaged(stored, run, place)
             return None
@@ -390,28 +367,10 @@ class DiskStore:
         self.counts.read_bytes += block.size
         return block
 
-    def _read_cached(self, place: Place) -> bytearray | None:
-        """Read a record without waiting.  Returns None if a thread has to read it."""
-        if not _NOWAIT or place.size > _LOOP_BYTES:
-            return None
-        try:
-            file = self._files.get(place.segment)
-            if file is None:
-                if len(self._files) >= MOST_FILES:
-                    os.close(self._files.pop(next(iter(self._files))))
-                path = segment_path(self._folder, place.segment)
-                file = self._files[place.segment] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            data = bytearray(place.size)
-            if os.preadv(file, [data], place.position, _NOWAIT) < place.size:
-                return None
-        except OSError:
-            # The bytes are not in the kernel's memory, or this kind of file system cannot tell.
-            return None
-        return data
-
     def _damaged(self, stored: StoredStream, run: Run, place: Place) -> None:
         self.counts.damaged += 1
         _log.warning("the store on disk has lost %d bytes of %s: a record is damaged", run.body, stored.key.path)
+        run.place = None
         self._drop_run(stored, run)
         self._writer.put(DropRun(place))
         if not len(stored):
@@ -447,38 +406,9 @@ class DiskStore:
             _log.error("the store on disk does not take its last writes")
             return
         self._writer.stop()
-        self._readers.shutdown(wait=False)
-        for file in self._files.values():
-            os.close(file)
-        self._files.clear()
+        self._reads.close()
         self._index.close()
         os.close(self._lock)
-
-
-def _index(folder: Path) -> Index:
-    """Open the index.  If it is damaged, set it aside and begin with an empty one.  Raises OSError, sqlite3.Error,
-    OtherFormatError."""
-    path = folder / "index.sqlite"
-    try:
-        index = Index(path)
-        try:
-            index.check()
-        except BaseException:
-            index.close()
-            raise
-    except (sqlite3.DatabaseError, ValueError, TypeError) as error:
-        if isinstance(error, sqlite3.OperationalError):
-            # The index may be good: for example, the disk is full or fails.
-            raise
-        aside = folder / "index.damaged"
-        _log.warning(
-            "the index of the store on disk is damaged, and is now %s; the store begins empty: %s", aside, error
-        )
-        for end in ("", "-wal", "-shm"):
-            if (part := path.with_name(path.name + end)).exists():
-                part.rename(aside.with_name(aside.name + end))
-        index = Index(path)
-    return index
 
 
 def _is_unicode(stored: StoredStream) -> bool:
@@ -500,13 +430,3 @@ def _is_of(record: Record, owner: str, run: Run) -> bool:
     """Return whether this is the record of the run, and of the stream that the owner digest names."""
     block = record.block
     return (record.owner, block.start, block.end, block.size) == (owner, run.start, run.end, run.body)
-
-
-def _read(path: Path, place: Place) -> Record | None:
-    """Read a record, in a thread.  Returns None if it is damaged or gone.  Raises OSError."""
-    try:
-        with path.open("rb", buffering=0) as file:
-            data = os.pread(file.fileno(), place.size, place.position)
-    except FileNotFoundError:
-        return None
-    return decode(data)

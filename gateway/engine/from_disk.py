@@ -81,7 +81,7 @@ class FromDisk:
         start = _first(stored, start)
         # If the check is the start of the run, the origin sends the whole run again.
         again = latest.body if latest.check == latest.start else 0
-        return is_before(start, latest.check) and stored.body_from(start) - again >= LEAST_SPARED_BYTES
+        return is_before(start, latest.check) and stored.has_from(start, again + LEAST_SPARED_BYTES)
 
     async def confirm(self, read: Read, stream: Stream) -> StreamHead | None:
         """Bind the stream's bytes on disk to it if the read has use for them and the origin proves their end.

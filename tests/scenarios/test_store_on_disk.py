@@ -20,6 +20,7 @@ from gateway.aio.clock import ManualClock
 from gateway.app import start_gateway
 from gateway.config.errors import ConfigError
 from gateway.config.gateway import GatewayConfig
+from gateway.disk import reads as disk_reads
 from gateway.disk import store as disk_store
 from gateway.disk.index import FORMAT, Index
 from gateway.disk.runs import RUN_BYTES
@@ -697,7 +698,7 @@ async def test_a_read_that_fails_leaves_the_bytes_on_disk(
 ) -> None:
     await writer.make()
     await is_on_disk(begin, writer)
-    monkeypatch.setattr(disk_store, "_NOWAIT", 0)
+    monkeypatch.setattr(disk_reads, "_NOWAIT", 0)
 
     def fail(*_: object) -> None:
         raise OSError(24, "Too many open files")
