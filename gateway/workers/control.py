@@ -16,6 +16,7 @@ import select
 import socket
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, Final
@@ -51,6 +52,8 @@ class _Waiting:
     data: memoryview
     descriptor: int | None
     """The file that the message carries, until the first byte is sent."""
+    is_begun: bool = False
+    """Whether a part of it has been sent."""
     is_lost: bool = False
 
     def close(self) -> None:
@@ -113,6 +116,11 @@ class ChannelEnd:
                 return
             except OSError:
                 one.is_lost, sent = True, len(one.data)
+                if one.is_begun:
+                    # The other end would join the next message to the part of this one, and could read neither.
+                    with suppress(OSError):
+                        self.sock.shutdown(socket.SHUT_RDWR)
+            one.is_begun = True
             one.close()
             one.data = one.data[sent:]
             if not one.data:

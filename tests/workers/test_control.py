@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import select
 import selectors
 import socket
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -97,6 +99,34 @@ def test_messages_that_wait_for_an_end_that_is_gone_are_lost(pair: tuple[socket.
     assert waits == [True, False]
     assert not here.send({"kind": "end"})
     assert waits == [True, False]
+
+
+@pytest.mark.parametrize("good_sends", [0, 1])
+def test_a_message_that_is_sent_in_part_ends_the_channel(
+    pair: tuple[socket.socket, socket.socket], good_sends: int
+) -> None:
+    """A message that is lost as a whole is missing, and the next one can still be read."""
+    sends = 0
+
+    class Failing(socket.socket):
+        def send(self, data: Any, flags: int = 0, /) -> int:
+            nonlocal sends
+            sends += 1
+            if sends == good_sends + 1:
+                raise OSError(errno.ENOBUFS, "No buffer space available")
+            return super().send(data[:1_000], flags)
+
+    there = ChannelEnd(pair[1])
+    with Failing(fileno=pair[0].detach()) as failing:
+        here = ChannelEnd(failing)
+        assert not here.send({"kind": "answer", "text": "x" * 2_000})
+        assert here.send({"kind": "end"}) is (good_sends == 0)
+        found = heard(there)
+        if good_sends == 0:
+            assert found == [{"kind": "end"}]
+        else:
+            assert found == []
+            assert heard(there) is None, "the other end notices the end of the channel"
 
 
 def test_a_worker_that_was_stopped_gets_the_order_to_end(pair: tuple[socket.socket, socket.socket]) -> None:
