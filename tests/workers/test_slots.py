@@ -38,7 +38,7 @@ from gateway.workers.control import ChannelEnd, Control
 from gateway.workers.place import WorkerPlace
 from gateway.workers.shared_memory import SharedMemory, SlotState
 from gateway.workers.shared_origins import SharedOrigins
-from tests.waiting import pass_turns
+from tests.waiting import eventually, pass_turns
 
 
 def test_the_first_death_costs_nothing_and_the_next_ones_ever_more() -> None:
@@ -141,19 +141,26 @@ async def test_a_worker_that_is_prepared_waits_for_the_supervisors_word() -> Non
     await waiting
 
 
+@pytest.mark.parametrize("is_orphaned_in_drain", [True, False])
 @pytest.mark.parametrize("end", [{"is_replaced": True}, {"is_replaced": False}, None])
 async def test_a_worker_knows_in_its_drain_whether_another_version_replaces_this_one(
-    monkeypatch: pytest.MonkeyPatch, end: dict[str, object] | None
+    monkeypatch: pytest.MonkeyPatch, end: dict[str, object] | None, is_orphaned_in_drain: bool
 ) -> None:
-    """A worker whose supervisor has gone cannot know, and leaves changes to a version that may be there."""
+    """A worker whose supervisor has gone cannot know, and leaves changes and ports to a version that may be there."""
     ours, theirs = socket.socketpair()
     stops: list[tuple[object, bool]] = []
+    leaves: list[bool] = []
 
     async def stop(inherited: object, *, is_replaced: bool) -> None:
         stops.append((inherited, is_replaced))
+        assert leaves == [True] * (end is None)
+        if is_orphaned_in_drain:
+            supervisor.close()
+            await eventually(lambda: leaves == [True])
 
     async def stop_accepting() -> None:
         assert gateway.is_replaced, "the admin port refuses changes from the beginning"
+        leaves.append(listeners.is_shared)
 
     async def start_gateway(*_: object, **__: object) -> SimpleNamespace:
         return gateway

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import uvloop
 
@@ -27,6 +27,9 @@ from gateway.config.gateway import GatewayConfig
 from gateway.config.reader import ConfigReadTimeout
 from gateway.server.listeners import Handed
 from gateway.workers.control import Control, Message
+
+if TYPE_CHECKING:
+    from gateway.app import RunningGateway
 
 _FOR_SUPERVISOR: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 """Signals that a terminal or a service manager sends to all processes of the gateway.  The supervisor acts on these
@@ -83,19 +86,25 @@ async def _serve(handed: Handed, config: GatewayConfig, folder: HeldFolder, *, h
     control.tell("serving", urls=gateway.listeners.urls, admin=gateway.admin_url)
     if handed.place.slot == 0:
         gateway.engine.health.probe_all()
+    leaving = orders.tasks.start(_leave_ports_when_alone(gateway, orders), "ports without a supervisor")
     inherited = await orders.end
-    if orders.is_alone:
-        # Stop accepting now, because another gateway may be waiting for the ports.  If the supervisor has ended during
-        # an upgrade, another version of this gateway shares the sockets.
-        gateway.listeners.is_shared = True
-        gateway.refuse_changes()
-        await gateway.listeners.stop_accepting()
+    if orders.alone.is_set():
+        await leaving
     await gateway.stop(inherited, is_replaced=orders.is_replaced)
     await orders.tasks.close()
-    if orders.is_alone:
+    if orders.alone.is_set():
         # Remove the folder of the workers' sockets, because the supervisor is gone and cannot remove it.  Workers that
         # still drain ask the origin instead of a worker that has ended.
         folder.remove_if_last()
+
+
+async def _leave_ports_when_alone(gateway: RunningGateway, orders: _Orders) -> None:
+    """Stop accepting when the supervisor is gone, also during a drain, because another gateway may be waiting for the
+    ports.  If the supervisor has ended during an upgrade, another version of this gateway shares the sockets."""
+    await orders.alone.wait()
+    gateway.listeners.is_shared = True
+    gateway.refuse_changes()
+    await gateway.listeners.stop_accepting()
 
 
 class _SupervisorGoneError(Exception):
@@ -115,8 +124,8 @@ class _Orders:
         """Held while a configuration is taken, so that configurations are taken one after another, in their order."""
         self._pickled: bytes | None = b""
         """The configuration that is taken; None if it could not be received."""
-        self.is_alone = False
-        """Whether the supervisor is gone."""
+        self.alone = asyncio.Event()
+        """Set when the supervisor is gone."""
         self.is_replaced = False
         """Whether another version of the gateway goes on in place of this one, or may do so: the supervisor says so, or
         it is gone."""
@@ -192,7 +201,7 @@ class _Orders:
         A worker without connections must still accept: new connections reach it as long as any worker serves.
         """
         self._control.tell("empty")
-        if not self.is_alone and within_s > 0:
+        if not self.alone.is_set() and within_s > 0:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._are_others_empty.wait(), within_s)
 
@@ -203,7 +212,8 @@ class _Orders:
             self.end.set_result(message["inherited"])
 
     def _orphaned(self) -> None:
-        self.is_alone = self.is_replaced = True
+        self.is_replaced = True
+        self.alone.set()
         self._is_too_late = not self._may_accept.is_set()
         self._may_accept.set()
         self._are_others_empty.set()
