@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from itertools import count
 from typing import Final, NamedTuple, cast
 
@@ -10,8 +11,9 @@ from multidict import CIMultiDict
 
 from gateway.aio.clock import ManualClock
 from gateway.config.gateway import GatewayConfig
+from gateway.engine.flight_bodies import FlightBodies
 from gateway.engine.reply_classifier import Learned, Personal, SharedRefusal, TapeFacts, classify
-from gateway.engine.reply_recorder import Applied, Effect, ReplyRecorder
+from gateway.engine.reply_recorder import Applied, Effect, ReplyRecorder, SentFetch
 from gateway.engine.route import Route
 from gateway.engine.writes import Writes
 from gateway.errors import TailMovedBack
@@ -25,6 +27,7 @@ from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
 from gateway.telemetry.metrics import NoMetrics
 from gateway.upstream.flight import METADATA, Flight, OriginError, StreamHead
+from gateway.upstream.reply import Reply
 
 PART: Final = {
     "Content-Type": "application/octet-stream",
@@ -247,3 +250,25 @@ def test_another_record_of_the_owner_is_another_stream_while_the_origin_fails(wo
     late = world.sent(METADATA)
     world.store.forget_bytes(world.stream)
     world.recorder.apply_remembered(late, SAID._replace(life="other"), remembered)
+
+
+class Body:
+    """A reply with these bytes of a stream."""
+
+    def __init__(self, body: bytes) -> None:
+        self.head, self.headers, self.content_length, self._body = self, CIMultiDict[str](), len(body), body
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        yield self._body
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+async def test_a_confirmation_without_bytes_in_memory_confirms_nothing(*, is_held: bool) -> None:
+    world = World()
+    if is_held:
+        world.store.store(world.stream, "4", "8", [b"efgh"], world.clock.now())
+    world.clock.advance(10)
+    bodies = FlightBodies(world.store, world.clock, NoMetrics())
+    sent = world.sent("4")
+    await bodies.compare(cast(SentFetch, sent), StreamHead("8", False, False), cast(Reply, Body(b"efgh")))
+    assert (world.stream.confirmed_at("4") == sent.asked_at) is is_held

@@ -426,6 +426,22 @@ async def test_bytes_that_leave_memory_while_they_are_confirmed_are_not_sent(
         assert await whole(edge) == nameless.body
 
 
+@pytest.mark.parametrize("reply_bytes", [100_000, 200_000])
+async def test_an_answer_may_be_larger_than_memory(begin: Begin, hostile: Hostile, reply_bytes: int) -> None:
+    """The bytes that follow evict those at its start.  A proof compares 64 KiB of a large reply, and cuts it off."""
+    nameless = Nameless(random(1, 3_000_000), reply_bytes)
+    url = await nameless.url(hostile)
+    async with begin(url, cache_bytes=1 << 20) as edge:
+        assert await whole(edge) == nameless.body
+    nameless.asked.clear()
+    async with begin(url, cache_bytes=1 << 20, max_reply_bytes=2 << 20) as edge:
+        body = (await edge.get("/s?offset=-1")).body
+        assert body == nameless.body[: len(body)]
+        assert len(body) >= 2_000_000
+        # The end, the start, and the lifetime, which is a HEAD.
+        assert len(nameless.asked) == 2
+
+
 async def test_a_refusal_to_one_reader_leaves_the_bytes_on_disk(begin: Begin, hostile: Hostile) -> None:
     nameless = Nameless(random(1))
 
