@@ -88,9 +88,9 @@ class ListeningSockets:
                         place.by_slot = place.by_slot or [[adopt(fd) for fd in fds]]
                         if not place.by_slot[0]:
                             raise ConfigError(f"{listener.address}: systemd has passed no such socket")
-            key = f"admin {config.server.admin}"
-            opened.places[ADMIN] = admin = Place(key, 1, handed.take(key))
-            _complete(admin, config.server.admin_address, is_shared=False)
+            key, where = f"admin {config.server.admin}", config.server.admin_address
+            opened.places[ADMIN] = admin = Place(key, 1, handed.take(key) or handed.take_admin(where))
+            _complete(admin, where, is_shared=False)
         except BaseException:
             opened.close(handed.taken)
             raise
@@ -154,11 +154,27 @@ class HandedSockets:
             self.taken.append(key)
         return [[_inherited(fd) for fd in sockets] for sockets in found]
 
+    def take_admin(self, address: Address) -> list[list[socket.socket]]:
+        """Return the sockets of the admin port if they are bound to this address, whatever text the previous version
+        has for it.  Raises OSError if the address has an unknown host."""
+        wanted = {(ip, address.port) for host in address.hosts for _, ip in _resolved(host)}
+        for key, by_slot in self._left.items():
+            if key.partition(" ")[0] == "admin" and {_bound_to(fd) for sockets in by_slot for fd in sockets} == wanted:
+                return self.take(key)
+        return []
+
     def close_rest(self) -> None:
         """Close the descriptors that have not been taken."""
         for fd in [fd for by_slot in self._left.values() for sockets in by_slot for fd in sockets]:
             os.close(fd)
         self._left.clear()
+
+
+def _bound_to(fd: int) -> tuple[str, int]:
+    """Return the IP address and the port of a descriptor that stays open."""
+    with socket.socket(fileno=os.dup(fd)) as sock:
+        ip, port = sock.getsockname()[:2]
+    return str(ip), int(port)
 
 
 def _inherited(fd: int) -> socket.socket:
