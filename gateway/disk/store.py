@@ -191,7 +191,7 @@ class DiskStore:
         """See `Keeper.leaving`."""
         self._unwritten.pop(stream, None)
         if stream.block_count:
-            if stream.version.may_have_ended:
+            if stream.version.may_have_ended or self.is_not_stored(stream):
                 self.withdraw(stream)
             else:
                 self._write(stream, LEAST_LEFT_BYTES)

@@ -196,6 +196,8 @@ class Writer:
             if isinstance(job, Stop):
                 self._commit()
                 self._withdraw_again()
+                if any(one.is_readable for one in self._withdrawn.values()):
+                    _log.error("the store on disk has not recorded all withdrawals: purge it, or delete its folder")
                 break
             if job is not None:
                 self._do(job)
@@ -323,19 +325,19 @@ class Writer:
             self._withdrawn.clear()
             return
         for stream, withdrawal in self._withdrawn.items():
-            self._try(partial(self._spoil, stream, withdrawal))
+            if not withdrawal.is_complete:
+                withdrawal.is_complete = self._try(partial(self._complete, stream, withdrawal))
+            for place in tuple(withdrawal.places):
+                if self._try(partial(self._overwrite, place)):
+                    withdrawal.places.discard(place)
 
-    def _spoil(self, stream: int, withdrawal: _Withdrawal) -> None:
-        """Overwrite the heads of a withdrawn stream's records.  Raises OSError, sqlite3.Error."""
-        if not withdrawal.is_complete:
-            # Only the index has the places of runs that were in the queue when the stream was withdrawn.
-            withdrawal.places.update(map(Place._make, self._index.places(stream)))
-            withdrawal.is_complete = True
-        for place in tuple(withdrawal.places):
-            self._overwrite(place)
-            withdrawal.places.discard(place)
+    def _complete(self, stream: int, withdrawal: _Withdrawal) -> None:
+        """Add the places that only the index has: those of runs that were in the queue when the stream was withdrawn.
+        Raises sqlite3.Error."""
+        withdrawal.places.update(map(Place._make, self._index.places(stream)))
 
     def _overwrite(self, place: Place) -> None:
+        """Overwrite the head of a record.  Raises OSError."""
         try:
             with segment_path(self._folder, place.segment).open("r+b", buffering=0) as file:
                 file.seek(place.position)

@@ -91,6 +91,9 @@ class FromDisk:
         stored = self._disk.find(stream.key)
         if stored is None or stored.is_bound_to(stream) or stream.tape.knows_after(read.start):
             return None
+        if self._disk.is_not_stored(stream):
+            self._disk.drop(stored)
+            return None
         if not self._is_worth_asking(stored, read.start):
             return None
         return await self._prove_end(read, stream, stored)
@@ -218,7 +221,7 @@ class FromDisk:
         """Bring the bytes after `at` to the tape if they are on disk, with a proof if it is needed; return whether the
         tape has bytes after `at` now."""
         stored = self._disk.find(stream.key)
-        if stored is None or not stored.is_bound_to(stream):
+        if stored is None or not stored.is_bound_to(stream) or self._disk.is_not_stored(stream):
             return False
         tape, start = stream.tape, _first(stored, at)
         if (run := stored.at(start)) is None:

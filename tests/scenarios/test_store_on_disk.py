@@ -824,6 +824,24 @@ async def test_bytes_that_readers_with_credentials_share_are_written_if_the_oper
         assert disk_of(edge).counts.read_bytes == 0
 
 
+@pytest.mark.parametrize("is_in_memory", [True, False])
+async def test_a_stream_that_the_plan_excludes_leaves_the_disk(
+    begin: Begin, writer: Writer, is_in_memory: bool
+) -> None:
+    await writer.make()
+    await is_on_disk(begin, writer)
+    async with begin() as edge:
+        if is_in_memory:
+            assert await whole(edge) == await writer.read()
+        disk = disk_of(edge)
+        before = disk.counts.read_bytes
+        disk.is_not_stored = lambda _: True
+        for stream in list(edge.gateway.engine.store):
+            edge.gateway.engine.store.drop_stream(stream, End.EVICTED)
+        assert await whole(edge) == await writer.read()
+        assert (len(disk), disk.counts.read_bytes) == (0, before)
+
+
 @pytest.mark.parametrize("with_credentials", [True, False])
 async def test_streams_of_readers_with_credentials_are_not_written(
     begin: Begin, writer: Writer, with_credentials: bool
