@@ -119,7 +119,8 @@ class RecognisingConnection(ReadingConnection):
             clients.joins.found_by_meaning(known, section)
         has_joined = self._joins(known, section, presented)
         if presented is not None:
-            if not has_joined and presented.allowed is not None:
+            kept = presented.allowed
+            if not has_joined and kept is not None and section.allowed.get(presented.key) is not kept:
                 # The verdict that is kept with the beginning may have lapsed, and the section may have a later one.
                 presented = presented._replace(allowed=None)
                 has_joined = self._joins(known, section, presented)

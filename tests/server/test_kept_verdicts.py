@@ -140,3 +140,23 @@ async def test_it_is_of_the_stream_that_was_signed(polls: Polls) -> None:
     writer.write(get(f"{LINK}&x=1&offset={polls.tail}&live=long-poll"))
     assert (await asyncio.wait_for(read_response(reader), 20)).status == 401
     await polls.append(signed("/s", methods="append", others="x=1"))
+
+
+async def test_a_request_that_may_not_join_for_another_reason_is_tried_once(
+    polls: Polls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second try would draw again whether the request is traced."""
+    await polls.read(0, f"{OTHER}&offset=-1")
+    assert [await polls.turn() for _ in range(4)][-1][0] is not None
+    tried: list[Presented | None] = []
+
+    def refuse(channel: Channel, known: Join, section: Section, presented: Presented | None) -> bool:
+        tried.append(presented)
+        return False
+
+    await polls.wait(0, OTHER, readers=1)
+    monkeypatch.setattr(polls.gateway.clients, "join", refuse)
+    await polls.wait(1, LINK, readers=2)
+    assert len(tried) == 1
+    polls.wires = polls.wires[:2]
+    await polls.append()
