@@ -49,6 +49,8 @@ class SseHead:
 class Join(Known):
     """A remembered live request."""
 
+    # Each long-poll names another offset.
+    has_recurring_lines = False
     read: Read
     mode: Mode
     origin: bytes | None

@@ -88,8 +88,6 @@ class RecognisingConnection(ReadingConnection):
                 return self._joins_known(data, known, section, presented)
             answer = known
             self._repeats = clients.repeats = presented is None and answer.alias == data
-            if presented is not None and ((former := self._beginning) is None or former.key is not presented.key):
-                self._keep_beginning(presented, section)
         began = self._now()
         if (
             began >= answer.until or answer.version is not answer.stream.version or clients.refusals

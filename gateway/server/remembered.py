@@ -66,6 +66,7 @@ class RememberedAnswer(Known):
     """One remembered answer.  `render` writes the fields that change each second: Date (RFC 9110 §6.6.1) and Age (RFC
     9111 §5.1)."""
 
+    has_recurring_lines = True
     __slots__ = (
         "_block",
         "_body",

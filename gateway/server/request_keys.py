@@ -30,7 +30,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 from gateway.auth.remembered_verdicts import Allowed
 from gateway.engine.route import MEANINGLESS, HeaderRules
@@ -110,6 +110,8 @@ class Known:
 
     __slots__ = ()
 
+    has_recurring_lines: ClassVar[bool]
+    """Whether clients are likely to send the same request line again."""
     verdict_key: VerdictKey | None
     """The key of the verdict on the remembered request: the stream, or the request line.  None if requests need no
     verdict."""
@@ -259,12 +261,15 @@ Key = tuple[dict[bytes, Meaning], bytes]
 """The meanings of one kind of route, and the text that selects a meaning."""
 
 
-def _presented(known: Known, line: bytes, credentials: bytes) -> Presented:
+def _named(known: Known, named: NamedStream | None, credentials: bytes) -> NamedStream:
+    """Return the key of the verdict on a request for `known` with these credentials: `named`, if this is the key."""
     first = known.verdict_key
     # The remembered request had credentials in its query.  Its verdict is kept under the stream and these credentials.
     assert isinstance(first, NamedStream)
     route, path, query, _ = first
-    return make(Presented, (known, line, make(NamedStream, (route, path, query, credentials)), None))
+    if named is not None and route is named[0] and path == named[1] and query == named[2]:
+        return named
+    return make(NamedStream, (route, path, query, credentials))
 
 
 def _keys_cost(keys: tuple[Key, ...]) -> int:
@@ -359,15 +364,27 @@ class Sections:
         self, lines: CredentialLines, line: bytes, section: Section
     ) -> tuple[Presented, Section] | None:
         """Find the remembered answer or join for a request with credentials in its query."""
-        if not section.allowed or (divided := lines.divide(line)) is None:
+        if not section.allowed:
             return None
-        rest, credentials = divided
-        for kind in self._kinds:
-            if rest in kind.lines and kind not in section.kinds:
-                self._keys(section, kind)
-        for meanings, key in section.keys:
-            if (meaning := meanings.get(key)) is not None and (known := meaning.known.get(rest)) is not None:
-                return _presented(known, line, credentials), section
+        key = None
+        if (read := lines.read.get(line)) is not None:
+            rest, key = read
+            credentials = key[3]
+        elif (divided := lines.divide(line)) is not None:
+            rest, credentials = divided
+        else:
+            return None
+        if len(section.kinds) < len(self._kinds):
+            for kind in self._kinds:
+                if rest in kind.lines and kind not in section.kinds:
+                    self._keys(section, kind)
+        for meanings, text in section.keys:
+            if (meaning := meanings.get(text)) is not None and (known := meaning.known.get(rest)) is not None:
+                named = _named(known, key, credentials)
+                # A line without a verdict is not kept, so nobody without valid credentials can displace others' lines.
+                if named is not key and known.has_recurring_lines and named in section.allowed:
+                    lines.keep(line, rest, named)
+                return make(Presented, (known, line, named, None)), section
         return None
 
     def find(self, request: bytes, beginning: Beginning | None = None) -> tuple[Known | Presented, Section] | None:
@@ -386,7 +403,7 @@ class Sections:
                 rest = beginning.rest + line[len(beginning.line) :]
                 for meanings, key in section.keys:
                     if (meaning := meanings.get(key)) is not None and (known := meaning.known.get(rest)) is not None:
-                        # This repeats the code of `_presented`, because each long-poll with a signed URL passes here.
+                        # This repeats the code of `_named`, because each long-poll with a signed URL passes here.
                         first = known.verdict_key
                         assert isinstance(first, NamedStream)
                         stream = beginning.key

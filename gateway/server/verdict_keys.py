@@ -29,6 +29,10 @@ _LONGEST_NAME: Final = 256
 """The most characters of such a name.  Clients choose the length of queries."""
 MOST_BEGINNING_BYTES: Final = 1 << 25
 """The most bytes charged for the beginnings of request lines that connections keep."""
+MOST_READ_BYTES: Final = 1 << 22
+"""The most bytes charged for the lines that `CredentialLines` has divided before."""
+_READ_COST: Final = 500
+"""Bytes charged for such a line in addition to its text, which is kept twice: whole, and divided."""
 _BEGINNING_COST: Final = 300
 """Bytes charged for a beginning in addition to its verdict and its line, which is kept twice: whole, and divided."""
 _VERDICT_COST: Final = 600
@@ -157,11 +161,34 @@ def _beginning_cost(beginning: Beginning) -> int:
     return cost + (verdict_cost(beginning.key, beginning.allowed) if beginning.allowed is not None else 0)
 
 
+class ReadLine(NamedTuple):
+    """A divided request line, and the key of the verdict on the request."""
+
+    rest: bytes
+    key: NamedStream
+
+
 class CredentialLines:
     """Divides request lines.  `names` are the names of query parameters that are credentials on some route."""
 
     def __init__(self, names: Collection[str]) -> None:
         self._names = frozenset(f"{name}=".encode() for name in names)
+        self.read: dict[bytes, ReadLine] = {}
+        """Lines that need not be divided again, because requests with remembered answers had them."""
+        self._size = 0
+
+    def __repr__(self) -> str:
+        return f"<CredentialLines {len(self.read)} lines, {self._size} bytes>"
+
+    def keep(self, line: bytes, rest: bytes, key: NamedStream) -> None:
+        """Keep the parts of a line.  All earlier lines are forgotten when there is no room."""
+        if line not in self.read:
+            cost = _READ_COST + 2 * len(line)
+            if self._size + cost > MOST_READ_BYTES:
+                self.read.clear()
+                self._size = 0
+            self._size += cost
+        self.read[line] = make(ReadLine, (rest, key))
 
     def divide(self, line: bytes) -> Divided | None:
         """Divide the line of a GET.  Returns None if its query has no credentials in the usual spelling."""

@@ -77,6 +77,54 @@ def test_beginnings_take_a_bounded_number_of_bytes(monkeypatch: pytest.MonkeyPat
     assert beginnings.size == 0
 
 
+def test_lines_that_are_read_again_take_a_bounded_number_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verdict_keys, "MOST_READ_BYTES", 3_000)
+    lines, key = CredentialLines(NAMES), NamedStream(cast("Route", None), "/s", "", b"signature=s")
+    for number in range(100):
+        line = b"GET /s?signature=s&n=%03d HTTP/1.1" % number
+        for _ in range(10):
+            lines.keep(line, b"", key)
+        assert line in lines.read
+        assert len(lines.read) <= 5
+
+
+async def test_clients_that_share_a_connection_have_each_read_with_a_signed_url_divided_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As behind a proxy."""
+    divided: list[bytes] = []
+    divide = CredentialLines.divide
+
+    def divide_and_count(lines: CredentialLines, line: bytes) -> Any:
+        divided.append(line)
+        return divide(lines, line)
+
+    pair = await _begin(tmp_path)
+    reader, writer = await connect(pair.fast)
+
+    async def read(link: str) -> int:
+        writer.write(get(link))
+        return (await read_response(reader)).status
+
+    links = [signed("/s", WALL + 7_200 + number) for number in range(3)]
+    forged = links[0].replace("signature=", "signature=AAAA")
+    # The first read fills memory, the second is remembered, and the third finds the verdict.
+    for _ in range(3):
+        assert [await read(link) for link in links] == [200] * 3
+    monkeypatch.setattr(CredentialLines, "divide", divide_and_count)
+    remembered = pair.fast.clients.remembered
+    assert remembered is not None
+    before = remembered.served
+    for _ in range(5):
+        assert [await read(link) for link in links] == [200] * 3
+    assert remembered.served == before + 15
+    assert not divided
+    assert [await read(forged) for _ in range(2)] == [401] * 2
+    assert len(divided) >= 2, "a line without a verdict is not kept"
+    await close(writer)
+    await stop_pair(pair)
+
+
 async def test_a_connection_that_polls_with_a_signed_url_keeps_the_beginning_of_its_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
