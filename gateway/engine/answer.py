@@ -236,6 +236,12 @@ class Answer:
     run: BodyRun | None = None
     """The range of the stream that the body holds, or that a 304 leaves out; None if the body is not such a range."""
 
+    def allow_repeat(self, run: BodyRun, *, is_tail: bool) -> None:
+        """Let the answer be repeated to other readers.  If it states the tail of an open stream (`is_tail`), it is valid
+        until the tail may move."""
+        self.stream, self.run = run.stream, run
+        self.tail = NamedTail(run.end, run.stream.version) if is_tail else None
+
     def pieces(self) -> tuple[bytes, ...]:
         """Return the body as the pieces in memory.  All of the body must be in memory."""
         if self.parts is None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 
-from gateway.engine.answer import Answer, BodyRun, NamedTail, Parts
+from gateway.engine.answer import Answer, BodyRun, Parts
 from gateway.engine.cold_reads import FirstRead, miss_outcome
 from gateway.engine.flight_bodies import MOST_COMPARED
 from gateway.engine.from_disk import FromDisk
@@ -452,7 +452,7 @@ class _Attempt:
         answer = now_answer(read, stream, tail, _HIT, is_closed=step.is_closed)
         if read.max_age_s is None:
             run = BodyRun(stream, tail, tail, self._progress.version.edition)
-            self._allow_repeat(answer, run, is_tail=not step.is_closed)
+            answer.allow_repeat(run, is_tail=not step.is_closed)
         return answer
 
     def _answered_now(self, head: Head) -> Answer:
@@ -518,11 +518,5 @@ class _Attempt:
         said = Said(outcome, up_to_date, is_closed, age_s, None, fwd_status, stored, stale_s)
         answer = part_answer(read, run, said, self.parts)
         if outcome is _HIT and stale_s is None and read.max_age_s is None:
-            self._allow_repeat(answer, run, is_tail=is_tail)
+            answer.allow_repeat(run, is_tail=is_tail)
         return answer
-
-    def _allow_repeat(self, answer: Answer, run: BodyRun, *, is_tail: bool) -> None:
-        """Let the answer be repeated to other readers.  An answer with the tail of an open stream is valid until the
-        tail may move."""
-        answer.stream, answer.run = self.stream, run
-        answer.tail = NamedTail(run.end, self.stream.version) if is_tail else None

@@ -306,6 +306,23 @@ class Engine:
             waiting.stream.count_reads(1, 0)
         return waiting
 
+    def poll_at_once(self, read: Read) -> Answer | None:
+        """Answer a late long-poll: one whose bytes are in memory when it arrives.
+
+        Returns None, without side effects, for any other long-poll.  The caller must call `Answer.close`.
+        """
+        stream = self._followed(read)
+        answer = self._polls.answer_late(_without_codings(read), stream) if stream is not None else None
+        if stream is None or answer is None:
+            return None
+        stream.count_reads(1, 1)
+        return self.coder.code_now(read, answer)
+
+    def has_bytes_after(self, read: Read) -> bool:
+        """Return whether bytes after the read's offset are in memory."""
+        stream = self.store.find(read.key)
+        return stream is not None and stream.tape.knows_after(read.start)
+
     def subscribe_at_once(self, read: Read) -> Subscription | None:
         """Subscribe an SSE read that can begin without asking the origin.
 

@@ -130,6 +130,30 @@ class LongPoll:
         except StreamEnded as ended:
             return origin_error_answer(read.route, ended.error, Outcome.FOLLOWED)
 
+    def answer_late(self, read: Read, stream: Stream) -> Answer | None:
+        """Answer a late poll: one whose bytes are in memory when it arrives.
+
+        A client is late if messages follow faster than it can ask.  Many clients are then late at the same offset, so
+        the answer may be repeated, like that of a catch-up read.  Returns None, without side effects, if the poll has
+        to wait, or if the origin must be asked first.
+        """
+        if not stream.tape.knows_after(read.start) or (stream.varies_by_origin and read.web_origin is not None):
+            return None
+        topic = self._reads.join(read, stream)
+        if topic is None:
+            return None
+        try:
+            found = self.poll_now(read, stream, topic) if topic.not_shareable is None else None
+        except (StreamEnded, TailMovedBack):
+            return None
+        finally:
+            self._reads.reader_left(topic)
+        if not isinstance(found, Answer):
+            return None
+        if found.status == 200 and found.run is not None and read.max_age_s is None:
+            found.allow_repeat(found.run, is_tail=True)
+        return found
+
     def poll_now(self, read: Read, stream: Stream, topic: Topic, outcome: Outcome = Outcome.HIT) -> Answer | Poll:
         """Return the answer to a long-poll without asking the origin.  Returns `Poll.WAIT` if there is no answer yet,
         and `Poll.ASK` if the origin must be asked.  Raises StreamEnded or TailMovedBack."""

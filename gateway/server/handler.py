@@ -205,6 +205,8 @@ class RequestHandler:
             if read is not None and request.is_alone:
                 context.why_alone = self._why_alone(read)
             elif read is not None:
+                if context.mode is _LONGPOLL and (late := self._engine.poll_at_once(read)) is not None:
+                    return self._begin_delivery(context, read, late)
                 if context.mode in LIVE and self.live_requests.begins_at_once(context, read):
                     return None
                 if context.mode is _CATCHUP and self._waits(context, meaning, read):

@@ -67,6 +67,8 @@ class Join(Known):
     sse_first: tuple[bytes, bytes] = (b"", b"")
     """The bytes of that beginning, split at the web origin's name.  Without such a name, the first part has all bytes.
     """
+    is_late: bool = False
+    """Whether such a long-poll has come after the bytes that it asks for."""
     line: bytes | None = None
     """The request line of the first request, once the request is remembered."""
     key: bytes = b""

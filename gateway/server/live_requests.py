@@ -188,12 +188,24 @@ class LiveRequests:
             has_joined = self._reopens(channel, join, began, (who, section))
         else:
             has_joined = (group := join.group) is not None and group.join(channel, (began, who, section, line))
-        if has_joined or self._begins(LiveRequest(channel, join, began, client=(who, section), line=line)):
+        if not has_joined and not self._is_first_late(join):
+            has_joined = self._begins(LiveRequest(channel, join, began, client=(who, section), line=line))
+        if has_joined:
             if admission.rates.limits:
                 admission.joined(account, route, parties)
             return True
         channel.end_live_use(has_begun=False)
         return False
+
+    def _is_first_late(self, join: Join) -> bool:
+        """Return whether this is the first late long-poll of these: its bytes are already in memory.
+
+        The caller has this one parsed, because its answer may be remembered, and then answers the others.
+        """
+        if join.mode is _SSE or join.is_late or not self._engine.has_bytes_after(join.read):
+            return False
+        join.is_late = True
+        return True
 
     def _reopens(self, channel: Channel, join: Join, began: float, client: Client) -> bool:
         """Answer an SSE request in the same way as the latest equal request.  Returns False if the earlier readers can

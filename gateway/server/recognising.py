@@ -88,6 +88,9 @@ class RecognisingConnection(ReadingConnection):
                 return self._joins_known(data, known, section, presented)
             answer = known
             self._repeats = clients.repeats = presented is None and answer.alias == data
+            # Only long-polls replace an earlier beginning: a proxy's connection has reads of many clients by turns.
+            if presented is not None and self._beginning is None:
+                self._keep_beginning(presented, section)
         began = self._now()
         if (
             began >= answer.until or answer.version is not answer.stream.version or clients.refusals
@@ -131,6 +134,8 @@ class RecognisingConnection(ReadingConnection):
         """Keep the beginning of a request line with credentials, so that the client's next line need not be divided."""
         key = presented.key
         found = beginning_of(presented.line, key, section.mark, section.allowed.get(key))
+        if found is None and self._beginning is None:
+            return
         self._beginning = self._clients.joins.beginnings.keep(found, self._beginning)
 
     def _joins(self, join: Join, section: Section, presented: Presented | None = None) -> bool:

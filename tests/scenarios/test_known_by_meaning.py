@@ -13,6 +13,8 @@ import pytest
 
 from gateway.ops.access_log import live_reads
 from gateway.origin.app import RunningOrigin
+from gateway.origin.counters import Counters
+from gateway.origin.requests import Kind
 from tests.scenarios import test_access_log
 from tests.scenarios.conftest import Edge, bounded
 from tests.scenarios.noting import TRACE, log_lines
@@ -188,3 +190,30 @@ async def test_readers_are_known_by_meaning_again_once_a_404_is_forgotten(edge: 
     assert len(edge.gateway.clients.header_cache) == parsed or edge.gateway.clients.remembered is None
     for wire in wires:
         wire.reset()
+
+
+@pytest.mark.http_2
+async def test_late_long_polls_share_an_answer_until_the_tail_moves(edge: Edge, counters: Counters, log: Path) -> None:
+    """A client is late if messages follow faster than it can ask."""
+    at = (await edge.put("/s", b"0123456789")).headers["Stream-Next-Offset"]
+    target = f"/s?live=long-poll&offset={at}"
+    wires = [await edge.begin(target, of_client(1))]
+    await waiting(edge, 1)
+    body = b""
+    remembered, late, fetched = edge.gateway.clients.remembered, 0, counters.requests[Kind.CATCHUP]
+    for message in (b"abc", b"d", b"ef"):
+        await edge.post("/s", message)
+        body += message
+        if wires:
+            assert (await bounded(wires.pop().answer("GET"))).body == body
+        served = remembered.served if remembered is not None else 0
+        for number in range(2, 8):
+            answer = await edge.get(target, of_client(number))
+            late += 1
+            assert (answer.status, answer.body, answer.is_up_to_date) == (200, body, True)
+            assert answer.headers["Stream-Cursor"].isdigit()
+        assert remembered is None or remembered.served >= served + 4
+    assert counters.requests[Kind.CATCHUP] == fetched
+    lines = [line for line in await log_lines(edge, log, late + 1 + 4) if line["mode"] == "longpoll"]
+    assert len(lines) == late + 1
+    assert {line["client"] for line in lines} == {f"203.0.113.{number}" for number in range(1, 8)}
