@@ -237,7 +237,7 @@ class Answer:
     """The range of the stream that the body holds, or that a 304 leaves out; None if the body is not such a range."""
 
     def allow_repeat(self, run: BodyRun, *, is_tail: bool) -> None:
-        """Let the answer be repeated to other readers.  If it states the tail of an open stream (`is_tail`), it is valid
+        """Let the answer be repeated to other readers.  An answer with the tail of an open stream (`is_tail`) is valid
         until the tail may move."""
         self.stream, self.run = run.stream, run
         self.tail = NamedTail(run.end, run.stream.version) if is_tail else None
