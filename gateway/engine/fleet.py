@@ -162,6 +162,8 @@ class Member:
         if answer is not None and answer.node == self._fleet.node and not self._is_namesake:
             self._is_namesake = True
             _log.warning("member %s has the same server.node_name as this one", self.name)
+        if answer is not None:
+            self._fleet.met(answer.name, answer.instance)
         self._is_late = False
         self._go_on()
 
@@ -208,6 +210,8 @@ class Fleet:
         """A digest of this member's `server.node_name`."""
         self.on_silent: Callable[[int], object] = lambda index: None
         """Called with the index of a member that does not answer."""
+        self._met: dict[str, tuple[str, float]] = {}
+        """By the name of each member: its latest process, and when this one first heard of it."""
         self._told: set[str] = set()
         """The members that have asked for this member's state since it is leaving."""
         self._on_told = asyncio.Event()
@@ -274,6 +278,13 @@ class Fleet:
             self._on_told.set()
         else:
             self._told.discard(name)
+
+    def met(self, name: str, instance: str) -> float:
+        """Return when this process first heard of a member's process (monotonic seconds)."""
+        met = self._met.get(name)
+        if met is None or met[0] != instance:
+            met = self._met[name] = instance, self.clock.now()
+        return met[1]
 
     async def until_told(self, within_s: float) -> None:
         """Wait until the members that can be reached know that this one is leaving, but not for long."""

@@ -9,8 +9,10 @@ The owner keeps the count that it saw last, for each path and member.  If the ne
 origin before it answers.  Paths with equal hashes share a cell, so some counted writes may concern other paths.  The
 question to the origin is then needless, and does no harm.
 
-An earlier process of the same member may have relayed writes without a request to this owner.  So the owner also asks
-the origin before it answers the first request of each process for a path.
+An earlier process of the same member may have relayed any writes without a request to this owner.  All of these were
+acknowledged before the owner first heard of the later process.  So at the first request of each process for a path, the
+owner drops the bytes that it has held since before that time, because the stream may have been made again.  If it holds
+only later bytes, it asks the origin before it answers.
 """
 
 from __future__ import annotations
@@ -88,6 +90,8 @@ class Applying(Protocol):
 
     def apply_anything(self, group: Group) -> None: ...
 
+    def apply_earlier(self, group: Group, before: float) -> None: ...
+
 
 class SeenWrites:
     """The counts that other members have sent, and their effects on this member's memory."""
@@ -102,8 +106,11 @@ class SeenWrites:
     def __repr__(self) -> str:
         return f"<SeenWrites {len(self._seen)} counts>"
 
-    def look(self, sender: MemberField, group: Group) -> None:
-        """Apply the writes that the sender of a request has relayed to the path since its last request for it."""
+    def look(self, sender: MemberField, group: Group, met_at: float) -> None:
+        """Apply the writes that the sender of a request has relayed to the path since its last request for it.
+
+        `met_at` is when this member first heard of the sender's process (monotonic seconds).
+        """
         name, instance, now = sender.name, sender.instance, sender.writes
         # Clients choose the paths, so keep no path.
         key = blake2b("\0".join((name, *group)).encode("utf-8", "surrogateescape"), digest_size=16).digest()
@@ -117,5 +124,7 @@ class SeenWrites:
         self._seen[key] = intern(instance), latest
         if now.others > before.others:
             self._applying().apply_anything(group)
-        elif now.appends > before.appends or not is_known:
+        elif not is_known:
+            self._applying().apply_earlier(group, met_at)
+        elif now.appends > before.appends:
             self._applying().apply_appends(group)

@@ -163,13 +163,23 @@ class Writes:
     def apply_appends(self, group: Group) -> None:
         """Assume that another gateway has appended to the path.  The tail is stated again once the origin has."""
         self._negative_cache.forget_path(group)
+        self._tell(group, _appended, "appended")
 
-        def appended(stream: Stream) -> None:
-            stream.forget_beyond()
-            stream.acknowledged_without_offset()
-            stream.mark_stale(may_have_ended=False)
+    def apply_earlier(self, group: Group, before: float) -> None:
+        """Assume that every kind of write has happened to the path before a time (monotonic seconds), and appends
+        since."""
+        self._negative_cache.forget_path(group)
+        self._pending.overtake(group)
 
-        self._tell(group, appended, "appended")
+        def earlier(stream: Stream) -> None:
+            if stream.begun_at > before:
+                _appended(stream)
+            elif isinstance(stream, RecordStream):
+                self._store.doubt_records(stream)
+            else:
+                self._doubt(stream)
+
+        self._tell(group, earlier)
 
     def apply_control(self, origin: str) -> None:
         """Doubt all S2 streams of an origin: another worker's request may have deleted or created any of them."""
@@ -277,6 +287,7 @@ class Writes:
             # Which stream the path names may depend on a header of the writer that shared reads do not have.
             return
         stream = self._store.open(request.tape_key, self._clock.now())
+        stream.begun_at = min(stream.begun_at, write.asked_at)
         wall, took_s = self._clock.wall(), self._clock.now() - write.asked_at
         stream.expiry.know(lifetime_here(lifetime_from_headers(request.headers), reply.headers, wall - took_s, wall))
         if request.route.is_shared:
@@ -410,6 +421,7 @@ class Writes:
     def _doubt(self, stream: Stream) -> None:
         """Drop the bytes in memory, because they may belong to an earlier stream than the acknowledged write."""
         self._store.forget_bytes(stream)
+        stream.begun_at = self._clock.now()
         stream.forget_acknowledged()
         stream.may_be_another()
         stream.acknowledged_without_offset()
@@ -462,3 +474,9 @@ class Writes:
                 stream.may_be_another()
 
             self._tell(request.group, may_be_done)
+
+
+def _appended(stream: Stream) -> None:
+    stream.forget_beyond()
+    stream.acknowledged_without_offset()
+    stream.mark_stale(may_have_ended=False)

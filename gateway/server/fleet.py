@@ -62,6 +62,7 @@ class FleetHandler(HopHandler):
         answer = fleet.answer(is_leaving=self._engine.drain.is_set).rendered()
         if request.method == PROBE:
             context.outcome = Outcome.HIT
+            fleet.met(sender.name, sender.instance)
             fleet.told(sender.name, is_leaving=self._engine.drain.is_set)
             return context.delivery.text(204, CIMultiDict({FLEET: answer}), b"")
         if sender.config != fleet.field.config:
@@ -77,7 +78,7 @@ class FleetHandler(HopHandler):
         super()._look(request, group)
         sender = MemberField.parse(request.headers.get(FLEET, ""))
         assert sender is not None
-        self.seen.look(sender, group)
+        self.seen.look(sender, group, self._fleet.met(sender.name, sender.instance))
 
 
 def member_clients(

@@ -179,7 +179,7 @@ class TapeStore:
     def create(self, kind: type[S], key: StreamKey, now: float) -> S:
         """Create the stream of `key`, which must not be in memory."""
         version = make(Version, (make(Edition, (self._mint(), 0)), *FIRST[1:]))
-        stream = kind(key, Tape(), version, None, _NO_HEADERS, contacted_at=now, used_at=now)
+        stream = kind(key, Tape(), version, None, _NO_HEADERS, contacted_at=now, begun_at=now, used_at=now)
         stream.facts_cost = key_cost(key)
         for other in self.paths.add_stream(stream):
             self.on_forget(other)

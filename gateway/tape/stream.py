@@ -87,6 +87,9 @@ class Stream:
     contacted_at: float = 0.0
     """When the origin last served a read or write of the stream (monotonic seconds).  Each read or write renews a
     sliding TTL."""
+    begun_at: float = 0.0
+    """Writes that the origin had executed before this time (monotonic seconds) cannot have replaced the stream: nothing
+    in this object is older.  Clearing the bytes may leave the time as it was."""
     confirmed: Confirmations = field(default_factory=Confirmations)
     """For several offsets, when the origin last proved to have the bytes after the offset."""
     used_at: float = 0.0

@@ -24,22 +24,28 @@ class Effects:
     def __init__(self) -> None:
         self.appends: list[Group] = []
         self.anything: list[Group] = []
+        self.earlier: list[float] = []
         self.apply_appends = self.appends.append
         self.apply_anything = self.anything.append
         self.seen = SeenWrites(lambda: self, most=4)
+
+    def apply_earlier(self, group: Group, before: float) -> None:
+        self.earlier.append(before)
 
     def after(self, appends: int, others: int = 0, sender: MemberField = FIRST, group: Group = GROUP) -> str:
         """The effects of one request."""
         self.appends.clear()
         self.anything.clear()
-        self.seen.look(sender._replace(writes=WriteCount(appends, others)), group)
-        return "appends" * len(self.appends) + "anything" * len(self.anything)
+        self.earlier.clear()
+        self.seen.look(sender._replace(writes=WriteCount(appends, others)), group, 7.0)
+        assert set(self.earlier) <= {7.0}
+        return "appends" * len(self.appends) + "anything" * len(self.anything) + "earlier" * len(self.earlier)
 
 
 def test_the_first_count_and_each_greater_one_have_an_effect() -> None:
     effects = Effects()
     assert [effects.after(*counts) for counts in ((0,), (0,), (1,), (1,), (1, 1), (1, 1), (2, 1))] == [
-        "appends", "", "appends", "", "anything", "", "appends"
+        "earlier", "", "appends", "", "anything", "", "appends"
     ]  # fmt: skip
     assert effects.after(1, 0) == "", "an earlier request that has arrived late"
     assert effects.after(2, 1) == ""
@@ -48,15 +54,15 @@ def test_the_first_count_and_each_greater_one_have_an_effect() -> None:
 def test_each_path_and_each_member_counts_for_itself() -> None:
     effects = Effects()
     other = FIRST._replace(name="c")
-    assert effects.after(1) == effects.after(1, sender=other) == "appends"
-    assert effects.after(1, group=Group("http://origin", "/t")) == "appends"
+    assert effects.after(1) == effects.after(1, sender=other) == "earlier"
+    assert effects.after(1, group=Group("http://origin", "/t")) == "earlier"
     assert effects.after(1) == effects.after(1, sender=other) == ""
 
 
 def test_the_paths_of_a_member_that_was_replaced_are_asked_for_once() -> None:
     effects, second = Effects(), FIRST._replace(instance="3" * 16)
-    assert effects.after(5) == "appends"
-    assert [effects.after(0, sender=second) for _ in range(2)] == ["appends", ""]
+    assert effects.after(5) == "earlier"
+    assert [effects.after(0, sender=second) for _ in range(2)] == ["earlier", ""]
     assert effects.after(1, sender=second) == "appends"
     assert effects.after(0, 1, sender=second) == "anything"
 
@@ -64,9 +70,9 @@ def test_the_paths_of_a_member_that_was_replaced_are_asked_for_once() -> None:
 def test_a_forgotten_count_costs_a_question() -> None:
     effects = Effects()
     groups = [Group("http://origin", f"/{number}") for number in range(6)]
-    assert {effects.after(1, group=group) for group in groups} == {"appends"}
+    assert {effects.after(1, group=group) for group in groups} == {"earlier"}
     assert repr(effects.seen) == "<SeenWrites 4 counts>"
-    assert [effects.after(1, group=groups[number]) for number in (5, 0)] == ["", "appends"]
+    assert [effects.after(1, group=groups[number]) for number in (5, 0)] == ["", "earlier"]
 
 
 @given(
@@ -99,8 +105,8 @@ def test_what_is_remembered_of_a_path_does_not_grow_with_the_path() -> None:
     tracemalloc.start()
     try:
         for path in paths:
-            assert effects.after(1, group=Group("http://origin", path)) == "appends"
-            effects.appends.clear()
+            assert effects.after(1, group=Group("http://origin", path)) == "earlier"
+            effects.earlier.clear()
         taken, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gateway.origin import handlers
 from gateway.origin.requests import Kind
 from gateway.protocol.fleet_headers import FLEET
 from gateway.protocol.worker_headers import HOP, HopAsk
@@ -251,6 +252,30 @@ async def test_members_of_one_name_in_logs_are_warned_of(apart: Site, caplog: py
     async with time_passing(apart.clock):
         await eventually(lambda: caplog.text.count("has the same server.node_name as this one") == 2)
     assert apart.reached("a") == {"b"}
+
+
+@pytest.mark.parametrize("has_asked", [False, True])
+async def test_a_stream_that_a_replaced_member_has_made_again_is_not_mixed_with_the_earlier_one(
+    apart: Site, monkeypatch: pytest.MonkeyPatch, has_asked: bool
+) -> None:
+    # The origin's entity tags do not name the incarnation, and the new stream goes on where the first one has ended.
+    for kind in [kind for kind in vars(handlers).values() if isinstance(kind, type) and "_etag" in vars(kind)]:
+        monkeypatch.setattr(kind, "_etag", staticmethod(lambda stream, start, end, *, is_closed: f'"x:{start}:{end}"'))
+    await apart.start_all(tail_fresh_s=600)
+    path = apart.path_of("c")
+    a, c = apart.members["a"], apart.members["c"]
+    await c.put(path, b"one")
+    for member in (c, a) if has_asked else (c,):
+        assert (await member.get(f"{path}?offset=-1")).body == b"one"
+    assert (await a.send("DELETE", path)).status == 204
+    assert (await a.put(path, b"XYZ+more")).status == 201
+    await apart.kill("a")
+    await apart.start("a", tail_fresh_s=600)
+    await apart.until_joined()
+    before = apart.counters.body_bytes[Kind.CATCHUP]
+    for name in "abca":
+        assert (await apart.members[name].get(f"{path}?offset=-1")).body == b"XYZ+more"
+    assert apart.counters.body_bytes[Kind.CATCHUP] - before == 8, "the bytes are dropped once"
 
 
 class Hanging:
