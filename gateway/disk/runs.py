@@ -5,8 +5,8 @@ The runs of a stream do not overlap, and are in the order of their tokens.  Ther
 Runs are *bound* to the incarnation of a stream in memory when it is known that their bytes belong to it: it wrote them,
 or the origin has confirmed them.  After a restart, or when the stream has left memory, the runs are not bound to any
 stream in memory.  The origin then has to confirm them before they are used (`gateway.engine.from_disk`): a read from
-the *check* of the latest run must bring the same bytes.  The check is the last token of the run that has `CHECK_BYTES`
-after it.
+the *check* must bring the same bytes.  The check of a run is its last token that has `CHECK_BYTES` after it in the run.
+The check of the stream is that of the latest run, or of an earlier run if the latest ones are smaller than that.
 """
 
 from __future__ import annotations
@@ -169,6 +169,25 @@ class StoredStream:
     def latest(self) -> Run | None:
         """The last run that can be read."""
         return next((run for run in reversed(self._runs) if run.place is not None), None)
+
+    @property
+    def check(self) -> str | None:
+        """The token at which the end of the runs is proved; None if no run can be read.
+
+        At least `CHECK_BYTES` follow it without a gap, if the runs have as many there.
+        """
+        check: str | None = None
+        start, size = "", 0
+        for run in reversed(self._runs):
+            if check is not None and (run.place is None or run.end != start):
+                break
+            if run.place is None:
+                continue
+            start, size = run.start, size + run.body
+            check = run.check if run.body >= CHECK_BYTES else start
+            if size >= CHECK_BYTES:
+                break
+        return check
 
     def has_from(self, token: str, least: int) -> bool:
         """Return whether the run at `token` and the later runs have at least `least` bytes."""

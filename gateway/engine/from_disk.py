@@ -2,7 +2,7 @@
 
 Runs on disk are used only for a stream in memory that they are bound to (`gateway.disk.runs`).  A stream that has just
 come to memory has no runs bound to it, for example after a restart.  The first read whose bytes are on disk then has
-the end of the latest run proved, from the *check* of this run on, and the runs are bound to the stream.
+the end of the runs proved, from their *check* on, and the runs are bound to the stream.
 
 A *proof* compares the bytes on disk after a token with the bytes that the origin sends for this token.  It asks on
 until enough bytes have been compared, or all bytes on disk that follow.  Each request is an ordinary fetch, whose bytes
@@ -75,13 +75,13 @@ class FromDisk:
 
     @staticmethod
     def _is_worth_asking(stored: StoredStream, start: str) -> bool:
-        latest = stored.latest
-        if start == NOW or latest is None:
+        check = stored.check
+        if start == NOW or check is None:
             return False
-        start = _first(stored, start)
-        # If the check is the start of the run, the origin sends the whole run again.
-        again = latest.body if latest.check == latest.start else 0
-        return is_before(start, latest.check) and stored.has_from(start, again + LEAST_SPARED_BYTES)
+        start, run = _first(stored, start), stored.at(check)
+        # If the check is the start of its run, the origin sends the whole run again.
+        again = run.body if run is not None and check == run.start else 0
+        return is_before(start, check) and stored.has_from(start, again + LEAST_SPARED_BYTES)
 
     async def confirm(self, read: Read, stream: Stream) -> StreamHead | None:
         """Bind the stream's bytes on disk to it if the read has use for them and the origin proves their end.
@@ -99,13 +99,13 @@ class FromDisk:
         return await self._prove_end(read, stream, stored)
 
     async def _prove_end(self, read: Read, stream: Stream, stored: StoredStream) -> StreamHead | None:
-        """Have the end of the latest run proved, and bind the runs to the stream.  Returns like `_prove`."""
-        latest, asked_at = stored.latest, self._clock.now()
-        if latest is None:
+        """Have the end of the runs proved, and bind the runs to the stream.  Returns like `_prove`."""
+        check, asked_at = stored.check, self._clock.now()
+        if check is None:
             return None
         stored.asking += 1
         try:
-            head = await self._prove(read, stream, stored, latest.check, CHECK_BYTES)
+            head = await self._prove(read, stream, stored, check, CHECK_BYTES)
         finally:
             stored.asking -= 1
         if head is not None:

@@ -99,3 +99,24 @@ def test_the_check_has_enough_bytes_after_it() -> None:
     block = block_of([CHECK_BYTES, CHECK_BYTES, CHECK_BYTES // 2, CHECK_BYTES // 2, 10])
     assert check_of(block) == "000002"
     assert check_of(block_of([10, 10])) == "000000"
+
+
+@pytest.mark.parametrize(
+    ("bodies", "check"),
+    [
+        ([], None),
+        ([10], 0),
+        ([CHECK_BYTES, 10], 0),
+        ([CHECK_BYTES, 10, CHECK_BYTES], 2),
+        ([10, CHECK_BYTES - 10, 10, 20], 1),
+        ([10, CHECK_BYTES - 20, 10, None, 5], 4),
+        ([CHECK_BYTES, 10, None], 0),
+    ],
+)
+def test_the_check_of_a_stream_has_enough_bytes_after_it(bodies: list[int | None], check: int | None) -> None:
+    """A run of None bytes is not written yet."""
+    stream = stored()
+    for number, body in enumerate(bodies):
+        place = None if body is None else Place(1, 0, body)
+        assert stream.add(Run(f"{number:02}", f"{number + 1:02}", f"{number:02}", body or 9_999, place))
+    assert stream.check == (None if check is None else f"{check:02}")

@@ -31,6 +31,7 @@ from gateway.origin.app import OriginSettings, RunningOrigin
 from gateway.origin.counters import Counters
 from gateway.origin.faults import Faults
 from gateway.origin.requests import Kind
+from gateway.tape.block import SEAL_BYTES
 from gateway.tape.stream import End
 from tests.scenarios.conftest import Edge, Hostile
 from tests.scenarios.hostile import Asked, part_of_stream
@@ -275,6 +276,8 @@ class Nameless:
         self.on_request: Callable[[int], object] = lambda at: None
         self.before: Callable[[], Awaitable[object]] | None = None
         """Called before each reply."""
+        self.stops: list[int] = []
+        """Offsets at which a reply ends early."""
         self._reply_bytes = reply_bytes
 
     async def script(self, asked: Asked, writer: Any) -> None:
@@ -283,7 +286,7 @@ class Nameless:
         self.on_request(at)
         if self.before is not None:
             await self.before()
-        end = min(at + self._reply_bytes, len(self.body))
+        end = min(at + self._reply_bytes, len(self.body), *(stop for stop in self.stops if stop > at))
         self.sent_bytes += end - at
         is_whole = "true" if end == len(self.body) else "false"
         writer.write(part_of_stream(self.body[at:end], f"{end:08}", **{"Stream-Up-To-Date": is_whole}))
@@ -324,6 +327,23 @@ async def test_short_replies_prove_nothing_by_themselves(begin: Begin, hostile: 
         assert latest is not None
         check = int(latest.check)
         nameless.body = old[:1000] + new[1000:check] + old[check : check + 1000] + new[check + 1000 :]
+        assert await whole(edge) == nameless.body
+        assert disk_of(edge).counts.refuted == 1
+
+
+async def test_a_small_run_at_the_end_does_not_shorten_its_proof(begin: Begin, hostile: Hostile) -> None:
+    """A sealed block ends with 16 bytes, and 8,000 bytes follow, which are too few to be written."""
+    old, new = random(1, SEAL_BYTES + 8_000), random(2, SEAL_BYTES + 8_000)
+    nameless = Nameless(old, 65_535)
+    nameless.stops = [SEAL_BYTES]
+    url = await nameless.url(hostile)
+    async with begin(url) as edge:
+        assert await whole(edge) == old
+    async with begin(url) as edge:
+        (stored,) = disk_of(edge).streams()
+        assert stored.latest is not None
+        assert stored.latest.body == 16
+        nameless.body = old[:131_070] + new[131_070 : SEAL_BYTES - 16] + old[SEAL_BYTES - 16 :]
         assert await whole(edge) == nameless.body
         assert disk_of(edge).counts.refuted == 1
 
