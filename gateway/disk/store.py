@@ -92,7 +92,9 @@ class DiskStore:
         self._numbered = 0
         self.is_not_stored: Callable[[Stream], bool] = lambda stream: False
         """Whether the cache plan excludes a stream.  The engine sets it."""
-        sizes, following = self._load()
+        self.is_in_doubt: Callable[[Stream], bool] = lambda stream: stream.version.may_have_ended
+        """Whether another stream may have taken the place of a stream.  The engine sets it."""
+        sizes, following, replaced = self._load()
         self._writer = Writer(folder, index, sizes, following, config, clock.now)
         loop = asyncio.get_running_loop()
 
@@ -106,6 +108,8 @@ class DiskStore:
         self._writer.tell = tell
         self._writer.segment_dropped = self._segment_dropped
         self._writer.start()
+        for withdrawal in replaced:
+            self._writer.put(withdrawal)
 
     @classmethod
     def open(cls, config: StoreConfig, clock: Clock) -> Self:
@@ -144,16 +148,25 @@ class DiskStore:
         """How many writes have failed."""
         return self._writer.errors
 
-    def _load(self) -> tuple[dict[int, int], int]:
-        """Load the index; return the sizes of the segments, and the number of the next segment."""
+    def _load(self) -> tuple[dict[int, int], int, list[Withdraw]]:
+        """Load the index.  Return the sizes of the segments, the number of the next segment, and the withdrawals of
+        streams that later streams have replaced."""
         sizes = {int(path.stem): path.stat().st_size for path in self._folder.glob("*.segment")}
         by_number: dict[int, StoredStream] = {}
+        latest_of: dict[StoredKey, int] = {}
         for number, key, facts in self._index.streams():
             self._numbered = max(self._numbered, number)
             by_number[number] = StoredStream(number, key, facts)
+            latest_of[key] = max(number, latest_of.get(key, 0))
+        # The index may have refused to withdraw an earlier stream of the same key.
+        kept = set(latest_of.values())
+        replaced = [Withdraw(number, ()) for number in by_number if number not in kept]
+        by_number = {number: by_number[number] for number in kept}
         used: set[int] = set()
         latest = max(sizes, default=0)
         for row in self._index.runs():
+            # A damaged index may have runs without a stream.  No later stream must get them.
+            self._numbered = max(self._numbered, row.stream)
             stored, place = by_number.get(row.stream), Place(row.segment, row.position, row.size)
             latest = max(latest, row.segment)
             if stored is None or place.position + place.size > sizes.get(place.segment, 0):
@@ -170,7 +183,7 @@ class DiskStore:
         for segment in sizes.keys() - used:
             segment_path(self._folder, segment).unlink(missing_ok=True)
             del sizes[segment]
-        return sizes, latest + 1
+        return sizes, latest + 1, replaced
 
     def take_routes(self, sharing: Mapping[Partition, str]) -> None:
         """Use these routes: the digest of its sharing settings for the partition of each route that may be on disk."""
@@ -191,10 +204,13 @@ class DiskStore:
         """See `Keeper.leaving`."""
         self._unwritten.pop(stream, None)
         if stream.block_count:
-            if stream.version.may_have_ended or self.is_not_stored(stream):
-                self.withdraw(stream)
-            else:
+            if self._may_be_written(stream):
                 self._write(stream, LEAST_LEFT_BYTES)
+            else:
+                self.withdraw(stream)
+
+    def _may_be_written(self, stream: Stream) -> bool:
+        return not (self.is_in_doubt(stream) or self.is_not_stored(stream))
 
     def withdraw(self, stream: Stream) -> None:
         """See `Keeper.withdraw`."""
@@ -244,7 +260,8 @@ class DiskStore:
 
     def _forget(self, stored: StoredStream) -> None:
         stored.is_withdrawn = True
-        del self._streams[stored.key]
+        if self._streams.get(stored.key) is stored:
+            del self._streams[stored.key]
         path = (stored.key.origin, stored.key.path)
         self._paths[path].discard(stored)
         if not self._paths[path]:
@@ -259,12 +276,12 @@ class DiskStore:
     def _write(self, stream: Stream, least: int) -> None:
         """Have the bytes written that are on the tape but not on disk."""
         key, content_type = self._key(stream.key), stream.content_type
-        if key is None or content_type is None or self._writer.is_paused or self.is_not_stored(stream):
+        if key is None or content_type is None or self._writer.is_paused or not self._may_be_written(stream):
             return
         tape, stored = stream.tape, self._streams.get(key)
         if stored is not None and not stored.is_bound_to(stream):
-            latest = stored.latest
-            if stored.asking or (latest is not None and not tape.is_indexed(latest.check)):
+            check = stored.check
+            if stored.asking or (check is not None and not tape.is_indexed(check)):
                 # The runs are of use once a read has had them confirmed.
                 return
             # The end of the runs was fetched without them, so they have been of no use.

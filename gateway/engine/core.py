@@ -155,7 +155,8 @@ class Engine:
         if isinstance(shared, HopUpstream):
             self._reads.is_owner = shared.is_owner
         if self.disk is not None:
-            self.store.keeper, self.disk.is_not_stored = self.disk, self.store.is_not_stored
+            self.store.keeper = self.disk
+            self.disk.is_not_stored, self.disk.is_in_doubt = self.store.is_not_stored, self.store.is_in_doubt
             self._reads.from_disk = FromDisk(self.disk, self.store, self.fetches, clock)
         self._catch_up = CatchUp(self._reads)
         # Live readers wait for new bytes, which are few.  Compress these bytes only if the compression needs no

@@ -103,6 +103,10 @@ class Crowd:
             return None
         return [event for version, event in self._events if version > stream.heard]
 
+    def has_missed(self, stream: Stream) -> bool:
+        """Return whether a stream sleeps and has missed events."""
+        return not stream.is_awake and stream.heard < self._version
+
     def put_to_sleep(self, spared: Stream) -> list[Stream]:
         """Put the least recently used streams to sleep until `MOST_AWAKE` are awake, but never `spared`.
 
@@ -306,6 +310,11 @@ class Paths:
         """
         crowd = self._crowds[stream.key.group]
         return crowd.wake(stream), crowd.put_to_sleep(stream)
+
+    def has_missed(self, stream: Stream) -> bool:
+        """Return whether a stream sleeps and has missed events."""
+        crowd = self._crowds.get(stream.key.group)
+        return crowd is not None and crowd.has_missed(stream)
 
     def released(self, stream: Stream) -> Iterable[Stream]:
         """Record that a stream is no longer in use.  Return the streams whose remembered answers must be dropped

@@ -123,13 +123,21 @@ class TapeStore:
             return
         missed, dropped = self.paths.wake(stream)
         if missed is None:
+            # The keeper must not get the bytes, because the stream may have been deleted.
             self._withdraw_kept(stream)
+            blocks = stream.block_count
+            self._book(stream, -stream.drop_all(), blocks=-blocks)
             self.drop_stream(stream, End.EVICTED)
         for event in missed or ():
             if stream.ended is None:
                 event(stream)
         for other in dropped:
             self.on_forget(other)
+
+    def is_in_doubt(self, stream: Stream) -> bool:
+        """Return whether another stream may have taken the place of this one, as far as the path's events tell.  Does
+        not wake a sleeping stream."""
+        return stream.version.may_have_ended or self.paths.has_missed(stream)
 
     def tell(self, group: Group, event: PathEvent) -> None:
         """Apply an event to every stream of the path: at once, or when the stream wakes."""

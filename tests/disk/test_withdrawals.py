@@ -15,18 +15,19 @@ from gateway.disk import store as disk_store
 from gateway.disk.index import Index
 from gateway.disk.runs import Run
 from gateway.disk.store import DiskStore
-from gateway.disk.writer import Writer
+from gateway.disk.writer import PAUSE_S, Writer
 from gateway.protocol.sharing import Group, Partition, StreamKey
 from gateway.protocol.stream_version import Edition, Version
 from gateway.tape.stream import Stream
 from gateway.tape.tape import Tape
 
 READERS = Partition("r")
+GROUP = Group("http://o", "/s")
 
 
-def opened(folder: Path, **settings: int) -> DiskStore:
-    config = {"max_bytes": 8 << 20, "segment_bytes": 1 << 20, **settings}
-    disk = DiskStore.open(StoreConfig.model_validate({"path": str(folder), **config}), ManualClock())
+def opened(folder: Path, clock: ManualClock | None = None) -> DiskStore:
+    config = StoreConfig(path=str(folder), max_bytes=8 << 20, segment_bytes=1 << 20)
+    disk = DiskStore.open(config, clock or ManualClock())
     disk.take_routes({READERS: "all"})
     return disk
 
@@ -130,4 +131,32 @@ async def test_the_stop_waits_no_longer_than_it_may(tmp_path: Path, monkeypatch:
     await disk.close([stream_of("/s")], 0.01)
     held.go.set()
     assert await disk.settled()
+    await disk.close([])
+
+
+async def test_of_two_streams_of_one_key_in_the_index_the_latest_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The index has refused to withdraw the earlier one, and the process is killed."""
+    clock = ManualClock()
+    disk = opened(tmp_path, clock)
+    disk.leaving(stream_of("/s"))
+    assert await disk.settled()
+    with monkeypatch.context() as broken:
+        broken.setattr(Index, "drop_stream", refuse)
+        disk.withdraw_group(GROUP)
+        assert await disk.settled()
+        clock.advance(PAUSE_S)
+        disk.leaving(stream_of("/s", 50))
+        assert await disk.settled()
+        await disk.close([])
+    disk = opened(tmp_path)
+    (stored,) = disk.streams()
+    assert [stored.number for stored in disk.streams()] == [2]
+    assert await readable(disk) == len(stored)
+    disk.withdraw_group(GROUP)
+    assert await disk.settled()
+    await disk.close([])
+    disk = opened(tmp_path)
+    assert not list(disk._index.streams())
     await disk.close([])
