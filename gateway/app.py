@@ -421,8 +421,8 @@ async def start_gateway(
     configure_metrics(metrics, config, config.limits.cache_bytes)
     place = None if handed is None else handed.place
     divided = config if place is None else portion(config, place.workers)
-    # All workers give a partition the same id.
-    secret = "" if place is None else place.secret.hex()
+    # All workers give a partition the same id, and so do all members of a fleet: a purge by id reaches all of them.
+    secret = config.fleet.secret.get_secret_value() if place is None else place.secret.hex()
     partitions = PartitionIds(config.log.partition_key.get_secret_value() or secret)
     log = open_access_log(config, clock, metrics, rng, partitions, place.folder if place is not None else None)
     surroundings = Surroundings(clock, rng, Tasks(), metrics, log or NO_ACCESS_LOG, tracer)

@@ -29,6 +29,7 @@ from multidict import CIMultiDict
 from gateway.aio.clock import Clock, Timer
 from gateway.config.fleet import FleetConfig
 from gateway.config.gateway import GatewayConfig
+from gateway.engine.fleet_orders import FleetOrders
 from gateway.engine.fleet_writes import CountedWrites
 from gateway.engine.hop_upstream import HopUpstream, handed, is_lost
 from gateway.errors import GatewayError, UpstreamTimeout, UpstreamUnreachable
@@ -36,13 +37,14 @@ from gateway.http.outgoing import RenderedHeaders
 from gateway.http.reply_parser import Interim
 from gateway.protocol.coding import AcceptedCodings
 from gateway.protocol.fleet_headers import FLEET, PROBE, MemberAnswer, MemberField, moved
+from gateway.protocol.fleet_orders import FLEET_ORDERS, Done, Since
 from gateway.protocol.member_session import ANOTHER_SERVER, MemberKey
 from gateway.protocol.worker_headers import HopSaid
 from gateway.upstream.client import MemberClient
 from gateway.upstream.failures import NotAMember
 from gateway.upstream.incoming import no_op
 from gateway.upstream.origin_call import Bounds, OriginCall, Shared
-from gateway.upstream.reply import PendingRequest, Reply, Requester, Upstream
+from gateway.upstream.reply import PendingRequest, Reply, Requester, Upstream, answer_to
 from gateway.workers.members import MemberOwners
 
 PROBE_S: Final = 0.5
@@ -58,6 +60,8 @@ _FIRST_S: Final = 1.5
 """The most seconds for which the start waits for the first answers of the other members."""
 _MOST_TOLD_S: Final = 1.0
 """The most seconds for which a member that is leaving waits for the next probe of each other one."""
+_MOST_ORDERS_BYTES: Final = 1 << 26
+"""The largest answer with purges and revocations."""
 _LEAST_BODIES: Final = 64
 """Answers that have ended are forgotten when there are this many, and again at twice the number that was kept."""
 _NOT_ASKED: Final = "not asked yet"
@@ -159,6 +163,8 @@ class Member:
             self.judge("it is leaving")
         else:
             self.judge(self.why_not if self._fleet.clock.now() < self._held_until else "")
+        if answer is not None:
+            self._fleet.orders.notice(self.name, answer.orders)
         if answer is not None and answer.node == self._fleet.node and not self._is_namesake:
             self._is_namesake = True
             _log.warning("member %s has the same server.node_name as this one", self.name)
@@ -206,6 +212,10 @@ class Fleet:
         self.client: Final = client or MemberClient(self.key, {member.name: member.url for member in config.members})
         self.field = MemberField(config.name, secrets.token_hex(8), "0" * 16)
         """What this member says of itself in requests."""
+        self.orders: Final = FleetOrders(
+            self.field.instance, clock.now, self._ask_about_orders, self._names_of_others, self._knows_orders
+        )
+        """The operator's orders, at any member."""
         self.node = ""
         """A digest of this member's `server.node_name`."""
         self.on_silent: Callable[[int], object] = lambda index: None
@@ -247,7 +257,21 @@ class Fleet:
 
     def answer(self, *, is_leaving: bool) -> MemberAnswer:
         """Return what this member says of itself in its answers."""
-        return MemberAnswer(self.field.name, self.field.instance, self.field.config, is_leaving, self.node)
+        field = self.field
+        return MemberAnswer(field.name, field.instance, field.config, is_leaving, self.node, field.orders)
+
+    def _names_of_others(self) -> list[str]:
+        return [member.name for member in self.members.values()]
+
+    def _knows_orders(self, digest: str) -> None:
+        self.field = self.field._replace(orders=digest)
+
+    async def _ask_about_orders(self, name: str, asked: Since | Done, within_s: float) -> tuple[int, bytes]:
+        member = next(one for one in self.members.values() if one.name == name)
+        headers = CIMultiDict({FLEET: self.field.rendered(), FLEET_ORDERS: asked.rendered()})
+        bounds = Bounds(_CONNECT_S, within_s, within_s, within_s)
+        async with await answer_to(self.client.ask, OriginCall(PROBE, f"{member.url}/", headers, bounds)) as reply:
+            return reply.status, await reply.read(_MOST_ORDERS_BYTES)
 
     def later(self, probe: Callable[[], object]) -> Timer:
         """Call `probe` when the next probe is due."""
@@ -258,13 +282,15 @@ class Fleet:
         return seconds * self._rng.uniform(0.8, 1.2)
 
     async def start(self) -> None:
-        """Begin the probes, and wait for the first answers, but not for long."""
+        """Begin the probes, and wait for the first answers and the other members' orders, but not for long."""
         for member in self.members.values():
             member.probe()
         self.member_answered()
         with suppress(TimeoutError):
             async with asyncio.timeout(_FIRST_S):
                 await self._all_answered.wait()
+                await self.orders.settled()
+        self.orders.is_new = False
 
     def member_answered(self) -> None:
         """Record that a member has answered a probe, or has failed to."""
@@ -375,4 +401,5 @@ class FleetUpstream(HopUpstream):
 
     async def close(self) -> None:
         self._fleet.stop()
+        await self._fleet.orders.close()
         await super().close()

@@ -6,7 +6,8 @@ name (`gateway.protocol.member_session`).  The field also counts the sender's wr
 the stream's path.  Thus the owner learns of the writes that the sender has acknowledged, before it answers the sender's
 read.
 
-Members also ask each other for their state (`PROBE`).  The answer has the field `FLEET`, too.
+Members also ask each other for their state (`PROBE`).  The answer has the field `FLEET`, too.  With the field
+`FLEET_ORDERS`, such a request is about the operator's orders.
 
 The members' monotonic clocks differ.  So the times in an owner's statement (`HopSaid`) are relative to the time of the
 answer, and the asking member adds the time of its request.
@@ -17,13 +18,16 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
+from gateway.protocol.fleet_orders import NO_ORDERS
 from gateway.protocol.worker_headers import HopSaid
 
 FLEET: Final = "Gateway-Fleet"
 PROBE: Final = "OPTIONS"
 """The method of the requests by which members learn of each other's state."""
-_SENT: Final = re.compile(r"(\S{1,63}) ([0-9a-f]{16}) ([0-9a-f]{16}) (\d{1,20}) (\d{1,20})")
-_ANSWERED: Final = re.compile(r"(\S{1,63}) ([0-9a-f]{16}) ([0-9a-f]{16}) (serving|leaving) ([0-9a-f]{16})")
+_SENT: Final = re.compile(r"(\S{1,63}) ([0-9a-f]{16}) ([0-9a-f]{16}) ([0-9a-f]{16}) (\d{1,20}) (\d{1,20})")
+_ANSWERED: Final = re.compile(
+    r"(\S{1,63}) ([0-9a-f]{16}) ([0-9a-f]{16}) ([0-9a-f]{16}) (serving|leaving) ([0-9a-f]{16})"
+)
 
 
 class WriteCount(NamedTuple):
@@ -43,12 +47,14 @@ class MemberField(NamedTuple):
     """The name of the sender's process."""
     config: str
     """A digest of the parts of the configuration that all members must have in common."""
+    orders: str = NO_ORDERS
+    """A digest of the orders that the sender knows (`gateway.protocol.fleet_orders`)."""
     writes: WriteCount = WriteCount()
     """The sender's writes to paths in the cell of the requested path."""
 
     def rendered(self) -> str:
         """Return the value of `FLEET` in a request."""
-        return f"{self.name} {self.instance} {self.config} {self.writes.appends} {self.writes.others}"
+        return f"{self.name} {self.instance} {self.config} {self.orders} {self.writes.appends} {self.writes.others}"
 
     @classmethod
     def parse(cls, text: str) -> MemberField | None:
@@ -56,7 +62,7 @@ class MemberField(NamedTuple):
         found = _SENT.fullmatch(text)
         if found is None:
             return None
-        return cls(found[1], found[2], found[3], WriteCount(int(found[4]), int(found[5])))
+        return cls(found[1], found[2], found[3], found[4], WriteCount(int(found[5]), int(found[6])))
 
 
 class MemberAnswer(NamedTuple):
@@ -68,17 +74,20 @@ class MemberAnswer(NamedTuple):
     is_leaving: bool
     node: str = "0" * 16
     """A digest of `server.node_name`, which should differ between members."""
+    orders: str = NO_ORDERS
 
     def rendered(self) -> str:
         """Return the value of `FLEET` in an answer."""
         state = "leaving" if self.is_leaving else "serving"
-        return f"{self.name} {self.instance} {self.config} {state} {self.node}"
+        return f"{self.name} {self.instance} {self.config} {self.orders} {state} {self.node}"
 
     @classmethod
     def parse(cls, text: str) -> MemberAnswer | None:
         """Read the value of `FLEET` in an answer; return None if it is malformed."""
         found = _ANSWERED.fullmatch(text)
-        return cls(found[1], found[2], found[3], found[4] == "leaving", found[5]) if found is not None else None
+        if found is None:
+            return None
+        return cls(found[1], found[2], found[3], found[5] == "leaving", found[6], found[4])
 
 
 def moved(said: HopSaid, by_s: float) -> HopSaid:

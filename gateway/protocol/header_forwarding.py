@@ -26,6 +26,7 @@ HOP_BY_HOP: Final = frozenset(
     {
         "connection",
         "gateway-fleet",
+        "gateway-fleet-orders",
         "gateway-hop",
         "gateway-hop-outcome",
         "gateway-hop-record",

@@ -22,6 +22,7 @@ from gateway.engine.fleet_writes import SeenWrites
 from gateway.engine.route import Route
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.fleet_headers import FLEET, PROBE, MemberField
+from gateway.protocol.fleet_orders import FLEET_ORDERS, Done, Since
 from gateway.protocol.sharing import Group
 from gateway.server.authorising import Authoriser
 from gateway.server.context import RequestContext
@@ -34,6 +35,9 @@ _FURTHER: Final = 1_024
 """The most connections of each member in addition to one for each followed stream."""
 _REFUSED: Final = b"Only members of the fleet are answered here\n"
 _DIFFERS: Final = b"The configurations of the two members differ\n"
+_BEHIND: Final = b"This member cannot fetch the purges that the other one knows\n"
+_NOT_DONE: Final = b"it cannot carry it out\n"
+_MALFORMED: Final = b"The request is malformed\n"
 
 
 class FleetHandler(HopHandler):
@@ -63,11 +67,41 @@ class FleetHandler(HopHandler):
         if request.method == PROBE:
             context.outcome = Outcome.HIT
             fleet.met(sender.name, sender.instance)
+            if (asked := request.headers.get(FLEET_ORDERS)) is not None:
+                return self._about_orders(context, sender, asked)
             fleet.told(sender.name, is_leaving=self._engine.drain.is_set)
+            fleet.orders.notice(sender.name, sender.orders)
             return context.delivery.text(204, CIMultiDict({FLEET: answer}), b"")
         if sender.config != fleet.field.config:
             return self._refuse(context, 421, CIMultiDict({FLEET: answer}), _DIFFERS)
+        if fleet.orders.is_behind(sender.name, sender.orders):
+            return self._after_orders(context, sender)
         return super()._begin(context, undecided)
+
+    async def _after_orders(self, context: RequestContext, sender: MemberField) -> Answered | None:
+        """Answer the request of a member that knows purges which this member may not have carried out yet."""
+        if not await self._fleet.orders.caught_up(sender.name, sender.orders):
+            return self._refuse(context, 421, CIMultiDict(), _BEHIND)
+        found = super()._begin(context)
+        return found if found is None or isinstance(found, Answered) else await found
+
+    def _about_orders(self, context: RequestContext, sender: MemberField, asked: str) -> Answered | Work:
+        """Answer a request for orders, or for the outcome of an order."""
+        orders, now = self._fleet.orders, self._engine.clock.now
+        try:
+            if not asked.startswith("done"):
+                text = orders.news(Since.parse(asked)).rendered(now())
+                return context.delivery.text(200, CIMultiDict({"Content-Type": "application/json"}), text)
+            done = Done.parse(asked)
+        except ValueError:
+            return self._refuse(context, 400, CIMultiDict(), _MALFORMED)
+        return self._outcome(context, sender, done)
+
+    async def _outcome(self, context: RequestContext, sender: MemberField, done: Done) -> Answered:
+        count = await self._fleet.orders.done(sender.name, sender.orders, done)
+        if count is None:
+            return self._refuse(context, 503, CIMultiDict(), _NOT_DONE)
+        return context.delivery.text(200, CIMultiDict(), b"%d" % count)
 
     def _refuse(self, context: RequestContext, status: int, headers: CIMultiDict[str], body: bytes) -> Answered:
         context.outcome = Outcome.REFUSED

@@ -81,9 +81,9 @@ def test_a_forgotten_count_costs_a_question() -> None:
     is_leaving=st.booleans(),
 )
 def test_the_fields_survive(name: str, counts: tuple[int, int], is_leaving: bool) -> None:
-    field = MemberField(name, "0" * 16, "f" * 16, WriteCount(*counts))
+    field = MemberField(name, "0" * 16, "f" * 16, "e" * 16, WriteCount(*counts))
     assert MemberField.parse(field.rendered()) == field
-    answer = MemberAnswer(name, "0" * 16, "f" * 16, is_leaving)
+    answer = MemberAnswer(name, "0" * 16, "f" * 16, is_leaving, "d" * 16, "e" * 16)
     assert MemberAnswer.parse(answer.rendered()) == answer
 
 

@@ -19,6 +19,7 @@ from gateway.ops.admin.guard import Guard
 from gateway.ops.admin.history import history_endpoints
 from gateway.ops.admin.openapi import openapi_document
 from gateway.ops.admin.origins import auth_lines, member_lines, origins_endpoints, readiness_lines
+from gateway.ops.admin.over_fleet import OverFleet
 from gateway.ops.admin.overview import overview_endpoints
 from gateway.ops.admin.plan import plan_endpoints
 from gateway.ops.admin.purge import purge_endpoints
@@ -110,6 +111,8 @@ def admin_application(
     answering = answering or Alone(subject)
     audit = Audit(subject.engine.clock)
     endpoints = admin_endpoints(subject, Directory(subject.engine, partitions))
+    fleet = subject.engine.fleet
+    over_fleet = OverFleet(subject, fleet.orders, endpoints, audit) if fleet is not None else None
     # Built at the first request, in a thread, because it takes a third of a second.
     document = cache(partial(openapi_document, endpoints))
 
@@ -173,7 +176,12 @@ def admin_application(
             web.get("/readyz", readyz),
             web.get("/metrics", exposition),
             web.get("/openapi.json", openapi),
-            *(answering.route(endpoint) for endpoint in endpoints),
+            *(
+                over_fleet.route(endpoint)
+                if over_fleet is not None and over_fleet.concerns(endpoint)
+                else answering.route(endpoint)
+                for endpoint in endpoints
+            ),
         ]
     )
     return application

@@ -67,6 +67,19 @@ class Error:
 
 @with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
+class MemberOutcome:
+    """Whether another member of the fleet has made the same change."""
+
+    member: str
+    affected: int | None
+    """The number of streams or live reads that the change concerned at this member.  Null if the member has not
+    confirmed the change.  It then makes the change as soon as it reaches another member."""
+    why_not: str = ""
+    """Why the member has not confirmed; empty if it has."""
+
+
+@with_config(API_TYPE)
+@dataclass(frozen=True, slots=True)
 class Nothing:
     """No parameters."""
 

@@ -7,7 +7,7 @@ streams, and `gateway.engine.path_events` purges them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Final, Literal
 
 from pydantic import Field, with_config
@@ -25,7 +25,7 @@ from gateway.ops.admin.directory import (
     read_prefix,
     read_target,
 )
-from gateway.ops.admin.endpoint import API_TYPE, ApiRequest, Endpoint, Nothing, Refused
+from gateway.ops.admin.endpoint import API_TYPE, ApiRequest, Endpoint, MemberOutcome, Nothing, Refused
 from gateway.ops.admin.subject import Subject
 from gateway.tape.stream import Stream
 from gateway.telemetry.audit import shortened
@@ -98,9 +98,11 @@ PurgeBody = PurgeStream | PurgePrefix | PurgeKey | PurgeId | PurgeAll
 @with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class Purged:
-    """The number of purged streams."""
+    """The number of streams that this gateway has purged."""
 
     purged: int
+    members: list[MemberOutcome] = field(default_factory=list)
+    """The other members of the fleet.  Empty without a fleet."""
 
 
 class Purger:

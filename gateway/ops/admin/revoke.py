@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from pydantic import Field, with_config
 
 from gateway.auth.remembered_verdicts import Revocation, Subject
-from gateway.ops.admin.endpoint import API_TYPE, ApiRequest, Endpoint, Nothing
+from gateway.ops.admin.endpoint import API_TYPE, ApiRequest, Endpoint, MemberOutcome, Nothing
 from gateway.ops.admin.subject import Subject as Gateway
 from gateway.telemetry.audit import shortened
 
@@ -36,9 +36,11 @@ class RevokeBody:
 @with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class Revoked:
-    """The number of ended live reads."""
+    """The number of live reads that have ended at this gateway."""
 
     live_reads: int
+    members: list[MemberOutcome] = field(default_factory=list)
+    """The other members of the fleet.  Empty without a fleet."""
 
 
 def revoke_endpoints(gateway: Gateway) -> list[Endpoint]:

@@ -1,0 +1,219 @@
+"""How the operator's orders (purges and revocations) reach every member of a fleet, without a gap between members.
+
+A member that gets an order from its operator adds the order to its log (`gateway.protocol.fleet_orders`), carries it
+out, and asks each other member to do the same.  The other member fetches the order from the log.  There is no other
+way, so an order that was not delivered is fetched later: each request and each probe between members shows whether the
+sender knows other orders than the receiver.
+
+No member gets bytes from an owner that is purged later.  A member adds a purge to its log, and thus to the digest in
+its requests, before it drops the first byte.  An owner compares this digest with the digest of the orders that it has
+carried out.  If they differ, the owner fetches and carries out the orders that it does not know before it answers the
+request.
+
+A member's log has one owner: orders are added and carried out one after the other, under a lock.  No request to another
+member is sent under the lock, so members cannot wait for each other in a circle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
+
+from gateway.aio.tasks import Tasks
+from gateway.errors import GatewayError
+from gateway.protocol.fleet_orders import (
+    MOST_ORDERS,
+    NO_ORDERS,
+    Done,
+    InEffect,
+    Kind,
+    Order,
+    OrderLog,
+    OrderNews,
+    Since,
+)
+
+_LOOK_S: Final = 2.0
+"""The most seconds to wait for another member's orders."""
+_CHANGE_S: Final = 10.0
+"""The most seconds to wait until another member has carried out an order."""
+
+_log = logging.getLogger("gateway.fleet")
+
+T = TypeVar("T")
+
+
+class Actions(Protocol):
+    """Carries out orders at this member."""
+
+    async def carry_out(self, order: Order, age_s: float) -> int | None:
+        """Carry out an order that was given so many seconds ago.  Return the number of purged streams, or of ended live
+        reads; None if it has failed."""
+
+    async def start_again(self) -> None:
+        """Empty the memory, because orders are missed."""
+
+    def in_effect(self) -> list[InEffect]:
+        """Return the revocations in effect."""
+
+    def take_over(self, revocations: Iterable[InEffect]) -> None:
+        """Put the revocations of another member into effect."""
+
+
+class MemberDone(NamedTuple):
+    """Whether another member has carried out an order."""
+
+    member: str
+    affected: int | None
+    """The number of purged streams, or of ended live reads; None if the member has not confirmed."""
+    why_not: str = ""
+
+
+class FleetOrders:
+    """The orders that this member knows, and those that it has carried out."""
+
+    def __init__(
+        self,
+        process: str,
+        now: Callable[[], float],
+        ask: Callable[[str, Since | Done, float], Awaitable[tuple[int, bytes]]],
+        others: Callable[[], Iterable[str]],
+        on_digest: Callable[[str], object],
+    ) -> None:
+        """`process` is the name of this process.  `ask` sends a request to a member, within so many seconds, and
+        returns the status and the body of its answer.  It raises GatewayError.  `others` returns the names of the other
+        members.  `on_digest` is called with each new digest of the orders that this member knows."""
+        self._process = process
+        self._now = now
+        self._ask = ask
+        self._others = others
+        self._on_digest = on_digest
+        self.actions: Actions | None = None
+        self.log: Final = OrderLog()
+        self._carried_out = NO_ORDERS
+        """The digest of the orders that are carried out.  While the lock is free, it is the digest of the log."""
+        self._covered: dict[str, str] = {}
+        """For each other member, the digest of orders that this member also knows, and has carried out."""
+        self._counts: dict[tuple[str, int], int | None] = {}
+        """The outcomes of the latest orders."""
+        self._lock = asyncio.Lock()
+        self._tasks = Tasks()
+        self._fetching: dict[str, asyncio.Task[bool]] = {}
+        self.is_new = True
+        """Whether this member has not answered a read yet, so that it cannot have missed a purge."""
+        self.missed = 0
+        """How often this member has emptied its memory, because it had missed orders."""
+
+    def __repr__(self) -> str:
+        return f"<FleetOrders {self.log!r}, {len(self._fetching)} fetching>"
+
+    # -- an order of this member's operator
+
+    async def give(self, kind: Kind, text: str, act: Callable[[], Awaitable[T]]) -> tuple[T, list[MemberDone]]:
+        """Carry out an order by `act`, and have all other members carry it out.  Return the result of `act`, and the
+        outcome at each other member.  Raises the exception of `act`.
+
+        The order is completed even if the caller is cancelled."""
+        giving = self._tasks.start(self._give(kind, text, act), f"{kind} over the fleet")
+        return await asyncio.shield(giving)
+
+    async def _give(self, kind: Kind, text: str, act: Callable[[], Awaitable[T]]) -> Any:
+        async with self._lock:
+            order = self.log.add(self._process, kind, text, self._now())
+            self._on_digest(self.log.digest)
+            asking = [self._tasks.start(self._have_done(name, order), f"{kind} at {name}") for name in self._others()]
+            try:
+                result = await act()
+            finally:
+                self._carried_out = self.log.digest
+        return result, list(await asyncio.gather(*asking))
+
+    async def _have_done(self, member: str, order: Order) -> MemberDone:
+        try:
+            status, body = await self._ask(member, Done(order.process, order.number), _CHANGE_S)
+            if status == 200:
+                return MemberDone(member, int(body))
+        except (GatewayError, ValueError) as error:
+            return MemberDone(member, None, str(error) or "it does not answer")
+        return MemberDone(member, None, body.decode(errors="replace").strip() or f"it has answered {status}")
+
+    # -- the orders of other members
+
+    def is_behind(self, member: str, digest: str) -> bool:
+        """Return whether a member that knows the orders with this digest may know more than this one has carried
+        out."""
+        return digest != self._carried_out and self._covered.get(member) != digest
+
+    def notice(self, member: str, digest: str) -> None:
+        """Begin to fetch the orders that only the other member knows, if there are any."""
+        if self.is_behind(member, digest):
+            self._fetch(member)
+
+    async def caught_up(self, member: str, digest: str) -> bool:
+        """Carry out the orders that the other member knows.  Return whether that has succeeded."""
+        if (begun := self._fetching.get(member)) is not None:
+            # The other member may have answered before it knew all of its orders.
+            await asyncio.wait([begun])
+        return not self.is_behind(member, digest) or await asyncio.shield(self._fetch(member))
+
+    async def settled(self) -> None:
+        """Wait until no orders are being fetched."""
+        while self._fetching:
+            await asyncio.wait(list(self._fetching.values()))
+
+    def _fetch(self, member: str) -> asyncio.Task[bool]:
+        task = self._fetching.get(member)
+        if task is None:
+            task = self._fetching[member] = self._tasks.start(self._fetched(member), f"orders of {member}")
+            task.add_done_callback(lambda _: self._fetching.pop(member, None))
+        return task
+
+    async def _fetched(self, member: str) -> bool:
+        try:
+            status, body = await self._ask(member, self.log.asked(is_new=self.is_new), _LOOK_S)
+            if status != 200:
+                return False
+            news = OrderNews.parse(body, self._now())
+        except (GatewayError, ValueError) as error:
+            _log.warning("the purges and revocations that member %s knows cannot be fetched: %s", member, error)
+            return False
+        async with self._lock:
+            await self._take(member, news)
+        return True
+
+    async def _take(self, member: str, news: OrderNews) -> None:
+        actions = self.actions
+        assert actions is not None
+        orders, has_missed = self.log.take(news)
+        self._on_digest(self.log.digest)
+        if has_missed and not self.is_new:
+            self.missed += 1
+            _log.warning("this member has missed purges or revocations of member %s: it empties its memory", member)
+            await actions.start_again()
+        if news.in_effect is not None:
+            actions.take_over(news.in_effect)
+        for order in orders:
+            age_s = self._now() - order.at
+            self._counts[order.process, order.number] = await actions.carry_out(order, age_s)
+        while len(self._counts) > MOST_ORDERS:
+            del self._counts[next(iter(self._counts))]
+        self._carried_out = self.log.digest
+        self._covered[member] = OrderLog.digest_of(news.known)
+
+    # -- answers to other members
+
+    def news(self, asked: Since) -> OrderNews:
+        """Return the orders that another member does not know."""
+        return self.log.since(asked, [] if self.actions is None else self.actions.in_effect())
+
+    async def done(self, member: str, digest: str, asked: Done) -> int | None:
+        """Carry out the orders of another member, and return the outcome of one of them; None if it has failed."""
+        if not await self.caught_up(member, digest):
+            return None
+        return self._counts.get((asked.process, asked.number))
+
+    async def close(self) -> None:
+        """End all tasks."""
+        await self._tasks.close()

@@ -1,0 +1,96 @@
+"""The admin port of a member of a fleet: purges and revocations are carried out by every member.
+
+`gateway.engine.fleet_orders` brings an order to the other members.  This module carries out the orders of other members
+like requests to this member's own admin port, and writes them to the audit log.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final, cast
+
+from aiohttp import web
+
+from gateway.auth.remembered_verdicts import Revocation
+from gateway.auth.remembered_verdicts import Subject as Revocable
+from gateway.engine.fleet_orders import FleetOrders
+from gateway.ops.admin.audit import Audit
+from gateway.ops.admin.endpoint import ApiRequest, Endpoint, MemberOutcome, Nothing, Refused, adapter_of
+from gateway.ops.admin.purge import PurgeAll, PurgeBody, Purged
+from gateway.ops.admin.revoke import RevokeBody, Revoked
+from gateway.ops.admin.subject import Subject
+from gateway.protocol.fleet_orders import InEffect, Kind, Order
+
+_PATHS: Final[Mapping[str, Kind]] = {"/api/purge": "purge", "/api/revoke": "revoke"}
+"""The endpoints whose requests are orders for every member."""
+_SAME_S: Final = 1.0
+"""Two ends of a revocation that differ by fewer seconds are the same end."""
+
+_log = logging.getLogger("gateway.fleet")
+
+
+class OverFleet:
+    """Gives this member's orders to the fleet, and carries out the orders of the fleet (`fleet_orders.Actions`)."""
+
+    def __init__(self, subject: Subject, orders: FleetOrders, endpoints: Iterable[Endpoint], audit: Audit) -> None:
+        self._subject = subject
+        self._orders = orders
+        self._audit = audit
+        self._endpoints = {_PATHS[one.path]: one for one in endpoints if one.path in _PATHS}
+        orders.actions = self
+
+    def __repr__(self) -> str:
+        return f"<OverFleet {self._orders!r}>"
+
+    def route(self, endpoint: Endpoint) -> web.RouteDef:
+        """Return a route that has every member carry out the request."""
+        kind = _PATHS[endpoint.path]
+
+        async def answered(asked: ApiRequest[Any, Any], body: bytes, _: web.Request) -> object:
+            answer: Any
+            answer, others = await self._orders.give(kind, body.decode(), partial(endpoint.handle, asked))
+            return replace(answer, members=[MemberOutcome(*one) for one in others])
+
+        return endpoint.route_with(answered)
+
+    @staticmethod
+    def concerns(endpoint: Endpoint) -> bool:
+        """Return whether the endpoint's requests are orders for every member."""
+        return endpoint.path in _PATHS
+
+    async def carry_out(self, order: Order, age_s: float) -> int | None:
+        endpoint = self._endpoints[order.kind]
+        try:
+            body: PurgeBody | RevokeBody = adapter_of(endpoint.body).validate_json(order.text)
+            if isinstance(body, RevokeBody):
+                if body.for_s <= age_s:
+                    return 0
+                body = replace(body, for_s=body.for_s - age_s)
+            answer = cast("Purged | Revoked", await endpoint.handle(ApiRequest(Nothing(), body, {})))
+        except Refused as error:
+            # Every member refuses the order.
+            _log.info("an order of another member is refused: %s", error)
+            return 0
+        except Exception:
+            _log.exception("an order of another member has failed")
+            return None
+        change = endpoint.audited(body, answer) if endpoint.audited is not None else ""
+        self._audit.done(endpoint.method, endpoint.path, "another member of the fleet", 200, change)
+        return answer.purged if isinstance(answer, Purged) else answer.live_reads
+
+    async def start_again(self) -> None:
+        await self._endpoints["purge"].handle(ApiRequest(Nothing(), PurgeAll(True), {}))
+
+    def in_effect(self) -> list[InEffect]:
+        return [InEffect(*revocation, for_s) for revocation, for_s in self._subject.routes.verdicts.revocations()]
+
+    def take_over(self, revocations: Iterable[InEffect]) -> None:
+        verdicts = self._subject.routes.verdicts
+        known = dict(verdicts.revocations())
+        for subject, name, issuer, for_s in revocations:
+            revocation = Revocation(cast("Revocable", subject), name, issuer)
+            if for_s > known.get(revocation, 0.0) + _SAME_S:
+                verdicts.revoke(revocation, for_s)

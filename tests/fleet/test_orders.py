@@ -1,0 +1,302 @@
+"""Purges and revocations over the members of a fleet."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import orjson
+import pytest
+
+from gateway.auth.remembered_verdicts import Revocation
+from gateway.engine.fleet_orders import FleetOrders
+from gateway.origin.requests import Kind
+from gateway.protocol.fleet_orders import OrderLog
+from tests.fleet.site import NAMES, Site
+from tests.waiting import eventually, time_passing
+
+PRINCIPAL = {"subject": "principal", "name": "mallory", "for_s": 600}
+REVOKED = Revocation("principal", "mallory")
+
+
+async def order(site: Site, name: str, what: str, body: dict[str, object]) -> dict[str, Any]:
+    """Give an order at a member's admin port."""
+    member = site.members[name]
+    headers = {"Host": "127.0.0.1", "Content-Type": "application/json"}
+    answer = await member.send_to(member.gateway.admin_url, "POST", f"/api/{what}", headers, orjson.dumps(body))
+    assert answer.status == 200, answer.body
+    found: dict[str, Any] = orjson.loads(answer.body)
+    return found
+
+
+def revocations(site: Site, name: str) -> list[Revocation]:
+    return [one for one, _ in site.members[name].gateway.routes.verdicts.revocations()]
+
+
+@pytest.fixture
+async def site(apart: Site) -> Site:
+    """A fleet whose members repeat a tail for minutes, so that only a purge lets them ask the origin."""
+    await apart.start_all(tail_fresh_s=600)
+    return apart
+
+
+async def rewrite(site: Site, path: str, body: bytes) -> None:
+    """Replace a stream at the origin without the knowledge of the members."""
+    member = site.members["a"]
+    assert (await member.send_to(site.origin.url, "DELETE", path)).status == 204
+    sent = await member.send_to(
+        site.origin.url, "PUT", path, {"Content-Type": "text/plain", "Stream-Closed": "true"}, body
+    )
+    assert sent.status == 201
+
+
+async def bodies(site: Site, path: str, names: tuple[str, ...] = NAMES) -> set[bytes]:
+    return {(await site.members[name].get(f"{path}?offset=-1")).body for name in names}
+
+
+async def warmed(site: Site, path: str) -> None:
+    """Have the stream in the memory of every member, as it is at the origin no more."""
+    await site.members["a"].put(path, b"old", Stream_Closed="true")
+    for _ in range(2):
+        assert await bodies(site, path) == {b"old"}
+    await rewrite(site, path, b"new")
+    assert await bodies(site, path) == {b"old"}
+
+
+@pytest.mark.parametrize("at", NAMES)
+async def test_a_purge_reaches_every_member_and_each_confirms(site: Site, at: str) -> None:
+    path = site.path_of("b")
+    await warmed(site, path)
+    answer = await order(site, at, "purge", {"stream": path})
+    assert answer["purged"] == 1
+    others = [name for name in NAMES if name != at]
+    assert answer["members"] == [{"member": name, "affected": 1, "why_not": ""} for name in others]
+    assert await bodies(site, path) == {b"new"}
+
+
+async def test_a_purge_by_id_selects_the_stream_at_every_member(site: Site) -> None:
+    path = site.path_of("a")
+    await warmed(site, path)
+    member = site.members["c"]
+    listed = await member.send_to(member.gateway.admin_url, "GET", "/api/streams", {"Host": "127.0.0.1"})
+    (stream,) = orjson.loads(listed.body)["streams"]
+    answer = await order(site, "c", "purge", {"id": stream["id"]})
+    assert [one["affected"] for one in answer["members"]] == [1, 1]
+    assert await bodies(site, path) == {b"new"}
+
+
+async def test_a_purge_that_is_refused_concerns_no_member(site: Site) -> None:
+    member = site.members["a"]
+    headers = {"Host": "127.0.0.1", "Content-Type": "application/json"}
+    answer = await member.send_to(member.gateway.admin_url, "POST", "/api/purge", headers, b'{"prefix": "/"}')
+    assert answer.status == 422
+    answer2 = await order(site, "a", "purge", {"all": True})
+    assert [one["why_not"] for one in answer2["members"]] == ["", ""]
+
+
+async def test_a_revocation_reaches_every_member(site: Site) -> None:
+    answer = await order(site, "b", "revoke", PRINCIPAL)
+    assert answer["members"] == [{"member": name, "affected": 0, "why_not": ""} for name in "ac"]
+    assert {name: revocations(site, name) for name in NAMES} == {name: [REVOKED] for name in NAMES}
+
+
+class Held:
+    """Holds a member's orders: the member fetches none before `release`."""
+
+    def __init__(self, orders: FleetOrders, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._gate = asyncio.Event()
+        self.waiting = 0
+        fetched = orders._fetched
+
+        async def held(member: str) -> bool:
+            self.waiting += 1
+            await self._gate.wait()
+            return await fetched(member)
+
+        monkeypatch.setattr(orders, "_fetched", held)
+
+    def release(self) -> None:
+        self._gate.set()
+
+
+async def test_a_member_that_is_purged_gets_no_old_bytes_from_an_owner_that_is_not(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = site.path_of("b")
+    await warmed(site, path)
+    held = Held(site.fleet("b").orders, monkeypatch)
+    purging = asyncio.create_task(order(site, "c", "purge", {"stream": path}))
+    # Member a is purged, and its reader asks the owner b, which still has the old bytes and has not begun to purge.
+    await eventually(lambda: held.waiting > 0 and repr(site.fleet("a").orders.log).startswith("<OrderLog 1"))
+    reading = asyncio.create_task(site.members["a"].get(f"{path}?offset=-1"))
+    await eventually(lambda: site.fleet("a").members[1].asked > 0 and "1 fetching" in repr(site.fleet("b").orders))
+    await asyncio.sleep(0)
+    assert not reading.done()
+    assert not purging.done()
+    held.release()
+    assert (await reading).body == b"new"
+    assert [one["affected"] for one in (await purging)["members"]] == [1, 1]
+    assert await bodies(site, path) == {b"new"}
+
+
+async def test_what_a_member_fetches_while_it_purges_is_not_old(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = site.path_of("b")
+    await warmed(site, path)
+    purge, gate = site.members["a"].gateway.engine.purge, asyncio.Event()
+    actions = site.fleet("b").orders.actions
+    assert actions is not None
+    carry_out = actions.carry_out
+
+    async def slowly(*args: Any) -> int | None:
+        await gate.wait()
+        return await carry_out(*args)
+
+    monkeypatch.setattr(actions, "carry_out", slowly)
+    act = purge.drop_stream
+    readings: list[asyncio.Task[Any]] = []
+
+    def drop(stream: Any) -> bool:
+        done = act(stream)
+        readings.append(asyncio.create_task(site.members["a"].get(f"{path}?offset=-1")))
+        return done
+
+    monkeypatch.setattr(purge, "drop_stream", drop)
+    purging = asyncio.create_task(order(site, "a", "purge", {"stream": path}))
+    # The read begins within the purge of member a.  The owner has fetched the purge, and has not carried it out yet.
+    await eventually(lambda: bool(readings))
+    await eventually(lambda: site.fleet("a").members[1].asked > 0)
+    gate.set()
+    assert (await readings[0]).body == b"new"
+    await purging
+    assert await bodies(site, path) == {b"new"}
+
+
+class Parted:
+    """Cuts a member off from the others, which go on to serve their clients."""
+
+    def __init__(self, site: Site, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._is_cut = True
+        for one in site.members:
+            fleet = site.fleet(one)
+            self._cut(fleet.client, {name} if one != name else set(site.members) - {name}, site, monkeypatch)
+
+    def _cut(self, client: Any, names: set[str], site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+        ask = client.ask
+        urls = tuple(f"{site.urls[name]}/" for name in names)
+
+        def cut(requester: Any, call: Any) -> Any:
+            if self._is_cut and call.url.startswith(urls):
+                call = call._replace(url="http://127.0.0.1:9/")
+            return ask(requester, call)
+
+        monkeypatch.setattr(client, "ask", cut)
+
+    def heal(self) -> None:
+        self._is_cut = False
+
+
+async def test_a_member_that_was_away_purges_at_its_return(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = site.path_of("c")
+    await warmed(site, path)
+    parted = Parted(site, "b", monkeypatch)
+    async with time_passing(site.clock):
+        answer = await order(site, "a", "purge", {"stream": path})
+        (confirmed,) = [one for one in answer["members"] if one["affected"] is not None]
+        (missing,) = [one for one in answer["members"] if one["affected"] is None]
+        assert (confirmed["member"], missing["member"]) == ("c", "b")
+        assert missing["why_not"]
+        await order(site, "a", "revoke", PRINCIPAL)
+        assert await bodies(site, path, ("a", "c")) == {b"new"}
+        assert await bodies(site, path, ("b",)) == {b"old"}
+        parted.heal()
+        await eventually(lambda: revocations(site, "b") == [REVOKED])
+    assert await bodies(site, path, ("b",)) == {b"new"}
+    assert site.fleet("b").orders.missed == 0
+
+
+async def test_a_member_that_has_missed_orders_empties_its_memory(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, other = site.path_of("c"), site.path_of("b")
+    await warmed(site, path)
+    await warmed(site, other)
+    for name in "ac":
+        monkeypatch.setattr(site.fleet(name).orders, "log", OrderLog(most=2))
+    parted = Parted(site, "b", monkeypatch)
+    async with time_passing(site.clock):
+        await order(site, "a", "revoke", PRINCIPAL)
+        await order(site, "a", "purge", {"stream": path})
+        for number in range(2):
+            await order(site, "a", "purge", {"stream": f"/elsewhere/{number}"})
+        parted.heal()
+        await eventually(lambda: site.fleet("b").orders.missed == 1)
+        await eventually(lambda: revocations(site, "b") == [REVOKED])
+    assert await bodies(site, path, ("b",)) == {b"new"}
+    assert await bodies(site, other, ("b",)) == {b"new"}
+    assert "has missed purges or revocations" in caplog.text
+
+
+async def test_a_member_that_starts_takes_over_revocations_before_it_answers(site: Site) -> None:
+    path = site.path_of("a")
+    await site.members["a"].put(path, b"x")
+    await order(site, "a", "revoke", PRINCIPAL)
+    await order(site, "a", "purge", {"stream": path})
+    await site.kill("b")
+    async with time_passing(site.clock):
+        await site.start("b", tail_fresh_s=600)
+        assert revocations(site, "b") == [REVOKED]
+    await site.until_joined()
+    assert len({site.fleet(name).field.orders for name in NAMES}) == 1
+    assert site.fleet("b").orders.missed == 0
+    # What the new process knows of another one's orders counts for the others too.
+    before = site.counters.requests[Kind.CATCHUP]
+    assert await bodies(site, path) == {b"x"}
+    assert site.counters.requests[Kind.CATCHUP] - before <= 3
+
+
+async def test_an_order_outlives_the_client_that_has_given_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = site.path_of("b")
+    await warmed(site, path)
+    held = Held(site.fleet("b").orders, monkeypatch)
+    purging = asyncio.create_task(order(site, "a", "purge", {"stream": path}))
+    await eventually(lambda: held.waiting > 0)
+    purging.cancel()
+    await asyncio.gather(purging, return_exceptions=True)
+    held.release()
+    await eventually(lambda: "0 fetching" in repr(site.fleet("b").orders))
+    assert await bodies(site, path) == {b"new"}
+
+
+async def test_orders_at_two_members_at_once_reach_all(site: Site) -> None:
+    paths = [site.path_of(name) for name in NAMES]
+    for path in paths:
+        await warmed(site, path)
+    answers = await asyncio.gather(
+        *(order(site, name, "purge", {"stream": path}) for name, path in zip(NAMES, reversed(paths), strict=True))
+    )
+    assert all(one["affected"] == 1 for answer in answers for one in answer["members"])
+    for path in paths:
+        assert await bodies(site, path) == {b"new"}
+    assert len({site.fleet(name).field.orders for name in NAMES}) == 1
+
+
+class Link:
+    """The other member, whose answers the test gives."""
+
+    def __init__(self) -> None:
+        self.answers: list[tuple[int, bytes]] = []
+
+    async def ask(self, *_: object) -> tuple[int, bytes]:
+        return self.answers.pop(0)
+
+
+@pytest.mark.parametrize("answer", [(500, b""), (200, b"{}"), (200, b"")])
+async def test_a_member_whose_orders_cannot_be_fetched_is_not_caught_up_with(answer: tuple[int, bytes]) -> None:
+    link = Link()
+    link.answers = [answer, answer]
+    orders = FleetOrders("p", lambda: 0.0, link.ask, lambda: ["b"], lambda digest: None)
+    assert not await orders.caught_up("b", "1" * 16)
+    assert orders.is_behind("b", "1" * 16)
+    orders.notice("b", "1" * 16)
+    await orders.settled()
+    await orders.close()
