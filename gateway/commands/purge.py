@@ -33,7 +33,10 @@ def purge(
     ] = False,
     admin: AdminUrl = DEFAULT_URL,
 ) -> None:
-    """Purge one stream, all below a prefix, all with a surrogate key, or everything."""
+    """Purge one stream, all below a prefix, all with a surrogate key, or everything.
+
+    In a fleet, every member purges.  The command fails if a member has not confirmed the purge.
+    """
     selected = {
         name: value for name, value in (("stream", stream), ("prefix", prefix), ("key", key)) if value is not None
     }
@@ -86,3 +89,6 @@ async def _purge(url: str, body: dict[str, object]) -> None:
         count = int(answer["purged"])
     streams = f"{count} stream{'' if count == 1 else 's'}"
     typer.echo(f"marked {streams} stale" if body["soft"] else f"purged {streams}")
+    members: list[dict[str, str | int | None]] = answer.get("members", [])
+    if missing := [f"{one['member']} ({one['why_not']})" for one in members if one["affected"] is None]:
+        raise CommandFailed(f"not confirmed by these members of the fleet: {', '.join(missing)}")

@@ -12,8 +12,8 @@ from gateway.ops.families import counter, gauge
 _LABELS = ("member",)
 
 
-def fleet_families(members: Sequence[Member]) -> Iterator[Metric]:
-    """Return the state of each other member, as this gateway sees it."""
+def fleet_families(members: Sequence[Member], missed_orders: int | None) -> Iterator[Metric]:
+    """Return the state of each other member, as this gateway sees it.  `missed_orders` is None without a fleet."""
     yield gauge(
         "durable_gateway_fleet_member_reached",
         "Whether this gateway asks the other member for streams: 1, or 0 if the member cannot be reached, is leaving, "
@@ -39,4 +39,11 @@ def fleet_families(members: Sequence[Member]) -> Iterator[Metric]:
         "Requests for streams sent to the other member. They count as no requests to an origin. Excludes probes.",
         _LABELS,
         (((one.name,), one.asked) for one in members),
+    )
+    yield counter(
+        "durable_gateway_fleet_missed_orders",
+        "How often this gateway has emptied its memory because it was cut off from the fleet while more purges and "
+        "revocations were made than the other members remember.",
+        (),
+        [] if missed_orders is None else [((), missed_orders)],
     )

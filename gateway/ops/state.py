@@ -58,6 +58,8 @@ class State:
     origins: tuple[OriginState, ...] = ()
     members: tuple[Member, ...] = ()
     """The other members of the fleet."""
+    missed_orders: int | None = None
+    """How often this member has missed purges or revocations; None without a fleet."""
 
     def routes(self) -> set[str]:
         """Routes with tapes or flights."""
@@ -88,6 +90,7 @@ def look_at(
         background_tasks=len(engine.tasks),
         origins=engine.origins.snapshot(),
         members=() if engine.fleet is None else tuple(engine.fleet.members.values()),
+        missed_orders=None if engine.fleet is None else engine.fleet.orders.missed,
     )
 
 

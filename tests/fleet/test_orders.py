@@ -12,6 +12,7 @@ from gateway.auth.remembered_verdicts import Revocation
 from gateway.engine.fleet_orders import FleetOrders
 from gateway.origin.requests import Kind
 from gateway.protocol.fleet_orders import OrderLog
+from tests.commands.runs import finished
 from tests.fleet.site import NAMES, Site
 from tests.waiting import eventually, time_passing
 
@@ -94,10 +95,34 @@ async def test_a_purge_that_is_refused_concerns_no_member(site: Site) -> None:
     assert [one["why_not"] for one in answer2["members"]] == ["", ""]
 
 
+async def test_the_command_fails_and_names_the_member_that_has_not_confirmed(site: Site) -> None:
+    await warmed(site, "/s/1")
+    await site.kill("c")
+    admin = site.members["a"].gateway.admin_url
+    status, out, err = await finished("purge", "/s/1", "--admin", admin)
+    assert (status, out) == (1, "purged 1 stream\n")
+    assert "not confirmed by these members of the fleet: c (" in err
+    assert await bodies(site, "/s/1", ("a", "b")) == {b"new"}
+
+
 async def test_a_revocation_reaches_every_member(site: Site) -> None:
     answer = await order(site, "b", "revoke", PRINCIPAL)
     assert answer["members"] == [{"member": name, "affected": 0, "why_not": ""} for name in "ac"]
     assert {name: revocations(site, name) for name in NAMES} == {name: [REVOKED] for name in NAMES}
+
+
+class Asked:
+    """Counts the requests of members that wait for an owner's purge."""
+
+    def __init__(self, orders: FleetOrders, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.by: list[str] = []
+        caught_up = orders.caught_up
+
+        async def counted(member: str, digest: str) -> bool:
+            self.by.append(member)
+            return await caught_up(member, digest)
+
+        monkeypatch.setattr(orders, "caught_up", counted)
 
 
 class Held:
@@ -128,9 +153,9 @@ async def test_a_member_that_is_purged_gets_no_old_bytes_from_an_owner_that_is_n
     purging = asyncio.create_task(order(site, "c", "purge", {"stream": path}))
     # Member a is purged, and its reader asks the owner b, which still has the old bytes and has not begun to purge.
     await eventually(lambda: held.waiting > 0 and repr(site.fleet("a").orders.log).startswith("<OrderLog 1"))
+    asked = Asked(site.fleet("b").orders, monkeypatch)
     reading = asyncio.create_task(site.members["a"].get(f"{path}?offset=-1"))
-    await eventually(lambda: site.fleet("a").members[1].asked > 0 and "1 fetching" in repr(site.fleet("b").orders))
-    await asyncio.sleep(0)
+    await eventually(lambda: "a" in asked.by or reading.done())
     assert not reading.done()
     assert not purging.done()
     held.release()
@@ -143,6 +168,7 @@ async def test_what_a_member_fetches_while_it_purges_is_not_old(site: Site, monk
     path = site.path_of("b")
     await warmed(site, path)
     purge, gate = site.members["a"].gateway.engine.purge, asyncio.Event()
+    asked = Asked(site.fleet("b").orders, monkeypatch)
     actions = site.fleet("b").orders.actions
     assert actions is not None
     carry_out = actions.carry_out
@@ -164,7 +190,9 @@ async def test_what_a_member_fetches_while_it_purges_is_not_old(site: Site, monk
     purging = asyncio.create_task(order(site, "a", "purge", {"stream": path}))
     # The read begins within the purge of member a.  The owner has fetched the purge, and has not carried it out yet.
     await eventually(lambda: bool(readings))
-    await eventually(lambda: site.fleet("a").members[1].asked > 0)
+    # One request for the purge's outcome, and one for the reader.
+    await eventually(lambda: asked.by == ["a", "a"] or readings[0].done())
+    assert not readings[0].done()
     gate.set()
     assert (await readings[0]).body == b"new"
     await purging
@@ -254,19 +282,6 @@ async def test_a_member_that_starts_takes_over_revocations_before_it_answers(sit
     assert site.counters.requests[Kind.CATCHUP] - before <= 3
 
 
-async def test_an_order_outlives_the_client_that_has_given_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = site.path_of("b")
-    await warmed(site, path)
-    held = Held(site.fleet("b").orders, monkeypatch)
-    purging = asyncio.create_task(order(site, "a", "purge", {"stream": path}))
-    await eventually(lambda: held.waiting > 0)
-    purging.cancel()
-    await asyncio.gather(purging, return_exceptions=True)
-    held.release()
-    await eventually(lambda: "0 fetching" in repr(site.fleet("b").orders))
-    assert await bodies(site, path) == {b"new"}
-
-
 async def test_orders_at_two_members_at_once_reach_all(site: Site) -> None:
     paths = [site.path_of(name) for name in NAMES]
     for path in paths:
@@ -299,4 +314,21 @@ async def test_a_member_whose_orders_cannot_be_fetched_is_not_caught_up_with(ans
     assert orders.is_behind("b", "1" * 16)
     orders.notice("b", "1" * 16)
     await orders.settled()
+    await orders.close()
+
+
+async def test_an_order_is_completed_though_its_client_leaves() -> None:
+    orders = FleetOrders("p", lambda: 0.0, Link().ask, tuple, lambda digest: None)
+    gate, done = asyncio.Event(), []
+
+    async def act() -> None:
+        await gate.wait()
+        done.append(True)
+
+    giving = asyncio.create_task(orders.give("purge", "{}", act))
+    await eventually(lambda: "1 orders" in repr(orders))
+    giving.cancel()
+    await asyncio.gather(giving, return_exceptions=True)
+    gate.set()
+    await eventually(lambda: done == [True] and not orders.is_behind("b", orders.log.digest))
     await orders.close()

@@ -19,8 +19,8 @@ from gateway.auth.remembered_verdicts import Subject as Revocable
 from gateway.engine.fleet_orders import FleetOrders
 from gateway.ops.admin.audit import Audit
 from gateway.ops.admin.endpoint import ApiRequest, Endpoint, MemberOutcome, Nothing, Refused, adapter_of
-from gateway.ops.admin.purge import PurgeAll, PurgeBody, Purged
-from gateway.ops.admin.revoke import RevokeBody, Revoked
+from gateway.ops.admin.purge import PurgeAll, PurgeBody, Purged, PurgedOverFleet
+from gateway.ops.admin.revoke import RevokeBody, Revoked, RevokedOverFleet
 from gateway.ops.admin.subject import Subject
 from gateway.protocol.fleet_orders import InEffect, Kind, Order
 
@@ -50,9 +50,12 @@ class OverFleet:
         kind = _PATHS[endpoint.path]
 
         async def answered(asked: ApiRequest[Any, Any], body: bytes, _: web.Request) -> object:
-            answer: Any
             answer, others = await self._orders.give(kind, body.decode(), partial(endpoint.handle, asked))
-            return replace(answer, members=[MemberOutcome(*one) for one in others])
+            members = [MemberOutcome(*one) for one in others]
+            if isinstance(answer, Purged):
+                return PurgedOverFleet(answer.purged, members)
+            assert isinstance(answer, Revoked)
+            return RevokedOverFleet(answer.live_reads, members)
 
         return endpoint.route_with(answered)
 

@@ -7,7 +7,7 @@ streams, and `gateway.engine.path_events` purges them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Final, Literal
 
 from pydantic import Field, with_config
@@ -98,11 +98,20 @@ PurgeBody = PurgeStream | PurgePrefix | PurgeKey | PurgeId | PurgeAll
 @with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class Purged:
-    """The number of streams that this gateway has purged."""
+    """The number of purged streams."""
 
     purged: int
-    members: list[MemberOutcome] = field(default_factory=list)
-    """The other members of the fleet.  Empty without a fleet."""
+
+
+@with_config(API_TYPE)
+@dataclass(frozen=True, slots=True)
+class PurgedOverFleet:
+    """The answer of a member of a fleet."""
+
+    purged: int
+    """The number of streams that this member has purged."""
+    members: list[MemberOutcome]
+    """The other members of the fleet."""
 
 
 class Purger:
@@ -199,7 +208,7 @@ def purge_endpoints(subject: Subject, directory: Directory) -> list[Endpoint]:
             "/api/purge",
             "Purge streams, or mark them for revalidation (soft)",
             purge,
-            Purged,
+            Purged | PurgedOverFleet,
             body=PurgeBody,
             audited=_audited,
             expects="one of stream, prefix, key, id and all, with or without soft",
@@ -208,7 +217,7 @@ def purge_endpoints(subject: Subject, directory: Directory) -> list[Endpoint]:
     ]
 
 
-def _audited(body: PurgeBody, done: Purged) -> str:
+def _audited(body: PurgeBody, done: Purged | PurgedOverFleet) -> str:
     """Return the selection and the number of streams, for the audit log."""
     return f"{'marked stale' if body.soft else 'purged'} {shortened(_selection(body))}: {done.purged}"
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import Field, with_config
@@ -36,11 +36,20 @@ class RevokeBody:
 @with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class Revoked:
-    """The number of live reads that have ended at this gateway."""
+    """The number of ended live reads."""
 
     live_reads: int
-    members: list[MemberOutcome] = field(default_factory=list)
-    """The other members of the fleet.  Empty without a fleet."""
+
+
+@with_config(API_TYPE)
+@dataclass(frozen=True, slots=True)
+class RevokedOverFleet:
+    """The answer of a member of a fleet."""
+
+    live_reads: int
+    """The number of live reads that have ended at this member."""
+    members: list[MemberOutcome]
+    """The other members of the fleet."""
 
 
 def revoke_endpoints(gateway: Gateway) -> list[Endpoint]:
@@ -56,7 +65,7 @@ def revoke_endpoints(gateway: Gateway) -> list[Endpoint]:
             "/api/revoke",
             "Refuse a principal, a token or a signing key, and end its live reads",
             revoke,
-            Revoked,
+            Revoked | RevokedOverFleet,
             body=RevokeBody,
             audited=_audited,
             expects="subject and name, with or without issuer and for_s",
@@ -64,5 +73,5 @@ def revoke_endpoints(gateway: Gateway) -> list[Endpoint]:
     ]
 
 
-def _audited(body: RevokeBody, done: Revoked) -> str:
+def _audited(body: RevokeBody, done: Revoked | RevokedOverFleet) -> str:
     return f"revoked {body.subject} {shortened(body.name)} for {body.for_s:.0f} s: {done.live_reads} live reads ended"
