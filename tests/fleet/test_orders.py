@@ -9,10 +9,11 @@ import orjson
 import pytest
 
 from gateway.auth.remembered_verdicts import Revocation
+from gateway.commands.failure import CommandFailed
+from gateway.commands.purge import _purge
 from gateway.engine.fleet_orders import FleetOrders
 from gateway.origin.requests import Kind
 from gateway.protocol.fleet_orders import OrderLog
-from tests.commands.runs import finished
 from tests.fleet.site import NAMES, Site
 from tests.waiting import eventually, time_passing
 
@@ -95,13 +96,14 @@ async def test_a_purge_that_is_refused_concerns_no_member(site: Site) -> None:
     assert [one["why_not"] for one in answer2["members"]] == ["", ""]
 
 
-async def test_the_command_fails_and_names_the_member_that_has_not_confirmed(site: Site) -> None:
+async def test_the_command_fails_and_names_the_member_that_has_not_confirmed(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
     await warmed(site, "/s/1")
     await site.kill("c")
-    admin = site.members["a"].gateway.admin_url
-    status, out, err = await finished("purge", "/s/1", "--admin", admin)
-    assert (status, out) == (1, "purged 1 stream\n")
-    assert "not confirmed by these members of the fleet: c (" in err
+    with pytest.raises(CommandFailed, match=r"^not confirmed by these members of the fleet: c \("):
+        await _purge(site.members["a"].gateway.admin_url, {"stream": "/s/1", "soft": False})
+    assert capsys.readouterr().out == "purged 1 stream\n"
     assert await bodies(site, "/s/1", ("a", "b")) == {b"new"}
 
 
