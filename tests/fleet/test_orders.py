@@ -99,12 +99,13 @@ async def test_a_purge_that_is_refused_concerns_no_member(site: Site) -> None:
 async def test_the_command_fails_and_names_the_member_that_has_not_confirmed(
     site: Site, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    await warmed(site, "/s/1")
+    path = site.path_of("b")
+    await warmed(site, path)
     await site.kill("c")
     with pytest.raises(CommandFailed, match=r"^not confirmed by these members of the fleet: c \("):
-        await _purge(site.members["a"].gateway.admin_url, {"stream": "/s/1", "soft": False})
+        await _purge(site.members["a"].gateway.admin_url, {"stream": path, "soft": False})
     assert capsys.readouterr().out == "purged 1 stream\n"
-    assert await bodies(site, "/s/1", ("a", "b")) == {b"new"}
+    assert await bodies(site, path, ("a", "b")) == {b"new"}
 
 
 async def test_a_revocation_reaches_every_member(site: Site) -> None:
