@@ -7,7 +7,8 @@ member, the first member closes the connection, and has sent nothing but the gre
 From the names, the random numbers and the secret, both members compute two keys, one for each direction.  All further
 bytes are sent in records: a length, an authentication code (HMAC-SHA256), and at most `MOST_RECORD_BYTES` of data.  The
 code also covers the record's number.  So a record that is forged, changed, repeated, moved or taken from another
-connection ends the connection.  The first valid record is the proof of the member that has connected.
+connection ends the connection.  The first valid record is the proof of the member that has connected.  It sends an
+empty record at once.
 
 Nothing is encrypted.  Whoever can read the connection can read the data.
 """

@@ -2,7 +2,9 @@
 (`gateway.protocol.member_session`).
 
 Whoever can reach the listener can open connections.  So the connections of which nothing is proved have small bounds of
-their own, in total and for each address.  Beyond a bound, the oldest one is cut.
+their own, in total and for each address.  Beyond a bound, one of them is cut: the oldest one without a greeting, unless
+more than half of them have sent one, else the oldest one with a greeting.  So neither silent strangers nor strangers
+that greet take the places of members, which are among these connections for one round trip.
 """
 
 from __future__ import annotations
@@ -32,22 +34,29 @@ class MemberClients(Clients):
         """The addresses of the connections of which nothing is proved.  The latest is last."""
 
     def accepted(self, connection: MemberConnection) -> None:
-        """Record a new connection, and cut the oldest one if there are too many."""
+        """Record a new connection, and cut another one if there are too many."""
         unproved, address = self._unproved, connection.client
         same = [one for one, its in unproved.items() if its == address]
-        oldest: MemberConnection | None = None
+        cut: MemberConnection | None = None
         if len(same) >= MOST_UNPROVED_OF_ADDRESS:
-            oldest = same[0]
+            cut = _least(same)
         elif len(unproved) >= MOST_UNPROVED:
-            oldest = next(iter(unproved))
+            cut = _least(list(unproved))
         unproved[connection] = address
-        if oldest is not None:
-            del unproved[oldest]
-            oldest.abort()
+        if cut is not None:
+            del unproved[cut]
+            cut.abort()
 
     def proved(self, connection: MemberConnection) -> None:
         """Record that the connection's member has proved itself, or that the connection has ended."""
         self._unproved.pop(connection, None)
+
+
+def _least(unproved: list[MemberConnection]) -> MemberConnection:
+    """Return the connection to cut.  The oldest is first."""
+    greeted = sum(one.session is not None for one in unproved)
+    is_greeted = greeted > len(unproved) // 2
+    return next(one for one in unproved if (one.session is not None) == is_greeted)
 
 
 class MemberConnection(Connection):

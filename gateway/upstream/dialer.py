@@ -38,6 +38,8 @@ from gateway.upstream.resolver import LookUp, Resolver, ignore, look_up
 
 P = TypeVar("P", OriginConnection, Http2OriginConnection)
 
+MOST_GREETINGS: Final = 8
+"""The most connections that are made at once to one member of the fleet."""
 _OWN: Final = (f"{HOP_RECORD}: ".encode(), f"{HOP_SAVED}: ".encode())
 
 
@@ -243,16 +245,26 @@ class HopDialer(Dialer):
 
 
 class MemberDialer(Dialer):
-    """Makes connections to the other members of a fleet, and waits until they have proved themselves."""
+    """Makes connections to the other members of a fleet, and waits until they have proved themselves.
+
+    A member bounds the connections of one address that have proved nothing, so only some are made at once to a member.
+    """
 
     def __init__(self, tasks: Tasks, key: MemberKey, names: Mapping[Endpoint, str]) -> None:
         """`names` are the names of the members."""
         super().__init__(tasks)
         self._key = key
         self._names = names
+        self._turns = {endpoint: asyncio.Semaphore(MOST_GREETINGS) for endpoint in names}
 
     async def dial(self, endpoint: Endpoint, owner: ConnectionOwner, within_s: float) -> OriginConnection:
-        loop = asyncio.get_running_loop()
+        """Make a connection within `within_s` seconds, after a wait of at most as long for earlier dials."""
+        loop, turn = asyncio.get_running_loop(), self._turns[endpoint]
+        try:
+            async with asyncio.timeout(within_s):
+                await turn.acquire()
+        except TimeoutError as error:
+            raise ConnectTimedOut from error
 
         async def connect(address: str) -> OriginConnection:
             connection = MemberConnection(loop, owner, endpoint, self._key, self._names[endpoint])
@@ -268,7 +280,10 @@ class MemberDialer(Dialer):
                 raise failure
             return connection
 
-        return await self._dial(endpoint, within_s, connect)
+        try:
+            return await self._dial(endpoint, within_s, connect)
+        finally:
+            turn.release()
 
 
 class TlsReloader:

@@ -69,6 +69,8 @@ class MemberConnection(OriginConnection):
             failure = NotAMember(str(error))
         else:
             self._opener, self._sealing.seal = session.opener, session.sealer.sealed
+            # An empty record proves this member at once, so that its connection is no longer among the strangers'.
+            self._sealing.write(b"")
         if not self.greeted.done():
             self.greeted.set_result(failure)
 

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from gateway.aio.tasks import Tasks
 from gateway.protocol.member_session import (
     ANOTHER_SECRET,
     ANOTHER_SERVER,
@@ -21,6 +22,11 @@ from gateway.protocol.member_session import (
     Session,
 )
 from gateway.server.member_connection import MOST_UNPROVED_OF_ADDRESS
+from gateway.upstream.connection_pool import UNBOUNDED, ConnectionPool
+from gateway.upstream.dialer import MOST_GREETINGS, MemberDialer
+from gateway.upstream.failures import ConnectTimedOut
+from gateway.upstream.incoming import Intake
+from gateway.upstream.origin_call import endpoint_of
 from tests.fleet.site import Site
 from tests.ports import kept_port
 from tests.waiting import eventually, time_passing
@@ -185,3 +191,71 @@ async def test_strangers_connections_leave_room_for_members(site: Site) -> None:
     assert site.reached("a") == {"b", "c"}
     for _, writer in strangers:
         writer.close()
+
+
+@pytest.mark.parametrize("greets", [False, True])
+async def test_a_connection_whose_greeting_was_answered_outlasts_later_strangers(site: Site, greets: bool) -> None:
+    key, port = site.fleet("a").key, int(site.urls["c"].rpartition(":")[2])
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(greeting := key.greeting())
+    session = key.session(greeting, await reader.readline(), "c")
+    strangers = []
+    for _ in range(MOST_UNPROVED_OF_ADDRESS // 2 - 1 if greets else 0):
+        strangers.append(await asyncio.open_connection("127.0.0.1", port))
+        strangers[-1][1].write(key.greeting())
+        await strangers[-1][0].readline()
+    silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2 * MOST_UNPROVED_OF_ADDRESS)]
+    await eventually(lambda: all(one.at_eof() for one, _ in silent[:MOST_UNPROVED_OF_ADDRESS]))
+    writer.write(session.sealer.sealed(b"OPTIONS / HTTP/1.1\r\nHost: c\r\n\r\n"))
+    assert b"HTTP/1.1 403 " in session.opener.opened(await reader.read(1 << 16))
+    for _, one in (*strangers, *silent, (reader, writer)):
+        one.close()
+
+
+async def test_strangers_that_greet_leave_room_for_greetings(site: Site) -> None:
+    key, port = site.fleet("a").key, int(site.urls["c"].rpartition(":")[2])
+    strangers = []
+    for _ in range(MOST_UNPROVED_OF_ADDRESS):
+        strangers.append(await asyncio.open_connection("127.0.0.1", port))
+        strangers[-1][1].write(key.greeting())
+        await strangers[-1][0].readline()
+    late = await asyncio.open_connection("127.0.0.1", port)
+    others = [await asyncio.open_connection("127.0.0.1", port) for _ in range(MOST_UNPROVED_OF_ADDRESS // 2 - 1)]
+    await eventually(lambda: all(one.at_eof() for one, _ in strangers[: len(others) + 1]))
+    late[1].write(key.greeting())
+    assert await late[0].readline()
+    for _, one in (*strangers, late, *others):
+        one.close()
+
+
+async def test_a_member_proves_itself_before_its_first_request_and_makes_few_connections_at_once() -> None:
+    proved: list[bool] = []
+    accepted = 0
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal accepted
+        accepted += 1
+        answered = B.answered(await reader.readline())
+        assert answered is not None
+        await begin.wait()
+        writer.write(answered[0])
+        assert answered[1].opener.opened(await reader.read(100)) == b""
+        proved.append(answered[1].opener.has_opened)
+        writer.close()
+
+    begin = asyncio.Event()
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    endpoint = endpoint_of(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    tasks, pool = Tasks(), ConnectionPool(UNBOUNDED, Intake())
+    dialer = MemberDialer(tasks, A, {endpoint: "b"})
+    dials = [asyncio.create_task(dialer.dial(endpoint, pool, 20.0)) for _ in range(2 * MOST_GREETINGS)]
+    await eventually(lambda: accepted == MOST_GREETINGS)
+    with pytest.raises(ConnectTimedOut):
+        await dialer.dial(endpoint, pool, 0.05)
+    assert accepted == MOST_GREETINGS
+    begin.set()
+    await asyncio.gather(*dials)
+    await eventually(lambda: proved == [True] * 2 * MOST_GREETINGS)
+    server.close()
+    pool.close()
+    await tasks.close()
