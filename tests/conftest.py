@@ -53,7 +53,6 @@ _LONGEST: Final = (
     # These wait more than they compute: best beside what computes.
     "tests/conformance/",
     "tests/deploy/test_spark_cluster.py",
-    "tests/deploy/test_spark_connect.py",
     "tests/commands/test_tail.py",
     "tests/commands/test_json_text.py",
     "tests/test_cli.py",

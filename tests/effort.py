@@ -2,8 +2,9 @@
 
 The assertions are the same.  What differs is how many examples a property is given, how large a load is, how many of
 the made traces a simulation plays and how long they are, which pairs of two parameters are tried, how many messages the
-exactly-once proofs of Spark's source and sink take, whether the pipeline runs on a cluster of Spark's own, and
-whether the protocol's conformance suite runs against the in-memory origin alone.
+exactly-once proofs of Spark's source and sink take and how many drivers are killed in them, whether the pipeline runs
+on a cluster of Spark's own, whether Spark Connect has a Java of its own, and whether the protocol's conformance suite
+runs against the in-memory origin alone.
 """
 
 from __future__ import annotations

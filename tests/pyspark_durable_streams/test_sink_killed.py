@@ -1,6 +1,7 @@
 """Exactly once, out: 36,000 messages, with workers and drivers killed while the origin's answer was under way.
 
-In the long form there are 2,004,000.  The short one has as many POSTs for them: bodies are smaller.
+In the long form there are 2,004,000, and a second driver is killed.  The short one has as many POSTs for the messages:
+bodies are smaller.
 """
 
 from __future__ import annotations
@@ -104,20 +105,21 @@ def test_nothing_is_lost_doubled_or_out_of_order_whoever_is_killed(
         origin.do(lambda _: held.release())
         first.end()
 
-        # The driver sends, in the middle of a batch that tasks have begun, and is killed too.
-        before = origin.appends()
-        second = start(2, tasks=0)
-        runs.append(second)
-        held = wait_for(before + 10)
-        second.kill()
-        origin.do(lambda _: held.release())
-        second.end()
-
+        if IS_LONG:
+            # The driver sends, in the middle of a batch that tasks have begun, and is killed too.
+            before = origin.appends()
+            second = start(2, tasks=0)
+            runs.append(second)
+            held = wait_for(before + 10)
+            second.kill()
+            origin.do(lambda _: held.release())
+            second.end()
     finally:
         for program in runs:
             program.kill()
             program.end()
-    write(spark, origin.url, str(tmp_path / "in"), str(tmp_path / "checkpoint"), tasks=5)
+    # In the short form the driver sends the rest, from the middle of a batch that tasks have begun.
+    write(spark, origin.url, str(tmp_path / "in"), str(tmp_path / "checkpoint"), tasks=5 if IS_LONG else 0)
 
     for stream in range(STREAMS):
         numbers = [json.loads(line)["n"] for line in origin.read(f"out/{stream}").splitlines()]

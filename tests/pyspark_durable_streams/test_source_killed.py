@@ -1,7 +1,8 @@
 """Exactly once, in: 36,000 messages in three streams that grow meanwhile, with workers and drivers killed.
 
-In the long form there are 2,040,000.  Where things are killed is known by what they have done, never by time: a gate
-at the origin holds their reads.
+In the long form there are 2,040,000, and a second driver is killed.  To start a driver and to warm it up takes twenty
+seconds of a processor.  Where things are killed is known by what they have done, never by time: a gate at the origin
+holds their reads.
 """
 
 from __future__ import annotations
@@ -92,16 +93,17 @@ def test_every_message_arrives_once_and_in_order(origin: Beside, tmp_path: Path,
     finally:
         program.end()
 
-    # Tasks read what the driver kept; it is killed while it plans, with a batch done that it had begun before.
     append(origin, 3)
-    program = start(2, str(1 << 28))
-    try:
-        planned(checkpoint, batch + 2)
-        gate = held(origin)
-        program.kill()
-        open_gate(origin, gate)
-    finally:
-        program.end()
+    if IS_LONG:
+        # Tasks read what the driver kept; it is killed while it plans, with a batch done that it had begun before.
+        program = start(2, str(1 << 28))
+        try:
+            planned(checkpoint, batch + 2)
+            gate = held(origin)
+            program.kill()
+            open_gate(origin, gate)
+        finally:
+            program.end()
 
     # What is left is read by a driver that has been at work.
     read_all(spark, origin.url, ",".join(STREAMS), str(output), str(checkpoint), str(1 << 28))

@@ -1,4 +1,8 @@
-"""The Spark source and sink of a Spark Connect client: `sbin/start-connect-server.sh` and the guide's own program."""
+"""The Spark source and sink of a Spark Connect client, which runs the guide's own program.
+
+In the short form the Connect server is in the Java of the other tests: to start one and to warm it up takes half a
+minute of a processor.  In the long form `sbin/start-connect-server.sh` starts it.
+"""
 
 from __future__ import annotations
 
@@ -9,33 +13,65 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pyspark
 import pytest
 
 from gateway.pipeline.session import prepare
-from tests.served import dev_gateway, served
+from tests.effort import IS_LONG
 from tests.spark import QUICK_PYTHON, settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 HOME: Final = Path(__file__).parents[2]
 GUIDE: Final = (HOME / "docs" / "guides" / "spark.md").read_text()
 JOB: Final = Path(__file__).with_name("spark_connect_job.py")
 BOUND_S: Final = 360
 STARTED: Final = re.compile(r"Spark Connect server started at: (127\.0\.0\.1:\d+)")
+ANY_PORT: Final = {"spark.connect.grpc.binding.address": "127.0.0.1", "spark.connect.grpc.binding.port": "0"}
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+@pytest.fixture
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """A Connect server on loopback; its host and port."""
-    folder = tmp_path_factory.mktemp("connect")
+    if IS_LONG:
+        with by_script(tmp_path) as found:
+            yield found
+    else:
+        with in_java_of(request.getfixturevalue("spark")) as found:
+            yield found
+
+
+@contextmanager
+def in_java_of(spark: SparkSession) -> Iterator[str]:
+    """A Connect server next to the session in its Java."""
+    context = spark.sparkContext._jsc.sc()
+    package = spark._jvm.org.apache.spark.sql.connect.service  # type: ignore[union-attr]
+    service = getattr(getattr(package, "SparkConnectService$"), "MODULE$")
+    none = getattr(getattr(spark._jvm.scala, "None$"), "MODULE$")  # type: ignore[union-attr]
+    for key, value in ANY_PORT.items():
+        context.conf().set(key, value)
+    service.start(context)
+    try:
+        yield f"127.0.0.1:{service.localPort()}"
+    finally:
+        service.stop(none, none)
+        for key in ANY_PORT:
+            context.conf().remove(key)
+
+
+@contextmanager
+def by_script(folder: Path) -> Iterator[str]:
+    """A Connect server in a Java of its own."""
     environ = {**os.environ, "SPARK_PID_DIR": str(folder), "SPARK_LOG_DIR": str(folder), "PYTHONPATH": QUICK_PYTHON}
     prepare(environ, is_local=True)
     chosen = {
         **settings(folder, compiles=False),
-        "spark.connect.grpc.binding.address": "127.0.0.1",
-        "spark.connect.grpc.binding.port": "0",
+        **ANY_PORT,
         "spark.ui.enabled": "false",
     }
     conf = [part for key, value in chosen.items() for part in ("--conf", f"{key}={value}")]
@@ -64,12 +100,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         process.wait(BOUND_S)
         reader.join(BOUND_S)
         process.stdout.close()
-
-
-@pytest.fixture(scope="module")
-def urls() -> Iterator[Mapping[str, str]]:
-    with served(dev_gateway(), "gateway") as found:
-        yield found
 
 
 def test_a_client_runs_the_guides_program_formats_and_sinks_and_gets_errors_of_one_line(
