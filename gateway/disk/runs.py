@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterator
-from itertools import accumulate
+from itertools import accumulate, compress
 from typing import Final, NamedTuple
 
 from gateway.aio.signal import Signal
@@ -159,6 +159,17 @@ class StoredStream:
         del self._runs[at], self._starts[at]
         self.body -= run.body
         return True
+
+    def remove_segment(self, segment: int) -> int:
+        """Remove the runs that a segment has; return their number."""
+        # A stream may have many runs, so this is one pass.
+        is_kept = [run.place is None or run.place.segment != segment for run in self._runs]
+        removed = [run for run, kept in zip(self._runs, is_kept, strict=True) if not kept]
+        self._runs, self._starts = list(compress(self._runs, is_kept)), list(compress(self._starts, is_kept))
+        for run in removed:
+            run.place = None
+            self.body -= run.body
+        return len(removed)
 
     def at(self, token: str) -> Run | None:
         """Return the run that has the bytes after `token`, if `token` is one of its tokens; None if there is none."""

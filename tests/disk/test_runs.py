@@ -95,6 +95,18 @@ def test_a_run_is_found_by_each_of_its_tokens_but_its_end() -> None:
     assert stream.at("-1") is None
 
 
+def test_the_runs_of_a_segment_are_removed_at_once() -> None:
+    stream, places = stored(), [Place(number % 2, number, 5) if number < 9 else None for number in range(10)]
+    for number, place in enumerate(places):
+        assert stream.add(Run(f"{number:02}", f"{number + 1:02}", "", 5, place))
+    gone = [run for run in stream if run.place is not None and run.place.segment == 1]
+    assert stream.remove_segment(1) == len(gone) == 4
+    assert all(run.place is None for run in gone)
+    assert [run.start for run in stream] == ["00", "02", "04", "06", "08", "09"]
+    assert stream.body == 30
+    assert [(run.start if run else None) for run in map(stream.at, ("01", "02", "09"))] == [None, "02", "09"]
+
+
 def test_the_check_has_enough_bytes_after_it() -> None:
     block = block_of([CHECK_BYTES, CHECK_BYTES, CHECK_BYTES // 2, CHECK_BYTES // 2, 10])
     assert check_of(block) == "000002"
