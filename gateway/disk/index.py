@@ -58,6 +58,15 @@ class Facts(NamedTuple):
     surrogate_keys: frozenset[str]
 
 
+def is_unicode(key: StoredKey, facts: Facts) -> bool:
+    """Return whether all texts of a stream can be in the index.  The origin's texts may have bytes of any kind."""
+    try:
+        "".join((*key, facts.content_type, facts.identity or "", *facts.surrogate_keys)).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 class RunRow(NamedTuple):
     """One run in the index."""
 
@@ -74,6 +83,16 @@ class RunRow(NamedTuple):
     """The size of the record, which starts at `position` of the segment."""
 
 
+_RUN_TYPES: Final = (int, str, str, str, int, int, int, int)
+
+
+def _expect(types: tuple[type, ...], values: list[object]) -> None:
+    """Raise TypeError if a value has none of these types."""
+    for value in values:
+        if type(value) not in types:
+            raise TypeError(value)
+
+
 class Index:
     """The open database.  Raises sqlite3.Error from all methods, and OSError from the first."""
 
@@ -81,6 +100,8 @@ class Index:
         # SQLite gives its other files the same mode.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        # Text that is no UTF-8 then raises UnicodeDecodeError, not an error that says nothing about the cause.
+        self._database.text_factory = bytes.decode
         run = self._database.execute
         run("PRAGMA journal_mode = WAL")
         # A withdrawn stream must stay withdrawn even if the machine fails.
@@ -109,10 +130,18 @@ class Index:
 
     def check(self) -> None:
         """Read all of the index once.  Raises ValueError, TypeError if it has other content than this class writes."""
-        for _ in self.streams():
-            pass
-        for _ in self.runs():
-            pass
+        (found,) = self._database.execute("PRAGMA quick_check(1)").fetchone()
+        if found != "ok":
+            raise ValueError(found)
+        _expect((str,), [self.store])
+        for _, key, facts in self.streams():
+            _expect((str,), [*key, facts.content_type, *facts.surrogate_keys])
+            _expect((str, type(None)), [facts.identity, facts.first])
+            _expect((bool,), [facts.varies_by_origin])
+        for row in self.runs():
+            # SQLite may give each value another type than that of its column.
+            if tuple(map(type, row)) != _RUN_TYPES or min(row.body, row.segment, row.position, row.size) < 0:
+                raise TypeError(row)
 
     def streams(self) -> Iterator[tuple[int, StoredKey, Facts]]:
         """Return all streams, with their numbers."""
