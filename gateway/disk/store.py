@@ -28,7 +28,7 @@ from typing import Final, Self
 from gateway.aio.clock import Clock
 from gateway.config.errors import ConfigError
 from gateway.config.store import StoreConfig
-from gateway.disk.index import Facts, Index, OtherFormatError, StoredKey, open_index
+from gateway.disk.index import Facts, Index, OtherFormatError, StoredKey, is_unicode, open_index
 from gateway.disk.reads import NotRead, Reads
 from gateway.disk.record import Record
 from gateway.disk.runs import RUN_BYTES, Run, StoredStream
@@ -49,6 +49,8 @@ MOST_RUNS: Final = 1 << 19
 """The most runs in the index, which take some 500 bytes of memory each."""
 SETTLE_S: Final = 10.0
 """How long a purge, or the end of the process, waits for the disk."""
+STOP_S: Final = 2.0
+"""How long the end of the process waits for the writer after its last job."""
 
 
 @dataclass(slots=True)
@@ -252,8 +254,8 @@ class DiskStore:
             return False
         self._forget(stored)
         places = [run.place for run in stored if run.place is not None]
-        for place in places:
-            self._segments[place.segment].discard(stored)
+        for segment in {place.segment for place in places}:
+            self._segments[segment].discard(stored)
         self._runs -= len(stored)
         self._writer.put(Withdraw(stored.number, places))
         return True
@@ -281,10 +283,11 @@ class DiskStore:
         tape, stored = stream.tape, self._streams.get(key)
         if stored is not None and not stored.is_bound_to(stream):
             check = stored.check
-            if stored.asking or (check is not None and not tape.is_indexed(check)):
+            is_fetched = check is None or (tape.is_indexed(check) and tape.size >= stored.body)
+            if stored.asking or not is_fetched:
                 # The runs are of use once a read has had them confirmed.
                 return
-            # The end of the runs was fetched without them, so they have been of no use.
+            # As many bytes were fetched without the runs, so the runs have been of no use.
             self.drop(stored)
             stored = None
         if stored is None:
@@ -302,7 +305,7 @@ class DiskStore:
             varies_by_origin=before.varies_by_origin or stream.varies_by_origin,
             surrogate_keys=before.surrogate_keys | stream.surrogate_keys,
         )
-        if not _is_unicode(stored):
+        if not is_unicode(key, stored.facts):
             self.drop(stored)
             return
         for block in tape.blocks():
@@ -328,10 +331,10 @@ class DiskStore:
 
         def done(place: Place | None) -> None:
             self._queued_bytes -= size
-            if place is None:
-                self.counts.dropped_bytes += size
-            else:
+            if place is not None:
                 self.counts.written_bytes += size
+            elif not stored.is_withdrawn:
+                self.counts.dropped_bytes += size
             if stored.is_withdrawn:
                 return
             run.place = place
@@ -356,9 +359,7 @@ class DiskStore:
         """Forget the runs of a segment that is being deleted."""
         self._reads.forget(segment)
         for stored in self._segments.pop(segment, ()):
-            for run in [run for run in stored if run.place is not None and run.place.segment == segment]:
-                self._drop_run(stored, run)
-                run.place = None
+            self._runs -= stored.remove_segment(segment)
             if not stored.is_withdrawn and stored.body < LEAST_BYTES:
                 self.drop(stored)
 
@@ -419,23 +420,12 @@ class DiskStore:
         """Write what is not on disk yet of the streams in memory, and release the folder."""
         for stream in streams:
             self.leaving(stream)
-        if await self._finished(within_s) is None:
+        self._reads.close()
+        if await self._finished(within_s) is None or not self._writer.stop(STOP_S):
             _log.error("the store on disk does not take its last writes")
             return
-        self._writer.stop()
-        self._reads.close()
         self._index.close()
         os.close(self._lock)
-
-
-def _is_unicode(stored: StoredStream) -> bool:
-    """Return whether all texts of the stream can be in the index.  The origin's texts may have bytes of any kind."""
-    facts = stored.facts
-    try:
-        "".join((*stored.key, facts.content_type, facts.identity or "", *facts.surrogate_keys)).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _is_at(stored: StoredStream, run: Run, place: Place) -> bool:

@@ -7,8 +7,8 @@ records, which their checksums show.  Commits of the index are synced.
 A process never appends to a segment of an earlier process, because the end of that segment may be torn.
 
 When a write fails, for example because the disk is full, the writer drops the following writes for `PAUSE_S` and then
-tries again.  Withdrawals are never dropped.  If the index cannot record one, the writer overwrites the heads of the
-stream's records, which needs no space, and tries the index again with later jobs.
+tries again.  Withdrawals are never dropped, and overtake the writes that wait.  If the index cannot record one, the
+writer overwrites the heads of the stream's records, which needs no space, and tries the index again with later jobs.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import os
 import queue
 import sqlite3
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -115,8 +116,7 @@ class _Withdrawal:
         return bool(self.places) or not self.is_complete
 
 
-OtherJob = Write | Describe | DropRun | DropOldest | Finish | Stop
-Job = Withdraw | OtherJob
+Job = Write | Describe | Withdraw | DropRun | DropOldest | Finish | Stop
 
 
 def segment_path(folder: Path, segment: int) -> Path:
@@ -157,11 +157,19 @@ class Writer:
         self._withdrawn: dict[int, _Withdrawal] = {}
         """The withdrawn streams that the index still has, by number."""
         self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        self._urgent: deque[Withdraw] = deque()
+        """The withdrawals that are not done yet.  Each is in `_jobs` too, after the last job of its stream."""
+        self._overtaken: set[int] = set()
+        """The withdrawn streams of which jobs may be in the queue.  These jobs are not done."""
         self._thread = threading.Thread(target=self._run, name="store", daemon=True)
         self.tell: Callable[[Callable[[], object]], None] = lambda event: None
         """Runs a function on the loop.  The owner sets it before `start`."""
         self.segment_dropped: Callable[[int], object] = lambda segment: None
         """Called on the loop before a segment file is deleted."""
+
+    def __repr__(self) -> str:
+        counts = f"{len(self._withdrawn)} withdrawals to record, {len(self._overtaken)} with jobs in the queue"
+        return f"<Writer {len(self._sizes)} segments, {counts}>"
 
     def start(self) -> None:
         self._thread.start()
@@ -172,62 +180,63 @@ class Writer:
         return self._is_failing and self._now() < self._resume_at
 
     def put(self, job: Job) -> None:
-        """Have the thread do a job after all earlier jobs."""
+        """Have the thread do a job after all earlier jobs, and a withdrawal at once.  No other job of the stream may
+        follow its withdrawal."""
+        if isinstance(job, Withdraw):
+            self._urgent.append(job)
         self._jobs.put(job)
 
-    def stop(self) -> None:
-        """End the thread after all earlier jobs, and wait for it."""
+    def stop(self, within_s: float) -> bool:
+        """End the thread after all earlier jobs; return whether it has ended within this time."""
         self._jobs.put(Stop())
+        self._thread.join(within_s)
         if self._thread.is_alive():
-            self._thread.join()
+            return False
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+        return True
 
     def _run(self) -> None:
         jobs = 0
         while True:
             try:
-                taken = self._jobs.get(timeout=PAUSE_S if self._withdrawn else None)
+                job = self._jobs.get(timeout=PAUSE_S if self._withdrawn else None)
             except queue.Empty:
                 self._withdraw_again()
                 continue
-            job = self._withdraw_all(taken) if isinstance(taken, Withdraw) else taken
+            self._withdraw_urgent()
             if isinstance(job, Stop):
                 self._commit()
                 self._withdraw_again()
                 if any(one.is_readable for one in self._withdrawn.values()):
                     _log.error("the store on disk has not recorded all withdrawals: purge it, or delete its folder")
                 break
-            if job is not None:
-                self._do(job)
-                jobs += 1
+            self._do(job)
+            jobs += 1
             if self._jobs.empty() or jobs >= _MOST_JOBS:
                 self._commit()
                 jobs = 0
                 if not self.is_paused:
                     self._withdraw_again()
 
-    def _withdraw_all(self, first: Withdraw) -> OtherJob | None:
-        """Drop a stream and the streams of the withdrawals that follow in the queue.  Return the next job, if it was
-        taken from the queue."""
-        withdrawals = [first]
-        following: OtherJob | None = None
-        while following is None and len(withdrawals) < _MOST_WITHDRAWALS and not self._jobs.empty():
-            job = self._jobs.get()
-            if isinstance(job, Withdraw):
-                withdrawals.append(job)
-            else:
-                following = job
-        self._withdraw(withdrawals)
-        return following
+    def _withdraw_urgent(self) -> None:
+        """Do all withdrawals in the queue."""
+        while count := min(len(self._urgent), _MOST_WITHDRAWALS):
+            withdrawals = [self._urgent.popleft() for _ in range(count)]
+            self._overtaken.update(job.stream for job in withdrawals)
+            self._withdraw(withdrawals)
 
-    def _do(self, job: Write | Describe | DropRun | DropOldest | Finish) -> None:
+    def _do(self, job: Write | Describe | Withdraw | DropRun | DropOldest | Finish) -> None:
         match job:
             case Write():
                 self._write(job)
             case Describe(stream, key, facts):
-                self._change(lambda index: index.put_stream(stream, key, facts))
+                if stream not in self._overtaken:
+                    self._change(lambda index: index.put_stream(stream, key, facts))
+            case Withdraw(stream):
+                # The stream was withdrawn already, and no job of it follows.
+                self._overtaken.discard(stream)
             case DropRun(place):
                 self._change(lambda index: index.drop_run(place.segment, place.position))
             case DropOldest(done):
@@ -243,7 +252,7 @@ class Writer:
 
     def _write(self, job: Write) -> None:
         place: Place | None = None
-        if not self.is_paused:
+        if not self.is_paused and job.stream not in self._overtaken:
 
             def write() -> None:
                 nonlocal place

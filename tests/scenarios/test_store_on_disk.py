@@ -26,7 +26,7 @@ from gateway.disk.index import FORMAT, Index
 from gateway.disk.runs import RUN_BYTES
 from gateway.disk.store import DiskStore
 from gateway.disk.writer import PAUSE_S
-from gateway.engine import from_disk
+from gateway.engine import from_disk, pending_writes
 from gateway.origin.app import OriginSettings, RunningOrigin
 from gateway.origin.counters import Counters
 from gateway.origin.faults import Faults
@@ -860,6 +860,68 @@ async def test_a_stream_that_the_plan_excludes_leaves_the_disk(
             edge.gateway.engine.store.drop_stream(stream, End.EVICTED)
         assert await whole(edge) == await writer.read()
         assert (len(disk), disk.counts.read_bytes) == (0, before)
+
+
+async def test_a_stream_that_the_plan_excludes_gets_no_bytes_from_disk(begin: Begin, writer: Writer) -> None:
+    """Its bytes have left memory before, while a reader holds it, so its runs are bound to it."""
+    await writer.make()
+    async with begin() as edge:
+        assert await whole(edge) == await writer.read()
+        store, disk = edge.gateway.engine.store, disk_of(edge)
+        for stream in list(store):
+            store._drop_bytes(stream)
+        await disk.settled()
+        assert len(disk) == 1
+        disk.is_not_stored = lambda _: True
+        assert await whole(edge) == await writer.read()
+        assert disk.counts.read_bytes == 0
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+async def test_unanswered_writes_may_have_remade_what_was_written_since(
+    begin: Begin, writer: Writer, faults: Faults, monkeypatch: pytest.MonkeyPatch, *, is_full: bool
+) -> None:
+    """The doubt comes back with a write that is acknowledged, or when the list of unanswered writes is full."""
+    await writer.make()
+    async with begin() as edge:
+        store, disk = edge.gateway.engine.store, disk_of(edge)
+        for method in ("DELETE", "PUT"):
+            faults.status(502, method=method)
+            await edge.send(method, "/s", {"Content-Type": TEXT})
+        edge.clock.advance(30)
+        assert await whole(edge) == await writer.read()
+        for stream in list(store):
+            store.drop_stream(stream, End.EVICTED)
+        assert len(disk) == 1
+        if is_full:
+            monkeypatch.setattr(pending_writes, "_MOST_BYTES", 400)
+            faults.status(502, method="DELETE")
+            await edge.send("DELETE", "/other")
+        else:
+            assert (await edge.send("POST", "/s", {"Content-Type": TEXT}, b"x")).status == 204
+        assert len(disk) == 0
+
+
+async def test_a_reader_of_the_tail_leaves_the_runs_on_disk(begin: Begin, hostile: Hostile) -> None:
+    """It goes on at the check, where the bytes on disk are of no use to it."""
+    full = random(1, 1_500_000)
+    nameless = Nameless(full[:900_000])
+    url = await nameless.url(hostile)
+    async with begin(url) as edge:
+        assert await whole(edge) == nameless.body
+    async with begin(url) as edge:
+        (stored,) = disk_of(edge).streams()
+        body, check = stored.body, stored.check
+        assert check is not None
+        nameless.body = full
+        at = int(check)
+        while at < len(full):
+            at = int((await edge.get(f"/s?offset={at:08}")).next_offset)
+        (stored,) = disk_of(edge).streams()
+        assert stored.body == body
+        # A reader from the start has them confirmed.
+        assert await whole(edge) == full
+        assert disk_of(edge).counts.refuted == 0
 
 
 @pytest.mark.parametrize("with_credentials", [True, False])
