@@ -49,6 +49,9 @@ from gateway.workers.members import MemberOwners
 
 PROBE_S: Final = 0.5
 """Seconds between two probes of a member, varied by a fifth."""
+RAMP_PROBES: Final = 10
+"""A member that comes or returns is asked for a tenth of its streams after its first answer, for two tenths after the
+second one, and so on."""
 _LEAST_HOLD_S: Final = 0.5
 _MOST_HOLD_S: Final = 30.0
 """The least and the most seconds for which a member is not asked after a failure, varied by a fifth."""
@@ -98,6 +101,11 @@ class Member:
     def __repr__(self) -> str:
         return f"<Member {self.name} {self.why_not or 'reached'}>"
 
+    @property
+    def weight(self) -> float:
+        """The part of its streams for which the member is asked, if it is asked."""
+        return self._fleet.owners.weight(self._index)
+
     def probe(self) -> None:
         """Ask the member for its state, and go on to do so until `stop`."""
         fleet = self._fleet
@@ -129,6 +137,18 @@ class Member:
         else:
             _log.warning("member %s at %s can be reached", self.name, self.url)
         self._fleet.owners.set_reached(self._index, is_reached=not why_not)
+
+    def _reach(self) -> None:
+        """Ask the member for a greater part of its streams than before, unless it is held off."""
+        fleet, index = self._fleet, self._index
+        if self.why_not and fleet.clock.now() < self._held_until:
+            return
+        weight = 1.0
+        if fleet.has_started:
+            tenths = 0 if self.why_not else round(fleet.owners.weight(index) * RAMP_PROBES)
+            weight = min(1.0, (tenths + 1) / RAMP_PROBES)
+        fleet.owners.set_weight(index, weight)
+        self.judge("")
 
     def lose(self, why_not: str = _FAILED) -> None:
         """Record that a request has failed twice, or that a probe has failed.  The member is held off for a while."""
@@ -162,7 +182,7 @@ class Member:
         elif answer.is_leaving:
             self.judge("it is leaving")
         else:
-            self.judge(self.why_not if self._fleet.clock.now() < self._held_until else "")
+            self._reach()
         if answer is not None:
             self._fleet.orders.notice(self.name, answer.orders)
         if answer is not None and answer.node == self._fleet.node and not self._is_namesake:
@@ -225,6 +245,9 @@ class Fleet:
         self._told: set[str] = set()
         """The members that have asked for this member's state since it is leaving."""
         self._on_told = asyncio.Event()
+        self.has_started = False
+        """Whether the start is over.  A member that answers later has come or returned, and is asked for its streams
+        gradually."""
         self._has_stopped = False
         self.members: Final = {
             index: Member(self, index, member.name, member.url)
@@ -290,7 +313,7 @@ class Fleet:
             async with asyncio.timeout(_FIRST_S):
                 await self._all_answered.wait()
                 await self.orders.settled()
-        self.orders.is_new = False
+        self.orders.is_new, self.has_started = False, True
 
     def member_answered(self) -> None:
         """Record that a member has answered a probe, or has failed to."""

@@ -1,7 +1,12 @@
 """The owner of each stream in a fleet: the member that asks the origin for the stream on behalf of all members.
 
 The owner is found by rendezvous hashing of the path's cell over the members that can be reached.  If a member is lost,
-only its own streams get other owners.  When it can be reached again, these streams get their former owner back.
+only its own streams get other owners.  When it can be reached again, these streams get their former owner back, a part
+of them at a time: the member's weight in the hashing grows (`set_weight`), so that it need not fetch all of its streams
+at once.
+
+A member's weight in its own view is always 1.  So each hop of a request goes to a member that would also rank higher
+than the sender if all weights were 1, and members with different views never ask each other in a circle.
 
 Each member has its own view of who can be reached.  Members with different views may ask different owners.  That costs
 the origin one more request, and nothing else: a member that is asked by another member asks the origin itself.
@@ -12,7 +17,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
-from gateway.workers.owners import owner, path_hash
+from gateway.workers.owners import owner, path_hash, weighted_owner
 from gateway.workers.shared_memory import HASHES
 
 
@@ -25,6 +30,8 @@ class MemberOwners:
         self._key = hashlib.blake2b(b"owners", digest_size=32, key=secret).digest()
         self._marks = {self._mark(name): index for index, name in enumerate(names)}
         self._reached = {own}
+        self._weights: dict[int, float] = {}
+        """The weights of the members whose weight is not 1."""
         self.epoch = 0
         """A number that changes when the owners may have changed."""
         self._known: dict[int, int] = {}
@@ -44,8 +51,26 @@ class MemberOwners:
         """Record whether a member can be reached.  A member always reaches itself."""
         if is_reached != (member in self._reached) and member != self._own:
             (self._reached.add if is_reached else self._reached.discard)(member)
-            self._known.clear()
-            self.epoch += 1
+            self._changed()
+
+    def set_weight(self, member: int, weight: float) -> None:
+        """Set the weight of another member, in (0, 1].  It then owns about this part of the streams that it owns with
+        the weight 1."""
+        if weight != self.weight(member) and member != self._own:
+            if weight < 1:
+                self._weights[member] = weight
+            else:
+                self._weights.pop(member, None)
+            if member in self._reached:
+                self._changed()
+
+    def weight(self, member: int) -> float:
+        """Return a member's weight."""
+        return self._weights.get(member, 1.0)
+
+    def _changed(self) -> None:
+        self._known.clear()
+        self.epoch += 1
 
     def is_reached(self, member: int) -> bool:
         """Return whether a member can be reached."""
@@ -55,6 +80,7 @@ class MemberOwners:
         """Return the member that owns the paths of this cell; None if this member does."""
         found = self._known.get(cell)
         if found is None:
-            marks = [mark for mark, index in self._marks.items() if index in self._reached]
-            found = self._known[cell] = self._marks[owner(cell, marks)]
+            marks = {mark: self.weight(index) for mark, index in self._marks.items() if index in self._reached}
+            mark = weighted_owner(cell, marks) if self._weights else owner(cell, list(marks))
+            found = self._known[cell] = self._marks[mark]
         return None if found == self._own else found

@@ -8,7 +8,8 @@ owner back.  `gateway.engine.hop_upstream` decides whether a request goes to the
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import log
 from typing import Final
 
 from gateway.workers.shared_memory import HASHES, SharedMemory, SlotState
@@ -25,6 +26,14 @@ def path_hash(secret: bytes, origin: str, path: str) -> int:
 def owner(cell: int, slots: Sequence[int]) -> int:
     """Return the slot, out of `slots`, that owns the paths of this cell."""
     return max(slots, key=lambda slot: _score(cell, slot))
+
+
+def weighted_owner(cell: int, weights: Mapping[int, float]) -> int:
+    """Return the slot that owns the paths of this cell, out of slots with weights in (0, 1].
+
+    A slot with the weight w scores -w / ln(u), where u is its score as a number between 0 and 1.  If all weights are
+    equal, this is the slot that `owner` returns.  A slot whose weight grows only gains cells."""
+    return max(weights, key=lambda slot: -weights[slot] / log((_score(cell, slot) + 0.5) / (_MASK + 1)))
 
 
 def _score(cell: int, slot: int) -> int:

@@ -85,12 +85,20 @@ class Site:
         """The other members that a member can reach."""
         return {one.name for one in self.fleet(name).members.values() if not one.why_not}
 
+    def have_joined(self) -> bool:
+        """Whether each running member can reach each other one, and nobody else, and asks it for all of its streams."""
+        return all(
+            self.reached(name) == set(self.members) - {name}
+            and all(one.weight == 1 for one in self.fleet(name).members.values() if not one.why_not)
+            for name in self.members
+        )
+
     async def until_joined(self) -> None:
         """Wait until each running member can reach each other one, and nobody else."""
 
         def have_joined() -> bool:
             self.clock.advance(0.1)
-            return all(self.reached(name) == set(self.members) - {name} for name in self.members)
+            return self.have_joined()
 
         await eventually(have_joined, state=lambda: [self.fleet(name) for name in self.members])
 

@@ -9,8 +9,9 @@ from multidict import CIMultiDict
 
 from gateway.aio.clock import ManualClock
 from gateway.config.fleet import FleetConfig, MemberConfig
-from gateway.engine.fleet import PROBE_S, Fleet
+from gateway.engine.fleet import PROBE_S, RAMP_PROBES, Fleet
 from gateway.errors import GatewayError, UpstreamTimeout, UpstreamUnreachable
+from gateway.ops.admin.origins import member_lines
 from gateway.protocol.fleet_headers import FLEET, MemberAnswer
 from gateway.upstream.client import MemberClient
 
@@ -126,3 +127,29 @@ def test_a_member_that_is_silent_again_and_again_is_asked_ever_more_rarely() -> 
         counts.append(count)
     assert counts[0] <= 2 < counts[2] < counts[4] < 30, counts
     assert probes.member.losses == 6
+
+
+def test_a_member_that_returns_is_asked_for_a_growing_part_of_its_streams() -> None:
+    probes = Probes()
+    probes.fleet.has_started = True
+    probes.answer()
+    weights = [probes.member.weight]
+    assert member_lines(probes.fleet) == "[+] member b at http://b:1: asked for 10% of its streams\n"
+    for _ in range(RAMP_PROBES):
+        probes.answer()
+        weights.append(probes.member.weight)
+    assert weights == [tenth / 10 for tenth in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 10)]
+    probes.member.lose()
+    while not probes.is_reached():
+        probes.answer()
+    assert probes.member.weight == 0.1
+
+
+def test_a_member_that_starts_asks_the_others_for_all_of_their_streams() -> None:
+    probes = Probes()
+    probes.answer()
+    probes.fleet.has_started = True
+    assert (probes.is_reached(), probes.member.weight) == (True, 1.0)
+    assert member_lines(probes.fleet) == "[+] member b at http://b:1\n"
+    probes.answer()
+    assert probes.member.weight == 1.0

@@ -79,6 +79,7 @@ async def test_clients_read_their_own_writes(apart: Site) -> None:
                     if client.at != name:
                         await client.read()
                 await apart.start(name, **FRESH)
+                # Some steps follow while the member takes its streams.
                 await eventually(lambda: all(apart.reached(one) == {*NAMES} - {one} for one in NAMES))
                 for client in clients:
                     await client.read()

@@ -106,7 +106,11 @@ def member_lines(fleet: Fleet | None) -> str:
     lines = []
     for one in () if fleet is None else fleet.members.values():
         where = f"member {one.name} at {one.url}"
-        lines.append(f"[-] {where}: {one.why_not}\n" if one.why_not else f"[+] {where}\n")
+        if one.why_not:
+            lines.append(f"[-] {where}: {one.why_not}\n")
+        else:
+            part = "" if one.weight == 1 else f": asked for {one.weight:.0%} of its streams"
+            lines.append(f"[+] {where}{part}\n")
     return "".join(lines)
 
 
