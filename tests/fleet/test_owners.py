@@ -82,6 +82,14 @@ def test_a_weight_is_a_part_of_a_members_streams(weight: float) -> None:
     assert {cell for cell in cells if owners.other_owner(cell) == 1} == full
 
 
+def test_a_members_weight_in_its_own_view_is_1() -> None:
+    names = ["a", "b"]
+    for number in range(20):
+        path, reached = f"/s/{number}", set(names)
+        views = [_owner(names, reached, "a", path, [0.1, 1.0]), _owner(names, reached, "b", path, [1.0, 0.1])]
+        assert views != ["b", "a"], "each asks the other one"
+
+
 def test_streams_are_spread_evenly() -> None:
     names = [f"gateway-{number}" for number in range(4)]
     owners = MemberOwners(names, 0, SECRET)
