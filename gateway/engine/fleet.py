@@ -95,7 +95,18 @@ class Member:
         """Whether the member has been found to have this one's `server.node_name`."""
         self._is_late = False
         """Whether the latest probe was not answered in time."""
+        self._is_leaving = False
+        """Whether the member was leaving at its latest answer."""
+        self._instance = ""
+        """The process that has given the latest answer."""
+        self._is_doubted = False
+        """Whether a request has failed since the latest answer to a probe."""
+        self._vouched_until = -inf
+        """Until when a further failed request costs the member its streams, because a probe after the first one was
+        answered and no request was."""
         self._reached_at = self._held_until = -inf
+        self._lost_by = ""
+        """Why the member could be reached no more when it was last held off."""
         self._hold_s = _LEAST_HOLD_S
 
     def __repr__(self) -> str:
@@ -123,14 +134,15 @@ class Member:
             self._pending = None
             pending.give_up()
 
-    def judge(self, why_not: str) -> None:
-        """Record why the member is not asked for streams; empty if it is.  A change is logged."""
+    def judge(self, why_not: str, *, differs: bool = False) -> None:
+        """Record why the member is not asked for streams; empty if it is.  A change is logged.  `differs`: the operator
+        has to change something."""
         if why_not == self.why_not:
             return
         self.losses += self.why_not == ""
         self._reached_at = self._fleet.clock.now()
         self.why_not = why_not
-        self.has_differed = "differs" in why_not
+        self.has_differed = differs
         if why_not:
             level = logging.ERROR if self.has_differed else logging.WARNING
             _log.log(level, "member %s at %s owns no streams: %s", self.name, self.url, why_not)
@@ -142,6 +154,7 @@ class Member:
         """Ask the member for a greater part of its streams than before, unless it is held off."""
         fleet, index = self._fleet, self._index
         if self.why_not and fleet.clock.now() < self._held_until:
+            self.judge(self._lost_by)
             return
         weight = 1.0
         if fleet.has_started:
@@ -150,8 +163,26 @@ class Member:
         fleet.owners.set_weight(index, weight)
         self.judge("")
 
+    def answered(self) -> None:
+        """Record that a request was answered."""
+        self._vouched_until = -inf
+
+    def doubt(self) -> None:
+        """Record that a request has failed.  A probe at once decides whether the member is lost.
+
+        A member that answers only probes is lost at the next failure."""
+        if self.why_not:
+            return
+        if self._fleet.clock.now() < self._vouched_until:
+            self.lose()
+            return
+        self._is_doubted = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self.probe()
+
     def lose(self, why_not: str = _FAILED) -> None:
-        """Record that a request has failed twice, or that a probe has failed.  The member is held off for a while."""
+        """Record that requests or a probe have failed.  The member is held off for a while."""
         fleet = self._fleet
         if self.why_not:
             return
@@ -159,6 +190,7 @@ class Member:
         is_steady = now >= self._reached_at + _STEADY_S
         self._hold_s = _LEAST_HOLD_S if is_steady else min(_MOST_HOLD_S, 2 * self._hold_s)
         self._held_until = now + fleet.varied(self._hold_s)
+        self._lost_by = why_not
         self.judge(why_not)
 
     # -- called by the client of other members
@@ -178,7 +210,7 @@ class Member:
         if answer is None:
             self.judge(ANOTHER_SERVER)
         elif answer.config != self._fleet.field.config:
-            self.judge("its configuration of routes, origins or members differs")
+            self.judge("its configuration of routes, origins or members differs", differs=True)
         elif answer.is_leaving:
             self.judge("it is leaving")
         else:
@@ -190,23 +222,33 @@ class Member:
             _log.warning("member %s has the same server.node_name as this one", self.name)
         if answer is not None:
             self._fleet.met(answer.name, answer.instance)
-        self._is_late = False
+        instance = answer.instance if answer is not None else ""
+        if instance != self._instance and not self._is_leaving:
+            # The earlier process has ended, perhaps with its machine, so that nothing has closed its connections.
+            self._fleet.on_silent(self._index)
+        self._instance = instance
+        self._is_late, self._is_leaving = False, answer is not None and answer.is_leaving
+        if self._is_doubted:
+            self._is_doubted, self._vouched_until = False, self._fleet.clock.now() + _STEADY_S
         self._go_on()
 
     def failed(self, error: GatewayError) -> None:
         was_late, self._is_late = self._is_late, isinstance(error, UpstreamTimeout)
-        if self._is_late and not was_late and not self.why_not:
-            # The member may only be busy.  Ask once more before its streams get other owners.
+        if self._is_late and not was_late and (self._is_leaving or not self.why_not):
+            # The member may only be busy.  Ask once more before its streams get other owners and its answers are cut.
             self._pending = None
             self.probe()
             return
         cause = error.__cause__
         if isinstance(cause, NotAMember):
-            self.judge(str(cause))
+            self.judge(str(cause), differs=cause.differs)
         else:
             why_not = "it does not answer in time" if isinstance(error, UpstreamTimeout) else "it cannot be reached"
             self.lose(why_not)
             self.judge(why_not)
+        self._is_doubted = False
+        if self._is_late or not self._is_leaving:
+            # A member that leaves accepts no connections at last, but ends its answers.
             self._fleet.on_silent(self._index)
         self._go_on()
 
@@ -239,7 +281,7 @@ class Fleet:
         self.node = ""
         """A digest of this member's `server.node_name`."""
         self.on_silent: Callable[[int], object] = lambda index: None
-        """Called with the index of a member that does not answer."""
+        """Called with the index of a member that sends nothing more of the answers that it has begun."""
         self._met: dict[str, tuple[str, float]] = {}
         """By the name of each member: its latest process, and when this one first heard of it."""
         self._told: set[str] = set()
@@ -384,6 +426,7 @@ class FleetUpstream(HopUpstream):
                 reply.cut()
 
     def body_begins(self, owner: int, reply: Reply) -> None:
+        self._fleet.members[owner].answered()
         if reply.has_arrived:
             return
         if len(self._bodies) >= self._most_bodies:
@@ -420,7 +463,7 @@ class FleetUpstream(HopUpstream):
         return is_lost(error) or (isinstance(error, UpstreamTimeout) and error.is_unsent)
 
     def lost(self, owner: int) -> None:
-        self._fleet.members[owner].lose()
+        self._fleet.members[owner].doubt()
 
     async def close(self) -> None:
         self._fleet.stop()

@@ -46,7 +46,14 @@ def may_be_greeting(data: bytes) -> bool:
 
 
 class NotProved(Exception):
-    """The other end has not proved to be the expected member.  The text is the reason."""
+    """The other end has not proved to be the expected member.  The text is the reason.
+
+    `differs`: it is a member, or another one, with another version, secret or list of members.
+    """
+
+    def __init__(self, reason: str, *, differs: bool = True) -> None:
+        super().__init__(reason)
+        self.differs = differs
 
 
 class _Codes:
@@ -165,7 +172,7 @@ class MemberKey:
         `expected` is that member's name.  Raises NotProved."""
         found = _GREETING.fullmatch(answer)
         if found is None or found[4] is None:
-            raise NotProved(ANOTHER_SERVER)
+            raise NotProved(ANOTHER_SERVER, differs=False)
         if int(found[1]) != VERSION:
             raise NotProved(ANOTHER_VERSION)
         shared = greeting + answer[: found.start(4) - 1] + b"\n"

@@ -296,6 +296,9 @@ class Frontend:
         are_empty = [await clients.emptied(accepts_until - now()) for clients in self.every_clients]
         if self.others_are_empty is not None and all(are_empty):
             await self.others_are_empty(accepts_until - now())
+        if (fleet := self._engine.fleet) is not None:
+            # A member that is refused before it was told would not wait for answers that are on their way.
+            await fleet.until_told(accepts_until - now())
         await self.listeners.stop_accepting()
         for clients in self.every_clients:
             await clients.emptied(idle_at - now())
@@ -306,8 +309,7 @@ class Frontend:
         if self.others_are_empty is not None:
             await self.others_are_empty(gone_at - now())
         if self.members is not None:
-            if (fleet := self._engine.fleet) is not None:
-                await fleet.until_told(gone_at - now())
+            await self.members.finish(gone_at - now())
             await self.members.abort()
 
     def _admits(self, answer: RememberedAnswer, peer: Peer, section: Section, key: VerdictKey | None) -> bool:

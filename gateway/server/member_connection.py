@@ -20,6 +20,7 @@ from gateway.server.connection import Connection
 MOST_UNPROVED: Final = 256
 MOST_UNPROVED_OF_ADDRESS: Final = 32
 """The most connections, in total and of one address, whose members have not proved themselves."""
+_LOOK_S: Final = 0.05
 _REFUSED: Final = b"Only members of the fleet are answered here\n"
 
 
@@ -50,6 +51,16 @@ class MemberClients(Clients):
     def proved(self, connection: MemberConnection) -> None:
         """Record that the connection's member has proved itself, or that the connection has ended."""
         self._unproved.pop(connection, None)
+
+    async def finish(self, timeout_s: float) -> None:
+        """Wait until the answers in progress are whole, for at most `timeout_s` seconds, and close each connection that
+        has none."""
+        now = asyncio.get_running_loop().time
+        ends_at = now() + timeout_s
+        self.close_idle()
+        while not await self.emptied(max(0.0, min(_LOOK_S, ends_at - now()))) and now() < ends_at:
+            # A connection stays open after an answer that has begun before.
+            self.close_idle()
 
 
 def _least(unproved: list[MemberConnection]) -> MemberConnection:

@@ -40,7 +40,13 @@ class NotConnected(OSError):
 
 
 class NotAMember(NotConnected):
-    """The server has not proved to be the expected member of the fleet.  The text is the reason."""
+    """The server has not proved to be the expected member of the fleet.  The text is the reason.
+
+    `differs` is as in `gateway.protocol.member_session.NotProved`."""
+
+    def __init__(self, reason: str, *, differs: bool) -> None:
+        super().__init__(reason)
+        self.differs = differs
 
 
 class ConnectTimedOut(NotConnected):

@@ -63,10 +63,10 @@ class MemberConnection(OriginConnection):
         try:
             # The member sends nothing after its answer before it is asked.
             if end != len(data):
-                raise NotProved(ANOTHER_SERVER)
+                raise NotProved(ANOTHER_SERVER, differs=False)
             session = self._key.session(self._greeting, data, self._name)
         except NotProved as error:
-            failure = NotAMember(str(error))
+            failure = NotAMember(str(error), differs=error.differs)
         else:
             self._opener, self._sealing.seal = session.opener, session.sealer.sealed
             # An empty record proves this member at once, so that its connection is no longer among the strangers'.

@@ -314,3 +314,26 @@ async def test_a_member_that_hangs_within_a_body_is_not_waited_for(site: Site, m
         assert (await reading).status == 502
         answer = await site.members["a"].get(f"{path}?offset=-1")
     assert (answer.status, answer.body) == (200, body)
+
+
+async def test_a_member_that_ends_goes_on_with_the_answers_to_others_until_they_are_whole(apart: Site) -> None:
+    await apart.start_all(shutdown_timeout_s=20)
+    path, body = apart.path_of("c"), b"x" * 300_000
+    await apart.members["a"].put(path, body)
+    gate = apart.origin.origin.faults.stall(100_000, kind="catchup")
+    reading = apart.members["a"].asking(f"{path}?offset=-1")
+    await gate.waiting(1)
+    followed = next(path for path in (f"/t/{number}" for number in range(1_000)) if apart.owner(path) == "c")
+    await apart.members["a"].put(followed, b"x")
+    reader = Verifier(await apart.members["a"].begin(f"{followed}?offset=-1&live=sse"))
+    await eventually(lambda: reader.body == "x")
+    stopping = asyncio.create_task(apart.stop("c"))
+    async with time_passing(apart.clock, STEP_S):
+        c = next(one for one in apart.fleet("a").members.values() if one.name == "c")
+        await eventually(lambda: c.why_not == "it is leaving")
+        await eventually(lambda: c.why_not == "it cannot be reached")
+        assert not reading.done()
+        gate.release()
+        assert (await reading).body == body
+        await asyncio.wait_for(stopping, 9)
+    await reader.leave()

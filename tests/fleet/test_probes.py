@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 from typing import Any, cast
 
@@ -13,7 +14,9 @@ from gateway.engine.fleet import PROBE_S, RAMP_PROBES, Fleet
 from gateway.errors import GatewayError, UpstreamTimeout, UpstreamUnreachable
 from gateway.ops.admin.origins import member_lines
 from gateway.protocol.fleet_headers import FLEET, MemberAnswer
+from gateway.protocol.member_session import ANOTHER_VERSION
 from gateway.upstream.client import MemberClient
+from gateway.upstream.failures import NotAMember
 
 
 class Client:
@@ -51,12 +54,18 @@ class Probes:
         self.clock, self.client = ManualClock(), Client()
         self.fleet = Fleet(config, self.clock, Random(1), cast(MemberClient, self.client))
         self.member = self.fleet.members[1]
+        self.cuts = 0
+        self.fleet.on_silent = self.cut
         self.member.probe()
 
-    def answer(self, *, is_leaving: bool = False) -> None:
+    def answer(self, *, is_leaving: bool = False, process: str = "0", config: str = "") -> None:
         """Answer the probe under way, and let the time of the next one come."""
-        self.client.asked[-1].head_arrived(Head(MemberAnswer("b", "0" * 16, self.fleet.field.config, is_leaving)))
+        answer = MemberAnswer("b", process * 16, config or self.fleet.field.config, is_leaving)
+        self.client.asked[-1].head_arrived(Head(answer))
         self.clock.advance(1.2 * PROBE_S)
+
+    def cut(self, index: int) -> None:
+        self.cuts += 1
 
     def fail(self, error: GatewayError) -> None:
         self.client.asked[-1].failed(error)
@@ -153,3 +162,73 @@ def test_a_member_that_starts_asks_the_others_for_all_of_their_streams() -> None
     assert member_lines(probes.fleet) == "[+] member b at http://b:1\n"
     probes.answer()
     assert probes.member.weight == 1.0
+
+
+def test_a_failed_request_causes_a_probe_that_decides() -> None:
+    probes = Probes()
+    probes.answer()
+    probes.clock.advance(0.01)
+    for is_alive in (True, False):
+        probes.member.answered()
+        probes.client.asked[-1].head_arrived(Head(MemberAnswer("b", "0" * 16, probes.fleet.field.config, False)))
+        count = len(probes.client.asked)
+        for _ in range(3):
+            probes.member.doubt()
+        assert (probes.is_reached(), len(probes.client.asked)) == (True, count + 1)
+        if is_alive:
+            probes.answer()
+        else:
+            probes.fail(UpstreamUnreachable())
+        assert probes.is_reached() == is_alive
+
+
+def test_a_member_that_answers_probes_and_no_request_is_lost_at_the_second_failure() -> None:
+    probes = Probes()
+    probes.answer()
+    probes.member.doubt()
+    probes.answer()
+    assert probes.is_reached()
+    probes.member.doubt()
+    assert (probes.is_reached(), probes.member.why_not) == (False, "a request has failed")
+
+
+def not_a_member() -> GatewayError:
+    """The failure of a probe that another server has answered."""
+    error = UpstreamUnreachable()
+    error.__cause__ = NotAMember(ANOTHER_VERSION, differs=True)
+    return error
+
+
+def test_answers_are_cut_once_their_process_sends_nothing_more() -> None:
+    def cuts(*steps: Callable[[Probes], object], is_leaving: bool = False) -> int:
+        probes = Probes()
+        probes.answer()
+        if is_leaving:
+            probes.answer(is_leaving=True)
+        probes.cuts = 0
+        for step in steps:
+            step(probes)
+        return probes.cuts
+
+    refused = [lambda probes: probes.fail(UpstreamUnreachable())]
+    late = [lambda probes: probes.fail(UpstreamTimeout())]
+    assert cuts(*refused) == cuts(*late * 2) == cuts(*late * 2, is_leaving=True) == 1
+    assert cuts(*late) == cuts(*late, is_leaving=True) == cuts(*refused, is_leaving=True) == 0
+    assert cuts(lambda probes: probes.fail(not_a_member())) == 1
+    # A process that has another configuration since a reload goes on; one that has taken the place of another does not.
+    assert cuts(lambda probes: probes.answer(config="f" * 16)) == 0
+    assert cuts(lambda probes: probes.answer(config="f" * 16, process="1")) == 1
+    assert cuts(lambda probes: probes.answer(process="1"), is_leaving=True) == 0
+
+
+def test_a_member_differs_as_long_as_the_operator_has_to_change_something() -> None:
+    probes, differed = Probes(), []
+    probes.fail(not_a_member())
+    differed.append(probes.member.has_differed)
+    probes.clock.advance(1.2 * PROBE_S)
+    for config in ("", "f" * 16, ""):
+        probes.answer(config=config)
+        differed.append(probes.member.has_differed)
+        # It may be held off still when it has become equal.
+        probes.member.lose()
+    assert differed == [True, False, True, False]
