@@ -100,8 +100,10 @@ class ReplyRecorder:
         stream, facts, asked_at, tail = fetch.stream, fetch.facts, fetch.asked_at, None
         if (said := facts.said) is not None and stream.own_record().has_dropped_bytes(said):
             # The owner's bytes may have belonged to another stream, and so may this worker's bytes, which came from the
-            # owner.
+            # owner.  Learn the new name of the owner's bytes at once.  This reply is overtaken now and teaches nothing
+            # else, and the next reply must not let the bytes be forgotten again.
             self._store.forget_bytes(stream)
+            stream.own_record().learn(said, stream.version.incarnation)
         if is_overtaken(stream, fetch.flight):
             content_type = _content_type(stream, learned)
             if content_type is not None and not stream.learn_type(content_type):
