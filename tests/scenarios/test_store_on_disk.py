@@ -31,6 +31,7 @@ from gateway.origin.app import OriginSettings, RunningOrigin
 from gateway.origin.counters import Counters
 from gateway.origin.faults import Faults
 from gateway.origin.requests import Kind
+from gateway.tape import paths
 from gateway.tape.block import SEAL_BYTES
 from gateway.tape.stream import End
 from tests.scenarios.conftest import Edge, Hostile
@@ -639,6 +640,24 @@ async def test_a_write_that_may_end_a_stream_drops_it_from_disk(begin: Begin, wr
             await edge.send(method, "/s", {"Content-Type": TEXT})
             faults.clear()
             assert len(disk_of(edge)) == 0
+
+
+async def test_a_delete_drops_the_streams_of_the_path_that_sleep(
+    begin: Begin, writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paths, "MOST_AWAKE", 2)
+    await writer.make()
+    async with begin() as edge:
+        assert await _whole(lambda target: edge.get(f"{target}&q=x"), "/s") == await writer.read()
+        await disk_of(edge).settled()
+        assert len(disk_of(edge)) == 1
+        for number in range(4):
+            await edge.get(f"/s?offset=now&q={number}")
+        assert [stream.is_awake for stream in edge.gateway.engine.store if stream.key.query == "q=x"] == [False]
+        assert (await edge.send("DELETE", "/s")).status == 204
+        assert len(disk_of(edge)) == 0
+    async with begin() as edge:
+        assert len(disk_of(edge)) == 0
 
 
 @pytest.mark.parametrize("is_overtaken", [False, True])
