@@ -70,10 +70,12 @@ def test_a_value_of_another_type_is_damage(tmp_path: Path, harm: str) -> None:
 
 def test_a_damaged_page_is_damage(tmp_path: Path) -> None:
     made(tmp_path)
+    with closing(sqlite3.connect(tmp_path / "index.sqlite")) as database:
+        (size,) = database.execute("PRAGMA page_size").fetchone()
+        # The start reads no rows of this index.
+        (page,) = database.execute("SELECT rootpage FROM sqlite_master WHERE name = 'runs_by_stream'").fetchone()
     with (tmp_path / "index.sqlite").open("r+b") as file:
-        size = file.seek(0, 2)
-        # The last page is the root of an index that the start does not read.
-        file.seek(size - 4_096)
+        file.seek((page - 1) * size)
         file.write(bytes(100))
     open_index(tmp_path).close()
     assert (tmp_path / "index.damaged").exists()
