@@ -179,9 +179,14 @@ class Coder:
     def code_now(self, read: Read, answer: Answer) -> Answer:
         """Like `code`, but without waiting: a body that would need the thread stays plain."""
         wanted = self.wanted(read, answer)
-        if wanted is None or wanted.size > INLINE_BYTES:
+        if wanted is None:
             return answer
-        return self._in_coding(answer, wanted, self._make_here(wanted, read.route.levels[wanted.job.coding]))
+        is_small = wanted.size <= INLINE_BYTES
+        data = self._make_here(wanted, read.route.levels[wanted.job.coding]) if is_small else None
+        if self._find(wanted.job) is None:
+            # As in `coded`: do not remember the answer.
+            answer.stream = None
+        return self._in_coding(answer, wanted, data)
 
     def wanted(self, read: Read, answer: Answer) -> Wanted | None:
         """Return the range to compress for the answer; None if the answer is already in its final form."""

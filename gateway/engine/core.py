@@ -50,6 +50,7 @@ from gateway.live.topics import LiveTopics
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.etag import without_codings
 from gateway.protocol.sharing import Group, allows
+from gateway.protocol.stream_version import Version
 from gateway.tape.eviction import POLICIES
 from gateway.tape.record_stream import RecordStream
 from gateway.tape.store import TapeStore
@@ -307,22 +308,27 @@ class Engine:
             waiting.stream.count_reads(1, 0)
         return waiting
 
-    def poll_at_once(self, read: Read) -> Answer | None:
-        """Answer a late long-poll: one whose bytes are in memory when it arrives.
+    def answer_late_poll(self, read: Read) -> Answer | None:
+        """Answer a late long-poll, one whose bytes are in memory when it arrives, if the answer may be repeated.
 
-        Returns None, without side effects, for any other long-poll.  The caller must call `Answer.close`.
+        Returns None for any other long-poll.  The caller must call `Answer.close`.
         """
         stream = self._followed(read)
         answer = self._polls.answer_late(_without_codings(read), stream) if stream is not None else None
         if stream is None or answer is None:
             return None
+        answer = self.coder.code_now(read, answer)
+        if answer.stream is None:
+            # A body that is plain only this time.
+            answer.close()
+            return None
         stream.count_reads(1, 1)
-        return self.coder.code_now(read, answer)
+        return answer
 
-    def has_bytes_after(self, read: Read) -> bool:
-        """Return whether bytes after the read's offset are in memory."""
+    def version_if_late(self, read: Read) -> Version | None:
+        """Return the stream's version if a long-poll is late; None if no bytes after its offset are in memory."""
         stream = self.store.find(read.key)
-        return stream is not None and stream.tape.knows_after(read.start)
+        return stream.version if stream is not None and stream.tape.knows_after(read.start) else None
 
     def subscribe_at_once(self, read: Read) -> Subscription | None:
         """Subscribe an SSE read that can begin without asking the origin.

@@ -134,8 +134,8 @@ class LongPoll:
         """Answer a late poll: one whose bytes are in memory when it arrives.
 
         A client is late if messages follow faster than it can ask.  Many clients are then late at the same offset, so
-        the answer may be repeated, like that of a catch-up read.  Returns None, without side effects, if the poll has
-        to wait, or if the origin must be asked first.
+        the answer may be repeated until the tail moves, like that of a catch-up read.  Returns None if the poll has to
+        wait, if the origin must be asked first, or if the answer may not be repeated.
         """
         if not stream.tape.knows_after(read.start) or (stream.varies_by_origin and read.web_origin is not None):
             return None
@@ -148,10 +148,18 @@ class LongPoll:
             return None
         finally:
             self._reads.reader_left(topic)
-        if not isinstance(found, Answer):
+        if not isinstance(found, Answer) or found.status != 200 or found.run is None:
             return None
-        if found.status == 200 and found.run is not None and read.max_age_s is None:
-            found.allow_repeat(found.run, is_tail=True)
+        now, trust_s, run = self.clock.now(), read.route.trust_s, found.run
+        # A remembered answer needs more than an answer to one client: a known lifetime, and a tail seen lately.
+        may_repeat = (
+            stream.may_answer_alone(now, trust_s)
+            and stream.tail_until(run.end) > now
+            and stream.bytes_until(run.start, trust_s) > now
+        )
+        if not may_repeat:
+            return None
+        found.allow_repeat(run, is_tail=True)
         return found
 
     def poll_now(self, read: Read, stream: Stream, topic: Topic, outcome: Outcome = Outcome.HIT) -> Answer | Poll:

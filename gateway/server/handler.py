@@ -54,7 +54,7 @@ from gateway.server.request import Answered, Request, Work
 from gateway.server.request_admission import Admission
 from gateway.server.request_records import Observed, Observers
 from gateway.server.s2 import S2Answers
-from gateway.telemetry.access_record import note_principal, note_request
+from gateway.telemetry.access_record import CloseReason, note_close_reason, note_principal, note_request
 
 # Module names are faster to look up than enum members, and every request needs these members.
 _CATCHUP, _HEAD, _LONGPOLL, _SSE = Mode.CATCHUP, Mode.HEAD, Mode.LONGPOLL, Mode.SSE
@@ -205,8 +205,11 @@ class RequestHandler:
             if read is not None and request.is_alone:
                 context.why_alone = self._why_alone(read)
             elif read is not None:
-                if context.mode is _LONGPOLL and (late := self._engine.poll_at_once(read)) is not None:
-                    return self._begin_delivery(context, read, late)
+                if context.mode is _LONGPOLL:
+                    late = self.live_requests.answer_late(read, request.channel.alias)
+                    if late is not None:
+                        note_close_reason(CloseReason.ANSWERED)
+                        return self._begin_delivery(context, read, late)
                 if context.mode in LIVE and self.live_requests.begins_at_once(context, read):
                     return None
                 if context.mode is _CATCHUP and self._waits(context, meaning, read):

@@ -5,13 +5,17 @@ handled.  The resulting read is kept under the request line and the header secti
 section without the headers that have no influence on the answer (`gateway.server.request_keys`), so it is the same for
 the other clients.  For each later request, the engine decides whether the reader may wait without a request to the
 origin.
+
+A long-poll is *late* if its bytes are in memory when it arrives, because messages follow faster than its client can
+ask.  Other clients may be late at the same offset.  The second of them is therefore parsed, and its answer is
+remembered until the tail moves.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from multidict import CIMultiDict
 
@@ -19,8 +23,9 @@ from gateway.engine.read import Read
 from gateway.engine.route import HeaderRules
 from gateway.engine.sse import SseOpening
 from gateway.protocol.mode import Mode
+from gateway.protocol.stream_version import Version
 from gateway.server.poll_group import PollGroup
-from gateway.server.request_keys import Known, Meaning, Section, Sections
+from gateway.server.request_keys import Known, Meaning, Presented, Section, Sections
 from gateway.server.verdict_keys import Beginnings, VerdictKey
 from gateway.tape.stream import Stream
 from gateway.telemetry.access_record import CommonFacts
@@ -45,11 +50,23 @@ class SseHead:
         return self.second == second and self.headers is stream.headers and self.content_type == stream.content_type
 
 
+class LatePolls(NamedTuple):
+    """Long-polls of a join that have come after the bytes that they ask for.
+
+    The first of them is answered like one that waits.  The second is parsed, so that its answer is remembered.
+    """
+
+    version: Version
+    """The stream's version.  After it has changed, an earlier answer states another tail."""
+    parsed: set[bytes | None]
+    """The web origins whose second late long-poll has been parsed.  An answer names one web origin."""
+
+
 @dataclass(slots=True)
 class Join(Known):
     """A remembered live request."""
 
-    # Each long-poll names another offset.
+    # Each long-poll of one client names another offset.
     has_recurring_lines = False
     read: Read
     mode: Mode
@@ -67,8 +84,8 @@ class Join(Known):
     sse_first: tuple[bytes, bytes] = (b"", b"")
     """The bytes of that beginning, split at the web origin's name.  Without such a name, the first part has all bytes.
     """
-    is_late: bool = False
-    """Whether such a long-poll has come after the bytes that it asks for."""
+    late: LatePolls | None = None
+    """The late long-polls among these requests; None if none was late."""
     line: bytes | None = None
     """The request line of the first request, once the request is remembered."""
     key: bytes = b""
@@ -122,6 +139,8 @@ class Joins:
             return None
         join.line, join.key, join.alias = line, key, request
         meaning = self._sections.for_lives(section, rules)
+        if (former := self._all.get((join.key, meaning))) is not None:
+            join.late = former.late
         self._forget(join.key, meaning)
         self._size += _cost(meaning, join)
         while self._size > _MOST_BYTES and self._all:
@@ -130,6 +149,13 @@ class Joins:
         self.exact[request] = (join, section)
         meaning.learn(join.key, join)
         return section
+
+    def find(self, request: bytes) -> Join | None:
+        """Return the join of an equal request."""
+        found = self._sections.find(request)
+        known = found[0] if found is not None else None
+        known = known.known if isinstance(known, Presented) else known
+        return known if isinstance(known, Join) else None
 
     def found_by_meaning(self, join: Join, section: Section) -> None:
         """Let further requests with the exact bytes of the first request be found by these bytes.  `section` is the

@@ -1,6 +1,7 @@
 """Live requests: the beginning of answers to SSE and long-poll reads.
 
-A live request joins readers that wait for the same answer, or gets an answer of its own.  If the origin need not be
+A live request joins readers that wait for the same answer, or gets an answer of its own.  A late long-poll gets an
+answer that others have had (`gateway.server.joins`).  If the origin need not be
 asked, the answer begins at once.  If the origin has to be asked, the answer begins when the engine has found the
 stream's tail (its end).
 """
@@ -20,7 +21,7 @@ from gateway.server.authorising import Authoriser
 from gateway.server.context import RequestContext, Stage
 from gateway.server.cors import named_origin
 from gateway.server.guarded_reads import MOST_EARLY_S
-from gateway.server.joins import Join, Joins
+from gateway.server.joins import Join, Joins, LatePolls
 from gateway.server.live import Client, LiveAnswers, LiveRequest
 from gateway.server.request import Channel
 from gateway.server.request_admission import Admission
@@ -188,7 +189,7 @@ class LiveRequests:
             has_joined = self._reopens(channel, join, began, (who, section))
         else:
             has_joined = (group := join.group) is not None and group.join(channel, (began, who, section, line))
-        if not has_joined and not self._is_first_late(join):
+        if not has_joined and not self._must_parse(join, section):
             has_joined = self._begins(LiveRequest(channel, join, began, client=(who, section), line=line))
         if has_joined:
             if admission.rates.limits:
@@ -197,15 +198,25 @@ class LiveRequests:
         channel.end_live_use(has_begun=False)
         return False
 
-    def _is_first_late(self, join: Join) -> bool:
-        """Return whether this is the first late long-poll of these: its bytes are already in memory.
-
-        The caller has this one parsed, because its answer may be remembered, and then answers the others.
-        """
-        if join.mode is _SSE or join.is_late or not self._engine.has_bytes_after(join.read):
+    def _must_parse(self, join: Join, section: Section) -> bool:
+        """Return whether a late long-poll (one whose bytes are in memory) has to be parsed, so that its answer is
+        remembered for the others."""
+        if join.mode is _SSE or (version := self._engine.version_if_late(join.read)) is None:
             return False
-        join.is_late = True
+        origin = section.origin if join.origin is not None else None
+        if join.late is None or join.late.version is not version:
+            join.late = LatePolls(version, set())
+        elif origin in join.late.parsed:
+            # Its answer could not be remembered.
+            return False
+        join.late.parsed.add(origin)
         return True
+
+    def answer_late(self, read: Read, alias: bytes | None) -> Answer | None:
+        """Return the answer to a late long-poll if others have asked for the same; else None.  `alias` has the
+        request's bytes.  The caller must call `Answer.close`."""
+        join = self._joins.find(alias) if alias is not None else None
+        return self._engine.answer_late_poll(read) if join is not None and join.late is not None else None
 
     def _reopens(self, channel: Channel, join: Join, began: float, client: Client) -> bool:
         """Answer an SSE request in the same way as the latest equal request.  Returns False if the earlier readers can

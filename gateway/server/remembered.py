@@ -336,6 +336,9 @@ class RememberedAnswers:
     def _renew(self, remembered: RememberedAnswer, request: bytes) -> bool:
         self._count(remembered)
         if not remembered.render(self._clock.now(), self._clock.wall()):
+            if remembered.mode is Mode.LONGPOLL:
+                # The tail has moved.  Let the next late long-polls join each other, as before the answer.
+                self._drop(remembered)
             return False
         # A render happens at most once a second, so the stream is touched at most once a second.
         self._touch(remembered.stream)

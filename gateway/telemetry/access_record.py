@@ -228,6 +228,12 @@ def note_principal(caller: Caller) -> None:
         record.principal, record.tenant, record.issuer = caller.principal, caller.tenant, caller.issuer
 
 
+def note_close_reason(reason: CloseReason) -> None:
+    """Record why the current live request ends."""
+    if (record := record_now.get()) is not None:
+        record.close_reason = reason
+
+
 def note_span(start: str, next_offset: str) -> None:
     """Record the offsets at which the current answer starts and ends, if neither the request nor the headers state
     them.
@@ -313,6 +319,7 @@ def note_repeated(
             sent_bytes=sent_bytes,
             saved_bytes=saved_bytes,
             coding=coding,
+            close_reason=record.close_reason,
         )
     )
 

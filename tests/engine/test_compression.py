@@ -385,6 +385,17 @@ async def test_only_small_bodies_are_coded_on_the_loop() -> None:
     assert is_coded(await task)
 
 
+async def test_an_answer_that_is_plain_only_this_time_is_not_repeated() -> None:
+    bench = Bench()
+    stream = bench.stream()
+    large = bench.coder.code_now(bench.read(stream), bench.answer(stream, LARGE))
+    assert not is_coded(large)
+    assert large.stream is None
+    small = bench.coder.code_now(bench.read(stream), bench.answer(stream, SMALL, end="a"))
+    assert is_coded(small)
+    assert small.stream is stream
+
+
 async def test_a_coded_answer_is_not_coded_again() -> None:
     bench = Bench()
     stream = bench.stream()

@@ -15,6 +15,7 @@ from gateway.ops.access_log import live_reads
 from gateway.origin.app import RunningOrigin
 from gateway.origin.counters import Counters
 from gateway.origin.requests import Kind
+from gateway.server.request import Request
 from tests.scenarios import test_access_log
 from tests.scenarios.conftest import Edge, bounded
 from tests.scenarios.noting import TRACE, log_lines
@@ -192,28 +193,96 @@ async def test_readers_are_known_by_meaning_again_once_a_404_is_forgotten(edge: 
         wire.reset()
 
 
-@pytest.mark.http_2
-async def test_late_long_polls_share_an_answer_until_the_tail_moves(edge: Edge, counters: Counters, log: Path) -> None:
-    """A client is late if messages follow faster than it can ask."""
-    at = (await edge.put("/s", b"0123456789")).headers["Stream-Next-Offset"]
-    target = f"/s?live=long-poll&offset={at}"
-    wires = [await edge.begin(target, of_client(1))]
-    await waiting(edge, 1)
-    body = b""
-    remembered, late, fetched = edge.gateway.clients.remembered, 0, counters.requests[Kind.CATCHUP]
-    for message in (b"abc", b"d", b"ef"):
-        await edge.post("/s", message)
-        body += message
-        if wires:
-            assert (await bounded(wires.pop().answer("GET"))).body == body
-        served = remembered.served if remembered is not None else 0
-        for number in range(2, 8):
-            answer = await edge.get(target, of_client(number))
-            late += 1
-            assert (answer.status, answer.body, answer.is_up_to_date) == (200, body, True)
+class LatePolls:
+    """Long-polls at an offset that has bytes after it, and what the gateway had to do for them."""
+
+    def __init__(self, edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.edge, self.body, self.asked = edge, b"", 0
+        self.parsed = 0
+        handle = edge.gateway.clients.handler
+
+        def counting(request: Request) -> Any:
+            self.parsed += 1
+            return handle(request)
+
+        monkeypatch.setattr(edge.gateway.clients, "handler", counting)
+
+    async def begin(self) -> None:
+        at = (await self.edge.put("/s", b"0123456789")).headers["Stream-Next-Offset"]
+        self.target = f"/s?live=long-poll&offset={at}"
+        wire = await self.edge.begin(self.target, of_client(1))
+        await waiting(self.edge, 1)
+        await self.append(b"abc")
+        self.asked += 1
+        assert (await bounded(wire.answer("GET"))).body == self.body
+
+    async def append(self, message: bytes) -> None:
+        await self.edge.post("/s", message)
+        self.body += message
+
+    async def ask(self, count: int, more: str = "", **headers: str) -> int:
+        """Ask so many times, each as another client.  Returns how many requests were parsed."""
+        parsed = self.parsed
+        for number in range(2, 2 + count):
+            answer = await self.edge.get(self.target + more, {**of_client(number), **headers})
+            self.asked += 1
+            assert (answer.status, answer.body, answer.is_up_to_date) == (200, self.body, True)
             assert answer.headers["Stream-Cursor"].isdigit()
-        assert remembered is None or remembered.served >= served + 4
+        return self.parsed - parsed
+
+
+@pytest.fixture
+def late(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> LatePolls:
+    return LatePolls(edge, monkeypatch)
+
+
+@pytest.mark.http_2
+async def test_late_long_polls_share_an_answer_until_the_tail_moves(
+    late: LatePolls, edge: Edge, counters: Counters, log: Path
+) -> None:
+    await late.begin()
+    remembered, fetched = edge.gateway.clients.remembered, counters.requests[Kind.CATCHUP]
+    for message in (b"d", b"ef", b"g"):
+        served = remembered.served if remembered is not None else 0
+        parsed = await late.ask(8)
+        assert remembered is None or (parsed <= 3 and remembered.served >= served + 5)
+        await late.append(message)
     assert counters.requests[Kind.CATCHUP] == fetched
-    lines = [line for line in await log_lines(edge, log, late + 1 + 4) if line["mode"] == "longpoll"]
-    assert len(lines) == late + 1
-    assert {line["client"] for line in lines} == {f"203.0.113.{number}" for number in range(1, 8)}
+    lines = [line for line in await log_lines(edge, log, late.asked + 5) if line["mode"] == "longpoll"]
+    assert len(lines) == late.asked
+    assert {line["client"] for line in lines} == {f"203.0.113.{number}" for number in range(1, 10)}
+    assert {line["close_reason"] for line in lines} == {"answered"}
+
+
+@pytest.mark.parametrize("settings", [{**SHARED, "tail_heard_s": 1}, {**SHARED, "tail": "asked"}], indirect=True)
+async def test_late_long_polls_that_may_not_share_an_answer_are_not_parsed(late: LatePolls, edge: Edge) -> None:
+    """The tail was seen too long ago, or the route has the origin asked for it."""
+    await late.begin()
+    tail = (await edge.get("/s")).next_offset
+    wire = await edge.begin(f"/s?live=long-poll&offset={tail}", of_client(1))
+    await waiting(edge, 1)
+    edge.clock.advance(2.0)
+    assert await late.ask(3) == 1 or edge.gateway.clients.remembered is None
+    assert await late.ask(6) == 0 or edge.gateway.clients.remembered is None
+    await edge.post("/s", b"d")
+    await bounded(wire.answer("GET"))
+
+
+async def test_a_late_long_poll_that_nobody_repeats_is_not_remembered(late: LatePolls, edge: Edge) -> None:
+    await late.begin()
+    remembered = edge.gateway.clients.remembered
+    held = len(remembered) if remembered is not None else 0
+    for number in range(5):
+        await late.ask(1, f"&cursor={number}")
+    assert remembered is None or len(remembered) == held
+
+
+@pytest.mark.parametrize(
+    "settings", [{**SHARED, "cors": {"allow_origins": ["https://a.example", "https://b.example"]}}], indirect=True
+)
+async def test_late_long_polls_of_each_web_origin_share_an_answer(late: LatePolls, edge: Edge) -> None:
+    await late.begin()
+    for origin in ("https://a.example", "https://b.example"):
+        await late.ask(3, Origin=origin)
+    for origin in ("https://a.example", "https://b.example"):
+        assert await late.ask(4, Origin=origin) == 0 or edge.gateway.clients.remembered is None
