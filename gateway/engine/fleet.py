@@ -210,7 +210,7 @@ class Member:
         if answer is None:
             self.judge(ANOTHER_SERVER)
         elif answer.config != self._fleet.field.config:
-            self.judge("its configuration of routes, origins or members differs", differs=True)
+            self.judge("its configuration of routes or origins differs", differs=True)
         elif answer.is_leaving:
             self.judge("it is leaving")
         else:
@@ -312,7 +312,6 @@ class Fleet:
         parts = [
             [route.model_dump(mode="json") for route in config.routes],
             config.origins.model_dump(mode="json"),
-            [(member.name, member.url) for member in config.fleet.members],
         ]
         self.field = self.field._replace(config=self._digest(json.dumps(parts, sort_keys=True)))
         self.node = self._digest(config.server.node_name)
@@ -332,7 +331,9 @@ class Fleet:
         self.field = self.field._replace(orders=digest)
 
     async def _ask_about_orders(self, name: str, asked: Since | Done, within_s: float) -> tuple[int, bytes]:
-        member = next(one for one in self.members.values() if one.name == name)
+        member = next((one for one in self.members.values() if one.name == name), None)
+        if member is None:
+            raise UpstreamUnreachable("it is not in this member's list")
         headers = CIMultiDict({FLEET: self.field.rendered(), FLEET_ORDERS: asked.rendered()})
         bounds = Bounds(_CONNECT_S, within_s, within_s, within_s)
         async with await answer_to(self.client.ask, OriginCall(PROBE, f"{member.url}/", headers, bounds)) as reply:

@@ -23,8 +23,8 @@ def fleet_families(members: Sequence[Member], missed_orders: int | None) -> Iter
     )
     yield gauge(
         "durable_gateway_fleet_member_differs",
-        "Whether the other member has another version, another secret, or another configuration of routes, origins or "
-        "members. Excludes members that do not answer.",
+        "Whether the other member has another version, another secret, or another configuration of routes or "
+        "origins. Excludes members that do not answer.",
         _LABELS,
         (((one.name,), float(one.has_differed)) for one in members),
     )
