@@ -58,6 +58,8 @@ _MOST_HOLD_S: Final = 30.0
 _STEADY_S: Final = 10.0
 """A member that was asked for this number of seconds without a failure is held off for `_LEAST_HOLD_S` again."""
 _CONNECT_S: Final = 1.0
+_MOST_FAILING_S: Final = 4 * _CONNECT_S
+"""The time that a request takes at most to fail: two attempts, each with a wait for its turn to connect."""
 _PROBE_BOUNDS: Final = Bounds(_CONNECT_S, 1.0, 1.0, 2.0)
 _FIRST_S: Final = 1.5
 """The most seconds for which the start waits for the first answers of the other members."""
@@ -101,9 +103,8 @@ class Member:
         """The process that has given the latest answer."""
         self._is_doubted = False
         """Whether a request has failed since the latest answer to a probe."""
-        self._vouched_until = -inf
-        """Until when a further failed request costs the member its streams, because a probe after the first one was
-        answered and no request was."""
+        self._vouched_at = -inf
+        """When a probe after a failed request was answered, if no request was answered since."""
         self._reached_at = self._held_until = -inf
         self._lost_by = ""
         """Why the member could be reached no more when it was last held off."""
@@ -165,15 +166,16 @@ class Member:
 
     def answered(self) -> None:
         """Record that a request was answered."""
-        self._vouched_until = -inf
+        self._vouched_at = -inf
 
     def doubt(self) -> None:
         """Record that a request has failed.  A probe at once decides whether the member is lost.
 
-        A member that answers only probes is lost at the next failure."""
+        A member that answers only probes is lost at the next failure, unless the request may be older than the probe.
+        """
         if self.why_not:
             return
-        if self._fleet.clock.now() < self._vouched_until:
+        if _MOST_FAILING_S <= self._fleet.clock.now() - self._vouched_at < _STEADY_S:
             self.lose()
             return
         self._is_doubted = True
@@ -229,7 +231,9 @@ class Member:
         self._instance = instance
         self._is_late, self._is_leaving = False, answer is not None and answer.is_leaving
         if self._is_doubted:
-            self._is_doubted, self._vouched_until = False, self._fleet.clock.now() + _STEADY_S
+            self._is_doubted, now = False, self._fleet.clock.now()
+            if now >= self._vouched_at + _STEADY_S:
+                self._vouched_at = now
         self._go_on()
 
     def failed(self, error: GatewayError) -> None:
