@@ -27,7 +27,7 @@ from gateway.server import request_keys
 from gateway.server.live_requests import LiveRequests
 from gateway.server.poll_group import PollGroup
 from gateway.server.remembered import RememberedAnswer, RememberedAnswers
-from gateway.server.request_keys import Known, Presented, Section
+from gateway.server.request_keys import Known, Section
 from gateway.server.verdict_keys import NamedStream, VerdictKey
 from gateway.tape import decide
 from gateway.tape import stream as stream_module
@@ -306,13 +306,13 @@ def join_takes_any_verdict_of_its_section() -> Patches:
 
 @mutant("a verdict is on one stream and one credential")
 def request_is_judged_by_the_first_credentials_in_a_query() -> Patches:
-    return [(request_keys, "_presented", presented_by_the_first)]
+    return [(request_keys, "_named", named_by_the_first)]
 
 
-def presented_by_the_first(known: Known, line: bytes, _: bytes) -> Presented:
+def named_by_the_first(known: Known, _: NamedStream | None, credentials: bytes) -> NamedStream:
     """A request that differs in its credentials gets the verdict on the first request."""
     assert isinstance(known.verdict_key, NamedStream)
-    return Presented(known, line, known.verdict_key)
+    return known.verdict_key
 
 
 @mutant("a verdict is void once another edition has begun")

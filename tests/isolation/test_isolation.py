@@ -18,7 +18,7 @@ from gateway.server.guarded_reads import GuardedRead, GuardedReads
 from gateway.server.interpreting import RequestMeaning
 from gateway.server.live_requests import LiveRequests
 from gateway.server.verdict_keys import NamedStream
-from tests.chaos.mutants_of_rules import joins_by_any_verdict, presented_by_the_first
+from tests.chaos.mutants_of_rules import joins_by_any_verdict, named_by_the_first
 from tests.isolation.isolation import isolated
 
 STEPS: Final = 250
@@ -62,7 +62,7 @@ def join_by_any_verdict() -> list[Patch]:
 
 
 def judged_by_the_first_credentials_in_a_query() -> list[Patch]:
-    return [(request_keys, "_presented", presented_by_the_first)]
+    return [(request_keys, "_named", named_by_the_first)]
 
 
 def forgotten_expiry() -> list[Patch]:
