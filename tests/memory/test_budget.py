@@ -18,6 +18,7 @@ from gateway.tape.origin_statements import Caching
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream
 from gateway.telemetry.metrics import NoMetrics
+from tests.effort import examples
 
 MIB = 1 << 20
 
@@ -120,7 +121,7 @@ def test_streams_cost_what_they_take(fill: Fill, streams: int, name_bytes: int) 
 
 
 def test_a_flood_of_long_queries_stays_within_the_budget() -> None:
-    budget, streams = 16 * MIB, 25_000
+    budget, streams = examples(5, 16) * MIB, examples(8_000, 25_000)
     store = new_store(budget)
     start_tracing()
     try:
