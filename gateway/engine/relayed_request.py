@@ -99,7 +99,7 @@ class RelayedRequest:
 class SentRequest:
     """A relayed request that has been sent, with the state of its stream at that time."""
 
-    __slots__ = ("asked_at", "body", "change", "is_overtaken", "request", "stream", "version")
+    __slots__ = ("asked_at", "body", "change", "is_overtaken", "request", "stream", "tail", "version")
 
     def __init__(self, request: RelayedRequest, stream: Stream | None, asked_at: float, body: Body = None) -> None:
         self.request = request
@@ -111,6 +111,8 @@ class SentRequest:
         self.stream = stream
         """The stream of `request.tape_key`.  The answer shows the state of this stream only."""
         self.version = stream.version if stream is not None else None
+        self.tail = stream.tape.tail if stream is not None else None
+        """The tail that was known when the request was sent.  An append to this stream does not end before it."""
         self.is_overtaken = False
         """Whether another write has, or may have, deleted or created the stream since."""
 
