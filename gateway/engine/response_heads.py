@@ -5,8 +5,8 @@ gateway's own: `"<incarnation>:<start>:<end>[:c]"`.  Origins use different forma
 (a name for one life of the stream) could validate the bytes of another stream with the same name.
 
 If the client's If-None-Match has the answer's ETag, the answer is a 304 without a body (RFC 9110 sections 13.1.2 and
-15.4.5).  `gateway.protocol.etag` makes and compares ETags.  `gateway.server.remembered` repeats a 304 like any other
-answer.
+15.4.5).  `gateway.protocol.etag` makes and compares ETags.  `gateway.server.remembered` repeats a
+catch-up read's 304 like any other answer.
 """
 
 from __future__ import annotations

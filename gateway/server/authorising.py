@@ -111,7 +111,7 @@ class Authoriser:
         """Returns a client's address in the form that logs may show."""
         self._refusals = RefusalLines(AUDIT, admission.now)
         self._sections = sections
-        self._remembered = remembered
+        self.remembered = remembered
         self._admission = admission
         self._rng = rng
         self._bad = Rate(_BAD_PER_S, BAD_AT_ONCE, "bad credentials")
@@ -194,7 +194,7 @@ class Authoriser:
         verdict for the same request line.
         """
         line = alias[: alias.find(b"\r\n")]
-        if self._remembered is not None and (exact := self._remembered.exact.get(alias)) is not None:
+        if self.remembered is not None and (exact := self.remembered.exact.get(alias)) is not None:
             # A remembered answer for the same bytes refers to a section object.  If `Sections` has evicted this object
             # since, `split` returns another object for the same section.  Store the verdict in both.
             self._sections.allow(exact[1], stream or line, allowed)

@@ -150,12 +150,11 @@ class Joins:
         meaning.learn(join.key, join)
         return section
 
-    def find(self, request: bytes) -> Join | None:
-        """Return the join of an equal request."""
+    def find(self, request: bytes) -> Known | None:
+        """Return the join or the remembered answer that an equal request would get."""
         found = self._sections.find(request)
         known = found[0] if found is not None else None
-        known = known.known if isinstance(known, Presented) else known
-        return known if isinstance(known, Join) else None
+        return known.known if isinstance(known, Presented) else known
 
     def found_by_meaning(self, join: Join, section: Section) -> None:
         """Let further requests with the exact bytes of the first request be found by these bytes.  `section` is the

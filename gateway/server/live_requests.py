@@ -23,6 +23,7 @@ from gateway.server.cors import named_origin
 from gateway.server.guarded_reads import MOST_EARLY_S
 from gateway.server.joins import Join, Joins, LatePolls
 from gateway.server.live import Client, LiveAnswers, LiveRequest
+from gateway.server.remembered import RememberedAnswer
 from gateway.server.request import Channel
 from gateway.server.request_admission import Admission
 from gateway.server.request_keys import Presented, Section
@@ -52,6 +53,7 @@ class LiveRequests:
         self._observers = observers
         self._admission = admission
         self._reads = authoriser.reads
+        self._remembered = authoriser.remembered
         self._verdicts = authoriser.verdicts
         self._accounts = admission.accounts
         self._now = engine.clock.now
@@ -215,8 +217,17 @@ class LiveRequests:
     def answer_late(self, read: Read, alias: bytes | None) -> Answer | None:
         """Return the answer to a late long-poll if others have asked for the same; else None.  `alias` has the
         request's bytes.  The caller must call `Answer.close`."""
-        join = self._joins.find(alias) if alias is not None else None
-        return self._engine.answer_late_poll(read) if join is not None and join.late is not None else None
+        known = self._joins.find(alias) if alias is not None else None
+        if isinstance(known, Join):
+            return self._engine.answer_late_poll(read) if known.late is not None else None
+        if not isinstance(known, RememberedAnswer):
+            return None
+        # The answer is out of date, or no verdict on this client is kept.
+        answer = self._engine.answer_late_poll(read)
+        if answer is None and self._remembered is not None:
+            # This request is going to be a join, which takes the answer's place.
+            self._remembered.forget(known)
+        return answer
 
     def _reopens(self, channel: Channel, join: Join, began: float, client: Client) -> bool:
         """Answer an SSE request in the same way as the latest equal request.  Returns False if the earlier readers can

@@ -336,9 +336,6 @@ class RememberedAnswers:
     def _renew(self, remembered: RememberedAnswer, request: bytes) -> bool:
         self._count(remembered)
         if not remembered.render(self._clock.now(), self._clock.wall()):
-            if remembered.mode is Mode.LONGPOLL:
-                # The tail has moved.  Let the next late long-polls join each other, as before the answer.
-                self._drop(remembered)
             return False
         # A render happens at most once a second, so the stream is touched at most once a second.
         self._touch(remembered.stream)
@@ -424,6 +421,11 @@ class RememberedAnswers:
         self._all[remembered] = None
         self.exact[request] = (remembered, section)
         self._by_stream.setdefault(remembered.stream, set()).add(remembered)
+
+    def forget(self, remembered: RememberedAnswer) -> None:
+        """Forget an answer, because another takes its place."""
+        if remembered in self._all:
+            self._drop(remembered)
 
     def forget_stream(self, stream: Stream) -> None:
         """Forget every answer with bytes of this stream."""
