@@ -272,7 +272,7 @@ class Isolation:
 
     async def step(self) -> None:
         """One action, chosen at random."""
-        match self._random.choices(range(9), (30, 12, 8, 14, 8, 3, 3, 4, 2))[0]:
+        match self._random.choices(range(10), (30, 12, 8, 14, 8, 3, 3, 4, 2, 2))[0]:
             case 0:
                 await self._read(self._random.choice(("", "offset=-1", "offset=now")))
             case 1:
@@ -295,6 +295,8 @@ class Isolation:
                 self._fault()
             case 8:
                 await self._poll()
+            case 9:
+                await self._outlive()
 
     def _who(self) -> tuple[Token, int]:
         """A principal, sometimes with an old token, and a stream."""
@@ -313,8 +315,11 @@ class Isolation:
             if (found := await self._send(method, target, token.headers)) is not None:
                 self._judge(found, token, stream)
         if who is None and method == "GET" and self._random.random() < 0.3:
-            # What is remembered of one stream must not open another.
-            await self._read(query, who=(token, self._random.randrange(STREAMS)), times=1)
+            # What is remembered of one stream must not open another, whose answer others have had.
+            other = self._random.randrange(STREAMS)
+            if readers := [one for one in self._tokens if other in one.streams and self._is_valid(one)]:
+                await self._read(query, who=(self._random.choice(readers), other), times=3)
+            await self._read(query, who=(token, other), times=1)
 
     async def _begin_live(self, who: tuple[Token, int] | None = None) -> None:
         token, stream = who or self._who()
@@ -388,6 +393,18 @@ class Isolation:
         await self._read("offset=-1", who=(token, stream), times=1)
         await self._settle()
         await self._write("POST", stream)
+        await self._settle()
+
+    async def _outlive(self) -> None:
+        """Read with a credential from memory, and again as soon as it has expired."""
+        if not (valid := [token for token in self._tokens if self._is_valid(token)]):
+            return
+        token = min(valid, key=lambda one: one.expires_at)
+        who = token, self._random.choice(sorted(token.streams))
+        await self._read("offset=-1", who=who, times=3)
+        self._clock.advance(token.expires_at - self._clock.wall() + 0.01)
+        self._note_ends()
+        await self._read("offset=-1", who=who, times=2)
         await self._settle()
 
     def _renew_some(self) -> None:
