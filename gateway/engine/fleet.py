@@ -37,7 +37,7 @@ from gateway.http.outgoing import RenderedHeaders
 from gateway.http.reply_parser import Interim
 from gateway.protocol.coding import AcceptedCodings
 from gateway.protocol.fleet_headers import FLEET, PROBE, MemberAnswer, MemberField, moved
-from gateway.protocol.fleet_orders import FLEET_ORDERS, Done, Since
+from gateway.protocol.fleet_orders import FLEET_ORDERS, OutcomeAsk, Since
 from gateway.protocol.member_session import ANOTHER_SERVER, MemberKey
 from gateway.protocol.worker_headers import HopSaid
 from gateway.upstream.client import MemberClient
@@ -334,7 +334,7 @@ class Fleet:
     def _knows_orders(self, digest: str) -> None:
         self.field = self.field._replace(orders=digest)
 
-    async def _ask_about_orders(self, name: str, asked: Since | Done, within_s: float) -> tuple[int, bytes]:
+    async def _ask_about_orders(self, name: str, asked: Since | OutcomeAsk, within_s: float) -> tuple[int, bytes]:
         member = next((one for one in self.members.values() if one.name == name), None)
         if member is None:
             raise UpstreamUnreachable("it is not in this member's list")

@@ -26,12 +26,12 @@ from gateway.errors import GatewayError
 from gateway.protocol.fleet_orders import (
     MOST_ORDERS,
     NO_ORDERS,
-    Done,
     InEffect,
     Kind,
     Order,
     OrderLog,
     OrderNews,
+    OutcomeAsk,
     Since,
 )
 
@@ -78,7 +78,7 @@ class FleetOrders:
         self,
         process: str,
         now: Callable[[], float],
-        ask: Callable[[str, Since | Done, float], Awaitable[tuple[int, bytes]]],
+        ask: Callable[[str, Since | OutcomeAsk, float], Awaitable[tuple[int, bytes]]],
         others: Callable[[], Iterable[str]],
         on_digest: Callable[[str], object],
     ) -> None:
@@ -132,7 +132,7 @@ class FleetOrders:
 
     async def _have_done(self, member: str, order: Order) -> MemberDone:
         try:
-            status, body = await self._ask(member, Done(order.process, order.number), _CHANGE_S)
+            status, body = await self._ask(member, OutcomeAsk(order.process, order.number), _CHANGE_S)
             if status == 200:
                 return MemberDone(member, int(body))
         except (GatewayError, ValueError) as error:
@@ -186,7 +186,7 @@ class FleetOrders:
     async def _take(self, member: str, news: OrderNews) -> None:
         actions = self.actions
         assert actions is not None
-        orders, has_missed = self.log.take(news)
+        orders, has_missed = self.log.learn_news(news)
         self._on_digest(self.log.digest)
         if has_missed and not self.is_new:
             self.missed += 1
@@ -208,7 +208,7 @@ class FleetOrders:
         """Return the orders that another member does not know."""
         return self.log.since(asked, [] if self.actions is None else self.actions.in_effect())
 
-    async def done(self, member: str, digest: str, asked: Done) -> int | None:
+    async def done(self, member: str, digest: str, asked: OutcomeAsk) -> int | None:
         """Carry out the orders of another member, and return the outcome of one of them; None if it has failed."""
         if not await self.caught_up(member, digest):
             return None

@@ -20,7 +20,7 @@ from math import inf
 from typing import Final, Literal, NamedTuple
 
 FLEET_ORDERS: Final = "Gateway-Fleet-Orders"
-"""The field of a request (`PROBE`) about orders: `Since` or `Done`."""
+"""The field of a request (`PROBE`) about orders: `Since` or `OutcomeAsk`."""
 MOST_ORDERS: Final = 1_024
 MOST_CHARS: Final = 1 << 20
 """The most orders in a log, and the most characters of their texts."""
@@ -84,7 +84,7 @@ class Since(NamedTuple):
         return cls(known, how == "new")
 
 
-class Done(NamedTuple):
+class OutcomeAsk(NamedTuple):
     """Asks for the outcome of one order, which the receiver carries out first."""
 
     process: str
@@ -95,7 +95,7 @@ class Done(NamedTuple):
         return f"done {self.process}:{self.number}"
 
     @classmethod
-    def parse(cls, text: str) -> Done:
+    def parse(cls, text: str) -> OutcomeAsk:
         """Read the value of `FLEET_ORDERS`.  Raises ValueError."""
         how, word = text.split(" ")
         name, _, number = word.partition(":")
@@ -182,7 +182,7 @@ class OrderLog:
         latest = nlargest(_MOST_NAMED, self._known.items(), key=lambda item: item[1][1])
         return Since({process: number for process, (number, _) in latest}, is_new)
 
-    def take(self, news: OrderNews) -> tuple[list[Order], bool]:
+    def learn_news(self, news: OrderNews) -> tuple[list[Order], bool]:
         """Take over another member's state.  Return the new orders, and whether orders are missed."""
         found: dict[tuple[str, int], Order] = {(order.process, order.number): order for order in news.orders}
         new: list[Order] = []

@@ -22,7 +22,7 @@ from gateway.engine.fleet_writes import SeenWrites
 from gateway.engine.route import Route
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.fleet_headers import FLEET, PROBE, MemberField
-from gateway.protocol.fleet_orders import FLEET_ORDERS, Done, Since
+from gateway.protocol.fleet_orders import FLEET_ORDERS, OutcomeAsk, Since
 from gateway.protocol.sharing import Group
 from gateway.server.authorising import Authoriser
 from gateway.server.context import RequestContext
@@ -92,12 +92,12 @@ class FleetHandler(HopHandler):
             if not asked.startswith("done"):
                 text = orders.news(Since.parse(asked)).rendered(now())
                 return context.delivery.text(200, CIMultiDict({"Content-Type": "application/json"}), text)
-            done = Done.parse(asked)
+            done = OutcomeAsk.parse(asked)
         except ValueError:
             return self._refuse(context, 400, CIMultiDict(), _MALFORMED)
         return self._outcome(context, sender, done)
 
-    async def _outcome(self, context: RequestContext, sender: MemberField, done: Done) -> Answered:
+    async def _outcome(self, context: RequestContext, sender: MemberField, done: OutcomeAsk) -> Answered:
         count = await self._fleet.orders.done(sender.name, sender.orders, done)
         if count is None:
             return self._refuse(context, 503, CIMultiDict(), _NOT_DONE)

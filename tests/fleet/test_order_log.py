@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.protocol.fleet_orders import NO_ORDERS, Done, InEffect, OrderLog, OrderNews, Since
+from gateway.protocol.fleet_orders import NO_ORDERS, InEffect, OrderLog, OrderNews, OutcomeAsk, Since
 
 IN_EFFECT = [InEffect("principal", "mallory", None, 60.0)]
 
@@ -14,7 +14,7 @@ def tell(receiver: OrderLog, sender: OrderLog, *, is_new: bool = False) -> tuple
     revocations were sent."""
     asked = Since.parse(receiver.asked(is_new=is_new).rendered())
     news = OrderNews.parse(sender.since(asked, IN_EFFECT).rendered(now=50.0), now=1_050.0)
-    orders, has_missed = receiver.take(news)
+    orders, has_missed = receiver.learn_news(news)
     return [order.text for order in orders], has_missed, news.in_effect == IN_EFFECT
 
 
@@ -38,7 +38,7 @@ def test_a_member_gets_each_order_once_whoever_tells_it() -> None:
 def test_times_are_those_of_the_receiver() -> None:
     a, b = OrderLog(), OrderLog()
     a.add("a1", "purge", "text", 45.0)
-    (order,), _ = b.take(OrderNews.parse(a.since(Since({}, False), []).rendered(now=50.0), now=1_050.0))
+    (order,), _ = b.learn_news(OrderNews.parse(a.since(Since({}, False), []).rendered(now=50.0), now=1_050.0))
     assert order.at == 1_045.0
 
 
@@ -80,7 +80,7 @@ def test_a_forgotten_process_is_not_taken_over_again() -> None:
     assert repr(a) == "<OrderLog 4 orders of 2 processes>"
     asked = b.asked(is_new=False)
     assert [order.text for order in a.since(asked, []).orders] == ["3"]
-    orders, has_missed = a.take(b.since(Since({}, False), []))
+    orders, has_missed = a.learn_news(b.since(Since({}, False), []))
     assert (orders, has_missed) == ([], False)
 
 
@@ -105,8 +105,8 @@ def test_a_malformed_question_is_refused(text: str) -> None:
 @pytest.mark.parametrize("text", ["", "done", "done a", "done a:x", "undone a:1", "done a:1 b:2"])
 def test_a_malformed_question_for_an_outcome_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"\w"):
-        Done.parse(text)
-    assert Done.parse(Done("a", 1).rendered()) == Done("a", 1)
+        OutcomeAsk.parse(text)
+    assert OutcomeAsk.parse(OutcomeAsk("a", 1).rendered()) == OutcomeAsk("a", 1)
 
 
 @pytest.mark.parametrize("text", [b"", b"x", b"[]", b"{}", b'{"known":{"a":1},"orders":[],"in_effect":null}'])
