@@ -43,7 +43,7 @@ def fleet_families(members: Sequence[Member], missed_orders: int | None) -> Iter
     yield counter(
         "durable_gateway_fleet_missed_orders",
         "How often this gateway has emptied its memory because it was cut off from the fleet while more purges and "
-        "revocations were made than the other members remember.",
+        "revocations were made than the other members remember. Excludes the start, when memory is empty.",
         (),
         [] if missed_orders is None else [((), missed_orders)],
     )

@@ -169,6 +169,8 @@ def test_a_worker_knows_after_a_look_what_it_would_know_of_its_own_writes(
     late = []
     for mode, path, answer, slot, how in steps:
         clock.advance(0.001)
+        # A worker looks at the arrival of each request.
+        workers[slot].look(path)
         of_alone, of_crew = alone.send(mode, path), workers[slot].send(mode, path)
         late.append((of_alone, of_crew, slot, answer))
         if how == "look":

@@ -137,7 +137,7 @@ GATHERINGS: Final[Mapping[tuple[str, str], Gathering]] = {
     ("POST", "/api/tails"): Gathering(merge_tails),
     ("GET", "/api/counts"): Gathering(merge_counts),
     ("POST", "/api/purge"): Gathering(_purged, lambda _: PURGE, WorkerPurged, rounds=2, reaches_before=True),
-    ("POST", "/api/revoke"): Gathering(merge_revoked, reaches_before=True),
+    ("POST", "/api/revoke"): Gathering(merge_revoked, shape=Revoked, reaches_before=True),
     ("GET", "/api/plan"): Gathering(merge_plans),
     ("GET", "/api/config"): Gathering(first_config),
     ("POST", "/api/drain"): Gathering(merge_drains),
