@@ -171,9 +171,6 @@ class Coder:
     async def coded(self, read: Read, answer: Answer, wanted: Wanted) -> Answer:
         """Compress an answer.  `wanted` is the result of the method `wanted` for this answer."""
         data = await self._make(wanted, read.route.levels[wanted.job.coding])
-        if self._find(wanted.job) is None:
-            # The compressed bytes were not cached, or the body is plain only this time: do not remember the answer.
-            answer.stream = None
         return self._in_coding(answer, wanted, data)
 
     def code_now(self, read: Read, answer: Answer) -> Answer:
@@ -183,9 +180,6 @@ class Coder:
             return answer
         is_small = wanted.size <= INLINE_BYTES
         data = self._make_here(wanted, read.route.levels[wanted.job.coding]) if is_small else None
-        if self._find(wanted.job) is None:
-            # As in `coded`: do not remember the answer.
-            answer.stream = None
         return self._in_coding(answer, wanted, data)
 
     def wanted(self, read: Read, answer: Answer) -> Wanted | None:
@@ -333,6 +327,9 @@ class Coder:
     def _in_coding(self, answer: Answer, wanted: Wanted, data: bytes | None) -> Answer:
         """Replace the answer's body with `data`, unless `data` is None."""
         coding, kept = wanted.job.coding, self._find(wanted.job)
+        if kept is None:
+            # The compressed bytes were not cached, or the body is plain only this time: do not remember the answer.
+            answer.stream = None
         if data is not None and answer.parts is not None:
             answer.parts.close()
             answer.parts = Parts()
