@@ -90,7 +90,7 @@ class Follower:
         self._is_new = topic.position is None and not topic.stream.tape.block_count
         """Whether the gateway had no bytes or facts of the stream before this follower's first connection."""
         content_type = topic.stream.content_type
-        self._speaks_sse = is_json(content_type) or not is_sse_text(content_type)
+        self._speaks_sse = content_type is None or _suits_sse(content_type)
         self._is_bulk = False
         self._tries_sse_again = False
         """Whether to retry SSE, which has failed, after one connection lifetime."""
@@ -197,7 +197,7 @@ class Follower:
                 self._is_bulk = False
                 return
             if self._tries_sse_again and self._clock.now() >= ends_at:
-                self._speaks_sse, self._tries_sse_again = True, False
+                self._speaks_sse, self._tries_sse_again = _suits_sse(self._stream.content_type), False
                 return
             if is_empty and self._clock.now() - asked_at < _FIRST_PAUSE_S and not self._is_closed_here():
                 # The origin answers long-polls at once, without waiting for data.  Avoid a tight loop.
@@ -256,6 +256,9 @@ class Follower:
                 self._raise_for_status(reply.status, at)
             is_base64 = reply.headers.get(SSE_DATA_ENCODING, "").lower() == "base64"
             await self._verify_incarnation()
+            if not _suits_sse(self._stream.content_type):
+                self._stop_sse()
+                return
             try:
                 await self._take_events(at, reply, is_base64)
             except UpstreamTimeout:
@@ -267,13 +270,14 @@ class Follower:
 
         The events do not show to which stream they belong, because a re-created stream may have the same offsets.  The
         HEAD is skipped if the gateway held no bytes of the stream when the follower began, and knows the stream's
-        identity and lifetime.  If the gateway has only seen the stream's creation, it does not know the identity yet.
+        identity, content type and lifetime.  If the gateway has only seen the stream's creation, it does not know the
+        identity yet.  If it has only seen appends, it does not know the content type either.
 
         If another worker answers, it names its record of the stream in its live reply, and sends the HEAD itself.
         """
         is_new, self._is_new = self._is_new, False
         is_known = (is_new and self._stream.identity is not None) or self._is_of_known_record
-        if is_known and self._stream.expiry.lifetime is not None:
+        if is_known and self._stream.content_type is not None and self._stream.expiry.lifetime is not None:
             return
         await self._learn_lifetime()
 
@@ -313,8 +317,8 @@ class Follower:
         await reply.each(take)
 
     def _stop_sse(self) -> None:
-        """Use long-polls for a while.  They begin with a fetch, which reads up to the tail without holding a large body
-        in memory."""
+        """Use long-polls for a while.  They begin with a fetch, which states the content type, and reads up to the tail
+        without holding a large body in memory."""
         self._speaks_sse, self._tries_sse_again = False, True
 
     # -- both
@@ -447,3 +451,11 @@ class Follower:
             self._topic.is_refused = 400 <= status < 500
             self._counted_failure = error
         raise error
+
+
+def _suits_sse(content_type: str | None) -> bool:
+    """Return whether SSE brings the stream's bytes unchanged.  It does not tell CR from LF, so text is long-polled.
+
+    False if the type is not known, because the bytes could not be read.
+    """
+    return content_type is not None and (is_json(content_type) or not is_sse_text(content_type))

@@ -291,6 +291,8 @@ class Stream:
         if content_type == self.content_type:
             return True
         if self.content_type is None:
+            # The type decides how the tape keeps bytes, so the tape takes none before the type is known.
+            assert not self.tape.block_count
             self.content_type = content_type
             self.tape.is_json = is_json(content_type)
             return True

@@ -14,6 +14,7 @@ from gateway.engine.flight_bodies import Comparison
 from gateway.engine.relayed_request import SentRequest
 from gateway.engine.response_heads import origin_error_answer
 from gateway.engine.writes import Writes
+from gateway.live import follower
 from gateway.live.frames import Frames
 from gateway.live.subscriber import Subscriber
 from gateway.live.topic import Topic
@@ -178,6 +179,14 @@ def joined_without_a_comma() -> Patches:
         return [piece for piece in pieces if piece != b","] if pieces is not None else None
 
     return [(Parts, "held", without_commas)]
+
+
+@mutant("no bytes are stored before the type is known")
+def bytes_arrive_before_the_type() -> Patches:
+    return [(follower, "_suits_sse", lambda content_type: content_type is None or _suits_sse(content_type))]
+
+
+_suits_sse = follower._suits_sse
 
 
 @mutant("a frame is for readers at one place")

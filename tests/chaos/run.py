@@ -74,7 +74,7 @@ class Violation:
     def __str__(self) -> str:
         lines = [f"asked   {self.asked}", f"came    {self.came}", f"wrong   {self.why}"]
         lines += [
-            f"where   seed {self.seed}, after {self.answers} answers; the latest of the stream and of the system:"
+            f"where   seed {self.seed}, after {self.answers} answers; the latest of the stream, the system and its log:"
         ]
         return "\n".join([*lines, *(f"        {event}" for event in self.events)])
 
@@ -178,7 +178,7 @@ class Run:
 
     def violate(self, asked: str, came: str, why: str, history: History | None = None) -> None:
         """Note a violation."""
-        events = (*(history.events if history is not None else ()), *self.happened)
+        events = (*(history.events if history is not None else ()), *self.happened, *self.system.logged())
         if len(self.violations) < self.most_violations:
             self.violations.append(Violation(asked, came, why, self.seed, self.answers, events))
         if len(self.violations) >= self.most_violations:

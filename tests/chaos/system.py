@@ -30,9 +30,10 @@ from tests.scenarios.credentials import jwt_rule
 from tests.scenarios.credentials import token as jwt
 from tests.scenarios.wire import Wire
 from tests.waiting import pause
-from tests.workers.process import GatewayProcess, start_process
+from tests.workers.process import GatewayProcess
 
 SPEED: Final = 20.0
+_LOGGED: Final = 15
 CACHES: Final = (48 << 10, 1 << 20, 8 << 20)
 """Budgets (bytes) of which each gateway has one: room for little but what is read now, for most, for all."""
 _LEEWAY_S: Final = 300.0
@@ -166,9 +167,15 @@ class System:
         rng = Random(self._rng.random())
         self._cache_bytes = self._rng.choice(CACHES)
         if isinstance(self.clock, CommonClock):
-            self.gateway = await start_process(self._config(), self.workers, self.clock, self._mutant)
+            self.gateway = await GatewayProcess.start(
+                self._config(), self.workers, clock=self.clock, mutant=self._mutant
+            )
         else:
             self.gateway = await GatewayHere.start(self._config(), self.clock, rng)
+
+    def logged(self) -> list[str]:
+        """The latest lines that a gateway with processes of its own has logged."""
+        return self.gateway.said().splitlines()[-_LOGGED:] if isinstance(self.gateway, GatewayProcess) else []
 
     @property
     def running(self) -> Gateway:

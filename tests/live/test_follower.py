@@ -12,6 +12,7 @@ from gateway.aio.signal import Signal
 from gateway.engine.answer import Answer
 from gateway.engine.sse import Subscription
 from gateway.errors import CircuitOpen, UpstreamUnreachable
+from gateway.live import follower
 from gateway.protocol.freshness_headers import Lifetime
 from gateway.protocol.names import SSE_DATA_ENCODING
 from gateway.protocol.sse import Control, encode_control, encode_data
@@ -85,6 +86,14 @@ def begin(asked: Asked, at: str, **fields: str) -> None:
     """Open an SSE answer that confirms the offset `at` as the tail."""
     asked.begin(200, {"Content-Type": "text/event-stream", SSE_DATA_ENCODING: "base64", **fields})
     asked.inflow.say(encode_control(Control(at, "1", True, False)))
+
+
+@pytest.mark.parametrize(
+    ("content_type", "suits"),
+    [(None, False), ("application/json", True), ("application/octet-stream", True), ("text/plain", False)],
+)
+def test_sse_brings_no_bytes_of_a_stream_whose_type_is_unknown(content_type: str | None, suits: bool) -> None:
+    assert follower._suits_sse(content_type) is suits
 
 
 async def test_one_live_request_serves_all_readers_and_moves_the_topic(followed: Followed) -> None:

@@ -12,6 +12,7 @@ from gateway.origin.app import RunningOrigin
 from gateway.origin.counters import Counters
 from gateway.origin.faults import Faults
 from gateway.origin.requests import Kind
+from gateway.tape.stream import TAIL_READ_BURST
 from tests.scenarios.conftest import Edge, Hostile, Start, bounded
 from tests.scenarios.following import BODY, JSON, TYPES, followed, followed_until_silent, position
 from tests.scenarios.hostile import Asked, part_of_stream
@@ -327,3 +328,34 @@ async def test_concurrent_readers_see_tails_move(edge: Edge, counters: Counters)
         assert ends == sorted(ends)
         # The follower delivers the bytes; an acknowledged write need not be fetched.
         assert counters.requests[Kind.CATCHUP] + counters.requests[Kind.HEAD] == 0
+
+
+@pytest.mark.parametrize("content_type", TYPES)
+@pytest.mark.http_1_origin
+async def test_a_live_request_takes_no_bytes_before_the_type_is_known(
+    edge: Edge, origin: RunningOrigin, faults: Faults, content_type: str
+) -> None:
+    """Only a write has named the tail so far, and no answer has stated the type."""
+    message = b"a\r\nb" if content_type == "text/plain" else BODY[content_type]
+    await edge.send_to(origin.url, "PUT", "/s", {"Content-Type": content_type})
+    faults.status(405, kind=Kind.HEAD, times=None)
+    slow = faults.hold(kind=Kind.CATCHUP, times=1)
+    earlier = edge.asking("/s")
+    await bounded(slow.waiting(1))
+    tail = (await edge.post("/s", message, content_type)).next_offset
+    failing = faults.status(500, kind=Kind.CATCHUP, times=None)
+    async with edge.time_passing():
+        for _ in range(2 * TAIL_READ_BURST):
+            assert (await edge.get(f"/s?offset={tail}")).status == 500
+        assert any(edge.gateway.engine.live.topics())
+        failing.remove()
+        await eventually(lambda: position(edge, "/s") == tail)
+        for _ in range(2):
+            await edge.send_to(origin.url, "POST", "/s", {"Content-Type": content_type}, message)
+        end = (await edge.send_to(origin.url, "GET", "/s?offset=now")).next_offset
+        await eventually(lambda: position(edge, "/s") == end)
+    slow.release()
+    assert (await bounded(earlier)).status == 200
+    for start in ("-1", tail):
+        direct = await edge.send_to(origin.url, "GET", f"/s?offset={start}")
+        assert (await edge.get(f"/s?offset={start}")).body == direct.body

@@ -23,7 +23,7 @@ from tests.fast_clock import CommonClock
 from tests.scenarios.wire import Answer, Dropped, Wire
 from tests.waiting import eventually, pause
 from tests.workers.clock import SharedClock
-from tests.workers.program import CLOCK, MUTANT, QUIET
+from tests.workers.program import CLOCK, MUTANT
 from tests.workers.toml import as_toml
 
 ROOT: Final = Path(__file__).parents[2]
@@ -68,7 +68,6 @@ class GatewayProcess:
         *,
         clock: CommonClock | SharedClock | None = None,
         mutant: str = "",
-        is_quiet: bool = False,
         is_cold: bool = False,
     ) -> GatewayProcess:
         """Start it with a configuration file, and wait until it is ready.
@@ -84,8 +83,6 @@ class GatewayProcess:
                 environment[CLOCK] = clock.path
         if mutant:
             environment[MUTANT] = mutant
-        if is_quiet:
-            environment[QUIET] = "1"
         folder = tempfile.TemporaryDirectory(prefix="workers-")
         _write(folder.name, config)
         command = ["serve", "--config", f"{folder.name}/gateway.toml"]
@@ -318,11 +315,6 @@ class GatewayProcess:
         self.said_at_end, self._has_ended = self.said(), True
         self._folder.cleanup()
         return status
-
-
-async def start_process(config: GatewayConfig, workers: int, clock: CommonClock, mutant: str) -> GatewayProcess:
-    """A gateway of the chaos harness, which logs none of the faults there."""
-    return await GatewayProcess.start(config, workers, clock=clock, mutant=mutant, is_quiet=True)
 
 
 def _cold(arguments: list[str]) -> list[str]:

@@ -6,7 +6,6 @@ other program reads these variables.
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from functools import partial
@@ -17,8 +16,6 @@ CLOCK: Final = "WORKERS_TEST_CLOCK"
 `SharedClock`."""
 MUTANT: Final = "WORKERS_TEST_MUTANT"
 """Name of a mutant of `tests.workers.mutants`."""
-QUIET: Final = "WORKERS_TEST_QUIET"
-"""If it is set, the gateway logs none of the faults that the test causes."""
 
 
 def main() -> int:
@@ -29,8 +26,6 @@ def main() -> int:
     from tests.workers.clock import SharedClock
 
     print("PID", os.getpid(), flush=True)  # noqa: T201
-    if QUIET in os.environ:
-        logging.getLogger("gateway").setLevel(logging.CRITICAL)
     if (text := os.environ.get(CLOCK)) is not None:
         clock: Clock = SharedClock(text) if text.startswith("/") else CommonClock(*map(float, text.split()))
         # Whoever starts a gateway imports the function when it does so.
