@@ -35,9 +35,9 @@ class RecognisingConnection(ReadingConnection):
     """Whether requests are first looked up by their exact bytes, which pays only while clients send equal bytes.  True
     if the latest request with a remembered answer or join had exactly the bytes of the remembered request."""
     _beginning: Beginning | None
-    """The beginning of the client's latest request line with credentials.  If the next line begins in the same way, it
-    need not be divided.  Only the lines of requests that got a remembered answer or joined a group of long-polls count.
-    None if there is no such line, or no room to keep its beginning."""
+    """The beginning of the line of the client's latest long-poll with credentials that has joined a group.  If the next
+    line begins in the same way, it need not be divided.  None if there is no such line, or no room to keep its
+    beginning."""
     client: str | None
     """The client's address without its port; None without an address, as at a Unix socket."""
     proxies: Proxies | None
@@ -88,9 +88,6 @@ class RecognisingConnection(ReadingConnection):
                 return self._joins_known(data, known, section, presented)
             answer = known
             self._repeats = clients.repeats = presented is None and answer.alias == data
-            # Only long-polls replace an earlier beginning: a proxy's connection has reads of many clients by turns.
-            if presented is not None and self._beginning is None:
-                self._keep_beginning(presented, section)
         began = self._now()
         if (
             began >= answer.until or answer.version is not answer.stream.version or clients.refusals

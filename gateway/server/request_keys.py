@@ -363,27 +363,20 @@ class Sections:
     def _find_presented(
         self, lines: CredentialLines, line: bytes, section: Section
     ) -> tuple[Presented, Section] | None:
-        """Find the remembered answer or join for a request with credentials in its query."""
-        if not section.allowed:
+        """Find the remembered answer or join for a request with credentials in its query.  The section has verdicts."""
+        if (divided := lines.divide(line)) is None:
             return None
-        key = None
-        if (read := lines.read.get(line)) is not None:
-            rest, key = read
-            credentials = key[3]
-        elif (divided := lines.divide(line)) is not None:
-            rest, credentials = divided
-        else:
-            return None
+        rest, credentials = divided
         if len(section.kinds) < len(self._kinds):
             for kind in self._kinds:
                 if rest in kind.lines and kind not in section.kinds:
                     self._keys(section, kind)
         for meanings, text in section.keys:
             if (meaning := meanings.get(text)) is not None and (known := meaning.known.get(rest)) is not None:
-                named = _named(known, key, credentials)
+                named = _named(known, None, credentials)
                 # A line without a verdict is not kept, so nobody without valid credentials can displace others' lines.
-                if named is not key and known.has_recurring_lines and named in section.allowed:
-                    lines.keep(line, rest, named)
+                if known.has_recurring_lines and named in section.allowed:
+                    lines.keep(line, rest, named, known.verdict_key)
                 return make(Presented, (known, line, named, None)), section
         return None
 
@@ -399,7 +392,16 @@ class Sections:
         line, text = request[:end], request[end:]
         section = self._sections.get(text)
         if section is not None:
-            if beginning is not None and section.allowed and line.startswith(beginning.line):
+            lines = self.credential_lines if section.allowed else None
+            if lines is not None and (read := lines.read.get(line)) is not None:
+                rest, stream, remembered = read
+                for meanings, key in section.keys:
+                    if (meaning := meanings.get(key)) is not None and (known := meaning.known.get(rest)) is not None:
+                        if known.verdict_key is not remembered:
+                            stream = _named(known, stream, stream.credentials)
+                            lines.keep(line, rest, stream, known.verdict_key)
+                        return make(Presented, (known, line, stream, None)), section
+            elif beginning is not None and lines is not None and line.startswith(beginning.line):
                 rest = beginning.rest + line[len(beginning.line) :]
                 for meanings, key in section.keys:
                     if (meaning := meanings.get(key)) is not None and (known := meaning.known.get(rest)) is not None:
@@ -416,7 +418,7 @@ class Sections:
                 if (meaning := meanings.get(key)) is not None and (known := meaning.known.get(line)) is not None:
                     return known, section
             if len(section.kinds) == len(self._kinds):
-                return self._find_presented(lines, line, section) if (lines := self.credential_lines) else None
+                return self._find_presented(lines, line, section) if lines is not None else None
         for kind in self._kinds:
             # This look-up also excludes other methods than GET: `lines` has only lines of GETs.
             if line not in kind.lines or (section is not None and kind in section.kinds):
@@ -434,8 +436,9 @@ class Sections:
             if section is None and (section := self.section_of(text)) is None:
                 return None
             self._add(section, kind, keys)
-        lines = self.credential_lines if section is not None else None
-        return self._find_presented(lines, line, section) if lines is not None and section is not None else None
+        if section is None or not section.allowed or self.credential_lines is None:
+            return None
+        return self._find_presented(self.credential_lines, line, section)
 
     def common_line(self, line: bytes, key: VerdictKey) -> bytes | None:
         """Return the part of a request line that is common to all requests with the same answer.  `key` is the key of

@@ -166,6 +166,9 @@ class ReadLine(NamedTuple):
 
     rest: bytes
     key: NamedStream
+    remembered: VerdictKey | None
+    """The key of the verdict on the remembered request.  `key` is the key for a remembered answer that has this object.
+    """
 
 
 class CredentialLines:
@@ -180,7 +183,7 @@ class CredentialLines:
     def __repr__(self) -> str:
         return f"<CredentialLines {len(self.read)} lines, {self._size} bytes>"
 
-    def keep(self, line: bytes, rest: bytes, key: NamedStream) -> None:
+    def keep(self, line: bytes, rest: bytes, key: NamedStream, remembered: VerdictKey | None) -> None:
         """Keep the parts of a line.  All earlier lines are forgotten when there is no room."""
         if line not in self.read:
             cost = _READ_COST + 2 * len(line)
@@ -188,7 +191,7 @@ class CredentialLines:
                 self.read.clear()
                 self._size = 0
             self._size += cost
-        self.read[line] = make(ReadLine, (rest, key))
+        self.read[line] = make(ReadLine, (rest, key, remembered))
 
     def divide(self, line: bytes) -> Divided | None:
         """Divide the line of a GET.  Returns None if its query has no credentials in the usual spelling."""

@@ -83,7 +83,7 @@ def test_lines_that_are_read_again_take_a_bounded_number_of_bytes(monkeypatch: p
     for number in range(100):
         line = b"GET /s?signature=s&n=%03d HTTP/1.1" % number
         for _ in range(10):
-            lines.keep(line, b"", key)
+            lines.keep(line, b"", key, key)
         assert line in lines.read
         assert len(lines.read) <= 5
 
