@@ -119,9 +119,9 @@ class HopUpstream:
         self._changed_at = clock.now()
         self._asking: set[Asking] = set()
         """The requests that wait for the answer of another worker."""
-        self._followed: dict[StreamKey, int | None] = {}
-        """The owner to which the latest live request for each tape (a stream's bytes in memory) was sent; None stands
-        for the origin."""
+        self._followed: dict[StreamKey, tuple[int | None, Shared]] = {}
+        """The owner to which the latest live request for each tape (a stream's bytes in memory) was sent, and how the
+        request is shared.  None stands for the origin."""
         self._most_followed = LEAST_FOLLOWED
         self._live: tuple[Following, ...] = ()
         self._timer: Timer | None = None
@@ -149,7 +149,14 @@ class HopUpstream:
 
     def follows_elsewhere(self, key: StreamKey) -> bool:
         """Return whether the latest live request for this tape was sent to another worker."""
-        return self._followed.get(key) is not None
+        followed = self._followed.get(key)
+        return followed is not None and followed[0] is not None
+
+    def is_misplaced(self, key: StreamKey) -> bool:
+        """Return whether the latest live request for this tape would be sent to another process if it were sent now for
+        a client of this worker."""
+        followed = self._followed.get(key)
+        return followed is not None and followed[0] != self.owner_for(Shared(key, False))
 
     # -- for the requests
 
@@ -201,12 +208,12 @@ class HopUpstream:
         """Apply the writes that other workers have relayed meanwhile, before a reply is recorded."""
         self._others.look(shared.key.group)
 
-    def follows(self, key: StreamKey, owner: int | None) -> None:
-        """Record that the live request for this tape is sent to this owner; None stands for the origin."""
+    def follows(self, shared: Shared, owner: int | None) -> None:
+        """Record that the live request for a tape is sent to this owner; None stands for the origin."""
         if len(self._followed) >= self._most_followed:
             self._forget_ended(stream.key for _, stream in self._topics())
             self._most_followed = max(LEAST_FOLLOWED, 2 * len(self._followed))
-        self._followed[key] = owner
+        self._followed[shared.key] = owner, shared
 
     def asks(self, asking: Asking) -> None:
         """Record that a request is sent to another worker.  `is_over` must follow."""
@@ -248,9 +255,10 @@ class HopUpstream:
         topics = self._topics()
         self._forget_ended(stream.key for _, stream in topics)
         for following, stream in topics:
-            key = stream.key
-            if key in self._followed and self._followed[key] != self.owner_for(Shared(key, False)):
-                following.restart(stream)
+            if (followed := self._followed.get(stream.key)) is not None:
+                owner, shared = followed
+                if owner != self.owner_for(shared):
+                    following.restart(stream)
 
     def _topics(self) -> list[tuple[Following, Stream]]:
         return [(following, topic.stream) for following in self._live for topic in following.topics()]
@@ -299,7 +307,7 @@ class _Asking:
         hop, shared = self._hop, self.shared
         owner = self._owner = hop.owner_for(shared) if self._waits <= _MOST_WAITS else None
         if self._call.is_live:
-            hop.follows(shared.key, owner)
+            hop.follows(shared, owner)
         self._pending = None
         if owner is None:
             pending = hop.ask_origin(self, self._call)

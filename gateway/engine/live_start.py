@@ -26,7 +26,7 @@ from gateway.engine.route import Route
 from gateway.errors import TailMovedBack, UpstreamBroken
 from gateway.live.replies import has_failed
 from gateway.live.subscriber import Drain
-from gateway.live.topic import LiveTimes, Topic
+from gateway.live.topic import LiveTimes, OriginAccess, Topic
 from gateway.live.topics import LiveTopics
 from gateway.protocol.header_forwarding import Headers
 from gateway.protocol.names import NOW, START
@@ -153,17 +153,35 @@ class LiveReads:
 
     def attach(self, read: Read, stream: Stream) -> Topic:
         """Join the stream's topic, creating one if there is none; the caller must call `reader_left`."""
-        route, source, config = read.route, read.source, read.route.config
+        route, config = read.route, read.route.config
         existing = self.live.find_topic(stream)
         if existing is not None and existing.not_shareable is not None:
             raise Uncacheable(existing.not_shareable)
         topic = self.live.attach(
             stream,
-            _ReaderAccess(self, route, source, stream),
+            self._access(read, stream),
             LiveTimes(config.sse_lifetime_s, config.heartbeat_s, config.live_linger_s, route.heard_s),
         )
+        self._own(topic, read, stream)
         topic.cursors.note(read.cursor)
         return topic
+
+    def _own(self, topic: Topic, read: Read, stream: Stream) -> None:
+        """Let the topic's requests be for a client from now on, if the read is the first one of a client."""
+        if topic.access.source.is_handed and not read.is_handed:
+            self.live.use_own(topic, self._access(read, stream))
+
+    def _access(self, read: Read, stream: Stream) -> OriginAccess:
+        return _ReaderAccess(self, read.route, _for_sender(read.source, read), stream)
+
+    @staticmethod
+    def waiting(read: Read, stream: Stream, topic: Topic) -> Read:
+        """Return a read that waits for the topic.
+
+        It has the stream's key and the topic's source, which are shared, so that waiting reads use little memory.  It
+        must not use its client's credentials, because clients with other credentials may join it.
+        """
+        return read._replace(key=stream.key, source=_for_sender(topic.access.source, read))
 
     async def fill(self, route: Route, source: Source, topic: Topic, at: str) -> bool:
         """Fetch the bytes after `at` if the follower will not bring them.  Returns whether a fetch has brought bytes or
@@ -227,6 +245,7 @@ class LiveReads:
         """
         topic = self.live.join(stream) if self.is_known(read, stream) else None
         if topic is not None:
+            self._own(topic, read, stream)
             topic.cursors.note(read.cursor)
         return topic
 
@@ -255,6 +274,11 @@ class LiveReads:
         if not tape.knows_after(at) or stream.is_confirmation_due(read.start, now, trust_s, read.max_age_s):
             return False
         return tape.read(at, self.max_reply_bytes).size <= _LITTLE_BYTES
+
+
+def _for_sender(source: Source, read: Read) -> Source:
+    """Return the source with which requests are sent for the sender of the read: another process, or a client."""
+    return source if source.is_handed == read.is_handed else source._replace(is_handed=read.is_handed)
 
 
 class _ReaderAccess:

@@ -119,11 +119,7 @@ class LongPoll:
                     if found is Poll.WAIT:
                         self._reads.live.follow(topic)
                         is_waiting = True
-                        # Use the stream's key and the topic's source, which are shared, so that waiting polls use
-                        # little memory.
-                        return WaitingPoll(
-                            self, read._replace(key=stream.key, source=topic.access.source), stream, topic
-                        )
+                        return WaitingPoll(self, self._reads.waiting(read, stream, topic), stream, topic)
             finally:
                 if not is_waiting:
                     self._reads.reader_left(topic)
@@ -319,6 +315,4 @@ class LongPoll:
         topic = self._reads.join(read, stream)
         if topic is None:
             return None
-        # Use the shared key and source to save memory, as in `_on`.  The wait must not use this client's credentials,
-        # because clients with other credentials may join it.
-        return WaitingPoll(self, read._replace(key=stream.key, source=topic.access.source), stream, topic)
+        return WaitingPoll(self, self._reads.waiting(read, stream, topic), stream, topic)

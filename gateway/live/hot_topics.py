@@ -9,6 +9,7 @@ readers is removed to make room for a live reader (`gateway.live.followed_stream
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from gateway.aio.clock import Clock
@@ -22,7 +23,10 @@ _COOLING_S: Final = 10.0
 class HotTopics:
     """Decides which topics of Durable Streams are hot.  `LiveTable.hot` has these topics."""
 
-    def __init__(self, table: LiveTable, store: TapeStore, clock: Clock) -> None:
+    def __init__(self, table: LiveTable, store: TapeStore, clock: Clock, is_misplaced: Callable[[Topic], bool]) -> None:
+        """`is_misplaced` tells whether a topic that was created for another process would be followed elsewhere for
+        clients of this process.  Such a topic cools.  If clients read it often, it becomes hot for them."""
+        self._is_misplaced = is_misplaced
         self._table = table
         self._store = store
         self._clock = clock
@@ -58,6 +62,7 @@ class HotTopics:
 
         def cool() -> None:
             is_of_use = table.is_followed(topic) and topic.stream.tape.closed_at is None
+            is_of_use = is_of_use and not self._is_misplaced(topic)
             if is_of_use and topic.stream.reads - reads >= least_reads:
                 self._cool_later(topic, least_reads)
             else:

@@ -20,6 +20,7 @@ from gateway.live.hot_topics import HotTopics
 from gateway.live.topic import BEATS, DeliveryTimes, LiveTimes, OriginAccess, Topic
 from gateway.protocol.cursor import next_cursor
 from gateway.protocol.names import START, is_before
+from gateway.protocol.sharing import StreamKey
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
 from gateway.telemetry.surroundings import Surroundings
@@ -48,7 +49,10 @@ class LiveTopics:
         self._rng = surroundings.rng
         self.table = table
         """The table that counts readers and live requests for these topics."""
-        self.hot = HotTopics(table, store, self._clock)
+        self.hot = HotTopics(table, store, self._clock, self._is_misplaced)
+        self.is_misplaced: Callable[[StreamKey], bool] = lambda key: False
+        """Whether the live request for the stream of this key would be sent to another process if it were sent now for
+        a client of this process."""
         self._topics: dict[Stream, Topic] = {}
         self._kept_frames = KeptFrames()
         self._expiries: dict[Topic, Timer] = {}
@@ -99,6 +103,20 @@ class LiveTopics:
             topic.access, topic.is_refused = access, False
         self.table.attach(topic)
         return topic
+
+    def use_own(self, topic: Topic, access: OriginAccess) -> None:
+        """Send the requests of a topic that was created for another process for a client of this process from now on.
+
+        A request for another member of a fleet goes to the origin, whoever owns the stream.  A request for a client
+        goes to the owner.
+        """
+        is_misplaced, topic.access = self._is_misplaced(topic), access
+        if is_misplaced and self.table.is_followed(topic):
+            self.restart(topic.stream)
+
+    def _is_misplaced(self, topic: Topic) -> bool:
+        """Return whether the stream is followed for another process, and for a client would be followed elsewhere."""
+        return topic.access.source.is_handed and self.is_misplaced(topic.stream.key)
 
     def join(self, stream: Stream) -> Topic | None:
         """Add a live reader to the stream's topic if the stream is followed, else return None.

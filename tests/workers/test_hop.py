@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -467,6 +468,20 @@ def test_a_stream_of_either_protocol_is_followed_anew_when_it_has_another_owner(
         hops.kill_owner()
         hops.clock.advance(2 * WATCH_S)
         assert set(following.restarted) == {stream}
+
+
+def test_a_live_request_for_another_process_moves_as_soon_as_such_requests_are_handed_on() -> None:
+    for unsettled_s in (0.5, inf):
+        hops = Hops()
+        hops.hop.unsettled_s = unsettled_s
+        hops.followed.streams.append(stream := Stream(hops.key, Tape()))
+        hops.ask(is_handed=True, is_live=True)
+        hops.clock.advance(2 * WATCH_S)
+        assert (hops.followed.restarted, hops.hop.is_misplaced(hops.key)) == ([], True)
+        [bystander] = {1, 2} - {hops.owner}
+        hops.shared.set_slot(bystander, SlotState.DEAD, 1, 0)
+        hops.clock.advance(1.0)
+        assert hops.followed.restarted == [stream] * (unsettled_s < inf)
 
 
 def test_live_requests_of_topics_that_have_ended_are_forgotten() -> None:
