@@ -429,6 +429,8 @@ class _Opening:
         stream, reads, start = self._stream, self._reads, self._read.start
         reply = await self._fresh(known)
         self.tail = _named_tail(reply)
+        if isinstance(reply, StreamHead) and known == start:
+            self.head = reply
         if isinstance(reply, Beyond) and known == start:
             # No tail was known, so the origin was asked at the client's own offset, which has proved to be beyond the
             # tail.
