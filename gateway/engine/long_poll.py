@@ -194,12 +194,22 @@ class LongPoll:
     ) -> Answer | Poll:
         """Ask the origin for the bytes or facts that an answer needs.
 
+        Waits briefly for a follower that is connecting, because it may make a request for the tail unnecessary.
         Returns the answer, `Poll.ASK` if the caller should try again, or `Poll.WAIT` if nothing has changed.
         """
         tape, edition = stream.tape, stream.version.edition
         reading = tape.read(read.start, self._reads.max_reply_bytes)
         if not reading.size:
             return Poll.ASK if await self._reads.fill_for(read, topic, reading.end) else Poll.WAIT
+        if not topic.is_confirmed:
+            # A follower that is connecting will name the tail, and bring later bytes.  A fetch would bring them twice.
+            await self._reads.live.until_connected(stream)
+            found = self.poll_now(read, stream, topic, outcome)
+            if isinstance(found, Answer):
+                return found
+            reading = tape.read(read.start, self._reads.max_reply_bytes)
+            if not reading.size:
+                return Poll.ASK
         # The tail is not confirmed.  One fetch shows whether more bytes follow.
         head = await self._reads.fetches.fresh_head(stream, reading.end, read.route, read.source)
         self._reads.check_ended(stream)

@@ -47,6 +47,48 @@ async def test_one_event_wakes_all_who_wait_with_the_same_bytes(start: Start) ->
     assert repr(bench.engine.live) == "1 topics, 1 followed, 0 readers"
 
 
+async def late_poll(bench: EngineBench) -> asyncio.Task[LongPoll]:
+    """A client that has yet to read the first bytes, while a client that has read them waits for the follower, which is
+    connecting."""
+    await bench.poll("/s?offset=-1&live=long-poll")
+    await bench.poll("/s?offset=0002&live=long-poll")
+    await bench.live_request()
+    late = asyncio.get_running_loop().create_task(bench.poll("/s?offset=-1&live=long-poll"))
+    await eventually(lambda: sum(topic.readers for topic in bench.engine.live.topics()) == 2, look_s=0)
+    await pass_turns()
+    return late
+
+
+@pytest.mark.parametrize("brought", [b"", b"cd"])
+async def test_poll_with_held_bytes_learns_the_tail_from_the_follower_that_connects(
+    start: Start, brought: bytes
+) -> None:
+    origin = BinaryOrigin(b"ab")
+    bench = start(origin)
+    late = await late_poll(bench)
+    # The follower brings these bytes, so no other request may fetch them.
+    origin.body += brought
+    confirm(bench.live[0], "0002")
+    bring(bench.live[0], brought, origin.tail)
+    client = await late
+    assert client.bodies == [b"ab" + brought]
+    assert client.answers[0].headers["Stream-Up-To-Date"] == "true"
+    assert [asked.query["offset"] for asked in bench.upstream.asked if asked.method == "GET"] == ["-1", "0002"]
+
+
+@pytest.mark.parametrize("why", ["silent", "failed"])
+async def test_poll_with_held_bytes_asks_for_the_tail_if_the_follower_does_not_connect(start: Start, why: str) -> None:
+    bench = start(BinaryOrigin(b"ab"))
+    late = await late_poll(bench)
+    assert not late.done()
+    if why == "failed":
+        bench.live[0].fail(UpstreamUnreachable())
+    else:
+        bench.clock.advance(0.5)
+    (answer,) = (await late).answers
+    assert (answer.status, answer.headers["Stream-Up-To-Date"]) == (200, "true")
+
+
 async def test_time_that_runs_out_is_a_204_on_the_followers_word(start: Start) -> None:
     bench = start(BinaryOrigin(b"ab"), long_poll_timeout_s=20)
     (client,), _ = await waiting(bench)
