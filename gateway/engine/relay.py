@@ -40,6 +40,8 @@ class RelayedCall(SentRequest):
         key = request.tape_key
         # Do not call through `super()`, which would cost another call.
         SentRequest.__init__(self, request, relay.find(key) if key is not None else None, relay.now(), body)
+        if self.stream is not None:
+            self.tail = self.stream.tape.tail
         self._relay = relay
         self.is_write = request.mode in WRITES
         self._pending: PendingRequest | None = None

@@ -11,6 +11,7 @@ from multidict import CIMultiDict
 from gateway.engine.route import Route
 from gateway.http.outgoing import RenderedHeaders
 from gateway.protocol.mode import Mode
+from gateway.protocol.names import PRODUCER_ID, is_before
 from gateway.protocol.sharing import Group, Partition, StreamKey
 from gateway.tape.stream import Stream
 from gateway.upstream.origin_call import Body, RepeatedUrl
@@ -111,8 +112,9 @@ class SentRequest:
         self.stream = stream
         """The stream of `request.tape_key`.  The answer shows the state of this stream only."""
         self.version = stream.version if stream is not None else None
-        self.tail = stream.tape.tail if stream is not None else None
-        """The tail that was known when the request was sent.  An append to this stream does not end before it."""
+        self.tail: str | None = None
+        """The tail that was known when this process sent the request.  None if no tail was known, or if another process
+        has sent the request."""
         self.is_overtaken = False
         """Whether another write has, or may have, deleted or created the stream since."""
 
@@ -120,6 +122,16 @@ class SentRequest:
     def is_cut_short(self) -> bool:
         """Whether the client has failed to send the whole body."""
         return False
+
+    def shows_another_stream(self, tail: str, status: int) -> bool:
+        """Return whether an answer that names this tail shows that the stream has been re-created since its tail was
+        known.  An append ends after any tail that was known when it was sent, unless it has added nothing."""
+        known, request = self.tail, self.request
+        if known is None or tail != known:
+            return known is not None and is_before(tail, known)
+        # With the fields of a producer, 204 stands for a repeated append.
+        is_repeated = status == 204 and PRODUCER_ID in request.headers
+        return request.mode is Mode.APPEND and status < 300 and bool(self.body) and not is_repeated
 
     @property
     def is_outdated(self) -> bool:

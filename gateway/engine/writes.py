@@ -32,7 +32,7 @@ from gateway.live.topics import LiveTopics
 from gateway.protocol.freshness_headers import lifetime_from_headers, lifetime_here, surrogate_keys
 from gateway.protocol.header_forwarding import storable_headers
 from gateway.protocol.mode import Mode
-from gateway.protocol.names import STREAM_CLOSED, STREAM_FORKED_FROM, is_before, is_true, stated_position
+from gateway.protocol.names import STREAM_CLOSED, STREAM_FORKED_FROM, is_true, stated_position
 from gateway.protocol.sharing import ALLOW_ORIGIN, Group
 from gateway.tape.record_stream import RecordStream
 from gateway.tape.store import TapeStore
@@ -316,9 +316,8 @@ class Writes:
             return
         headers = reply.headers
         tail, is_closed = stated_position(headers), is_true(headers.get(_CLOSED))
-        if tail is not None and write.tail is not None and is_before(tail, write.tail):
-            # The write has ended before a tail that was known when it was sent.  So the stream has been re-created
-            # since, by a write that this process has not relayed.
+        if tail is not None and write.shows_another_stream(tail, reply.status):
+            # The stream has been re-created by a write that this process has not relayed.
             is_doubted = True
             self._tell(request.group, self._doubt)
         elif tail is not None and not (is_remade or change & CREATES):

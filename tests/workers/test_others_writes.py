@@ -187,6 +187,18 @@ def test_a_worker_knows_after_a_look_what_it_would_know_of_its_own_writes(
         assert worker.state() == alone.state()
 
 
+def test_a_worker_that_has_the_bytes_of_an_append_before_it_looks_keeps_them() -> None:
+    clock, _, [writer, other] = crew()
+    sent = writer.send(Mode.APPEND)
+    [stream, *_] = other.streams
+    # The follower has brought this append and a later one.
+    other.store.store(stream, "4", "9", [b"efghi"], clock.now())
+    stream.tape.reached("9")
+    writer.answer(sent, 204, {"Stream-Next-Offset": "6"})
+    other.look("/s")
+    assert stream.tape.knows_after("4")
+
+
 def test_a_404_is_not_repeated_after_another_worker_has_begun_a_write() -> None:
     _, _, (one, two) = crew()
     key, headers = two.streams[0].key, CIMultiDict[str]()
