@@ -185,6 +185,8 @@ class EngineBench:
 
     def __init__(self, script: Callable[[Asked], None] = lambda asked: None, **settings: Any) -> None:
         config = GatewayConfig.for_origin("http://origin.test", **settings)
+        self.written: dict[str, str] = {}
+        """Further fields of the writes that are relayed."""
         self.clock = ManualClock()
         self.upstream = MemoryUpstream(script)
         self.recorder = NoMetrics()
@@ -217,7 +219,8 @@ class EngineBench:
             yield body
 
         request = RelayedRequest(
-            self.route, key.group, key, mode, method, parsed.path, parsed.query, parsed.query, CIMultiDict(TEXT), "",
+            self.route, key.group, key, mode, method, parsed.path, parsed.query, parsed.query,
+            CIMultiDict({**TEXT, **self.written}), "",
         )  # fmt: skip
         relayed = Relayed(self.engine.relay, request, chunks() if body is not None else None)
         relayed.send()

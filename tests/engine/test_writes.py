@@ -903,6 +903,7 @@ class TestSpared:
         await writes.warm()
         await writes.begin(CREATE)
         edition = writes.held.version.edition
+        writes.bench.written = {"Producer-Id": "p", "Producer-Epoch": "0", "Producer-Seq": "0"}
         for number in range(1, 6):
             await writes.begin(APPEND)
             await writes.answer(number, 204, "0002")
