@@ -194,6 +194,11 @@ class LiveReads:
         tape = stream.tape
         if not topic.is_missing(at):
             return False
+        if topic.asked_from == at:
+            # A follower that is connecting here will bring the bytes.
+            await self.live.until_connected(stream)
+            if tape.knows_after(at) or not topic.is_missing(at):
+                return tape.knows_after(at)
         # The follower reports the tail, so only bytes are needed, and another read's fetch suffices.
         earlier = await self.fetches.join_earlier(stream, at, route, source.client)
         if earlier is not None and (tape.knows_after(at) or tape.is_furthest(tape.resolve(at))):

@@ -327,6 +327,7 @@ class Follower:
         source = self._topic.access.source
         self._mode = Mode.SSE if live == LIVE_SSE else Mode.LONGPOLL
         self._asked_version = self._stream.version
+        self._topic.asked_from = at
         cursor = next_cursor(self._clock.wall(), self._cursor, self._rng) if self._cursor else None
         headers = source.headers
         if live == LIVE_SSE:

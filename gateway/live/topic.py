@@ -143,6 +143,8 @@ class Topic:
         """The offset that the follower has reached; None before it has connected."""
         self.is_confirmed = False
         """Whether the reply to the follower's open request has named `position` as the tail."""
+        self.asked_from: str | None = None
+        """The offset of the follower's latest live request; None before the first one."""
         self.connects_until = -math.inf
         """The time until which a read that needs the tail may wait for `is_confirmed` (monotonic seconds)."""
         self.ended: End | None = None

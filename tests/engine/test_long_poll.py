@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 
 import pytest
 
 from gateway.aio.timers import TICK_S
 from gateway.errors import UpstreamUnreachable
+from gateway.protocol.mode import Mode
 from gateway.tape.stream import End
 from tests.engine.bench import BINARY, BinaryOrigin, EngineBench, LongPoll, Start, bring, confirm
 from tests.memory_upstream import Asked
@@ -87,6 +89,41 @@ async def test_poll_with_held_bytes_asks_for_the_tail_if_the_follower_does_not_c
         bench.clock.advance(0.5)
     (answer,) = (await late).answers
     assert (answer.status, answer.headers["Stream-Up-To-Date"]) == (200, "true")
+
+
+@pytest.mark.parametrize("live", ["long-poll", "sse"])
+async def test_acknowledged_bytes_are_not_fetched_beside_the_follower_that_connects_before_them(
+    start: Start, live: str
+) -> None:
+    origin = BinaryOrigin(b"ab")
+
+    def script(asked: Asked) -> None:
+        if asked.method == "POST":
+            asked.answer(204, {"Stream-Next-Offset": "0004"})
+        else:
+            origin(asked)
+
+    bench = start(script)
+    await bench.body()
+    await bench.poll("/s?offset=0002&live=long-poll")
+    await bench.live_request()
+    origin.body += b"cd"
+    await bench.relay(Mode.APPEND, b"cd")
+    target, loop = f"/s?offset=0002&live={live}", asyncio.get_running_loop()
+    polling = loop.create_task(bench.poll(target)) if live == "long-poll" else None
+    subscribing = loop.create_task(bench.subscribe(target)) if live == "sse" else None
+    (topic,) = bench.engine.live.topics()
+    await eventually(lambda: topic.readers == 2, look_s=0)
+    await pass_turns()
+    confirm(bench.live[0], "0002")
+    bring(bench.live[0], b"cd", "0004")
+    if polling is not None:
+        client = await polling
+        await eventually(lambda: client.bodies == [b"cd"], look_s=0)
+    if subscribing is not None:
+        wire, _ = await subscribing
+        await eventually(lambda: ("data", base64.b64encode(b"cd").decode()) in wire.events(), look_s=0)
+    assert [asked.query["offset"] for asked in bench.upstream.asked if asked.method == "GET"] == ["-1", "0002"]
 
 
 async def test_time_that_runs_out_is_a_204_on_the_followers_word(start: Start) -> None:
