@@ -187,6 +187,15 @@ class Section:
         self._scheme = ""
         """`_client` and `_scheme` are the client's address and scheme for requests from `_peer`."""
 
+    def has_verdict(self, key: NamedStream) -> bool:
+        """Return whether there is a verdict under this key, and keep the verdict under this object from now on.  A
+        look-up with the same object compares no text."""
+        verdicts = self.allowed
+        if key not in verdicts or not isinstance(verdicts, dict):
+            return False
+        verdicts[key] = verdicts.pop(key)
+        return True
+
     def drop(self) -> None:
         """Called when `Sections` no longer keeps the section, so that nothing is charged for it."""
         self.cost = self.verdicts_cost = 0
@@ -375,7 +384,7 @@ class Sections:
             if (meaning := meanings.get(text)) is not None and (known := meaning.known.get(rest)) is not None:
                 named = _named(known, None, credentials)
                 # A line without a verdict is not kept, so nobody without valid credentials can displace others' lines.
-                if known.has_recurring_lines and named in section.allowed:
+                if known.has_recurring_lines and section.has_verdict(named):
                     lines.keep(line, rest, named, known.verdict_key)
                 return make(Presented, (known, line, named, None)), section
         return None
