@@ -154,7 +154,7 @@ class Engine:
         self._passed = PassedReads(hop, self._runner, backlog) if hop is not None else None
         self._reads = LiveReads(self.fetches, confirming, self.live, clock, rng, self.drain, limits.max_reply_bytes)
         if isinstance(shared, HopUpstream):
-            self._reads.is_owner, self.live.is_misplaced = shared.is_owner, shared.is_misplaced
+            self._reads.is_owner, self.live.placement = shared.is_owner, shared
         if self.disk is not None:
             self.store.keeper = self.disk
             self.disk.is_not_stored, self.disk.is_in_doubt = self.store.is_not_stored, self.store.is_in_doubt

@@ -158,6 +158,11 @@ class HopUpstream:
         followed = self._followed.get(key)
         return followed is not None and followed[0] != self.owner_for(Shared(key, False))
 
+    def claim(self, key: StreamKey) -> None:
+        """Record that the latest live request for this tape is for a client of this worker from now on."""
+        if (followed := self._followed.get(key)) is not None:
+            self._followed[key] = followed[0], Shared(key, False)
+
     # -- for the requests
 
     def owner_for(self, shared: Shared) -> int | None:

@@ -312,6 +312,10 @@ class _ReaderAccess:
         another tail."""
         return await self._reads.fill(self._route, self.source, topic, at)
 
+    def heard(self) -> None:
+        """Record for the route that the origin has answered a live request."""
+        self._route.heard()
+
     def why_alone(self, status: int, headers: Headers) -> NotShareable | None:
         """Return why a live answer of the origin may not be shared; None if it may."""
         route = self._route

@@ -197,22 +197,25 @@ class LongPoll:
         Waits briefly for a follower that is connecting, because it may make a request for the tail unnecessary.
         Returns the answer, `Poll.ASK` if the caller should try again, or `Poll.WAIT` if nothing has changed.
         """
-        tape, edition = stream.tape, stream.version.edition
-        reading = tape.read(read.start, self._reads.max_reply_bytes)
-        if not reading.size:
-            return Poll.ASK if await self._reads.fill_for(read, topic, reading.end) else Poll.WAIT
-        if not topic.is_confirmed:
+        tape, most = stream.tape, self._reads.max_reply_bytes
+        reading = tape.read(read.start, most)
+        if reading.size and not topic.is_confirmed:
             # A follower that is connecting will name the tail, and bring later bytes.  A fetch would bring them twice.
             await self._reads.live.until_connected(stream)
-            found = self.poll_now(read, stream, topic, outcome)
-            if isinstance(found, Answer):
+            if topic.not_shareable is not None:
+                raise Uncacheable(topic.not_shareable)
+            if (found := self.poll_now(read, stream, topic, outcome)) is not Poll.ASK:
                 return found
-            reading = tape.read(read.start, self._reads.max_reply_bytes)
-            if not reading.size:
-                return Poll.ASK
+            reading = tape.read(read.start, most)
+        if not reading.size:
+            return Poll.ASK if await self._reads.fill_for(read, topic, reading.end) else Poll.WAIT
         # The tail is not confirmed.  One fetch shows whether more bytes follow.
+        version = stream.version
         head = await self._reads.fetches.fresh_head(stream, reading.end, read.route, read.source)
         self._reads.check_ended(stream)
+        if not version.same_incarnation_as(stream.version):
+            # The bytes read before the fetch may belong to another stream than the reply.
+            raise TailMovedBack
         if isinstance(head, OriginError) and head.status == 410:
             # The origin has trimmed beyond the bytes in memory.  Start again from the client's offset.
             raise TailMovedBack
@@ -224,7 +227,9 @@ class LongPoll:
         if has_failed(head) and outcome is Outcome.HIT:
             outcome = Outcome.STALE_IF_ERROR
         # The bytes read before the fetch may have been evicted since, but are still valid.
-        reading = max(reading, tape.read(read.start, self._reads.max_reply_bytes), key=lambda one: one.size)
+        edition = version.edition
+        if (later := tape.read(read.start, most)).size > reading.size:
+            reading, edition = later, stream.version.edition
         is_current = isinstance(head, StreamHead) and head.up_to_date and head.next_offset == reading.end
         if outcome is Outcome.HIT and is_current:
             outcome = Outcome.REVALIDATED

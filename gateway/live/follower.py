@@ -170,19 +170,7 @@ class Follower:
         ends_at = self._clock.now() + self._topic.times.lifetime_s
         self._asked_version = self._stream.version
         begun_at = self._next_offset
-        head = await self._topic.access.fetch(begun_at)
-        if isinstance(head, OriginError):
-            if head.status == 410:
-                await self._check_trimmed()
-            self._raise_for_status(head.status, begun_at)
-        if isinstance(head, GatewayError):
-            self._counted_failure = head.anew()
-            raise self._counted_failure
-        if isinstance(head, NotShareable) and head.is_lasting:
-            # If catch-up replies may not be shared, live replies may not be shared either.
-            self._stop_sharing(head)
-        if not isinstance(head, StreamHead):
-            raise UpstreamBroken
+        head = await self._fetch(begun_at)
         self._topic.moved(head.next_offset, self._clock.now(), is_confirmed=head.up_to_date)
         if self._stream.expiry.is_wanted(self._clock.now()):
             self._stream.expiry.asked(self._clock.now())
@@ -197,7 +185,7 @@ class Follower:
                 self._is_bulk = False
                 return
             if self._tries_sse_again and self._clock.now() >= ends_at:
-                self._speaks_sse, self._tries_sse_again = _suits_sse(self._stream.content_type), False
+                self._speaks_sse, self._tries_sse_again = True, False
                 return
             if is_empty and self._clock.now() - asked_at < _FIRST_PAUSE_S and not self._is_closed_here():
                 # The origin answers long-polls at once, without waiting for data.  Avoid a tight loop.
@@ -256,8 +244,11 @@ class Follower:
                 self._raise_for_status(reply.status, at)
             is_base64 = reply.headers.get(SSE_DATA_ENCODING, "").lower() == "base64"
             await self._verify_incarnation()
+            if self._stream.content_type is None:
+                # The answer to a HEAD need not state the type.
+                await self._fetch(at)
             if not _suits_sse(self._stream.content_type):
-                self._stop_sse()
+                self._speaks_sse = False
                 return
             try:
                 await self._take_events(at, reply, is_base64)
@@ -317,11 +308,29 @@ class Follower:
         await reply.each(take)
 
     def _stop_sse(self) -> None:
-        """Use long-polls for a while.  They begin with a fetch, which states the content type, and reads up to the tail
-        without holding a large body in memory."""
+        """Use long-polls for a while.  They begin with a fetch, which reads up to the tail without holding a large body
+        in memory."""
         self._speaks_sse, self._tries_sse_again = False, True
 
     # -- both
+
+    async def _fetch(self, at: str) -> StreamHead:
+        """Fetch and store the bytes after `at`.  The stream's type is then known.  Raises FollowingEnded, or the
+        GatewayError that the reply means."""
+        head = await self._topic.access.fetch(at)
+        if isinstance(head, OriginError):
+            if head.status == 410:
+                await self._check_trimmed()
+            self._raise_for_status(head.status, at)
+        if isinstance(head, GatewayError):
+            self._counted_failure = head.anew()
+            raise self._counted_failure
+        if isinstance(head, NotShareable) and head.is_lasting:
+            # If catch-up replies may not be shared, live replies may not be shared either.
+            self._stop_sharing(head)
+        if not isinstance(head, StreamHead):
+            raise UpstreamBroken
+        return head
 
     async def _ask(self, at: str, live: str, bounds: Bounds) -> Reply:
         source = self._topic.access.source
@@ -344,6 +353,7 @@ class Follower:
             shared=Shared(self._stream.key, source.is_handed),
         )
         reply = await self._upstream.send(call, self._sent)
+        self._topic.access.heard()
         self._is_by_hop = self._is_of_known_record = False
         if (said := reply.said) is not None:
             if said.alone is not None:

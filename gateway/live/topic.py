@@ -96,6 +96,9 @@ class OriginAccess(Protocol):
     async def fill(self, topic: Topic, at: str) -> bool:
         """Fetch the bytes after `at`, unless the follower is about to receive them; return whether any were stored."""
 
+    def heard(self) -> None:
+        """Record for the route that the origin has answered a live request."""
+
     def why_alone(self, status: int, headers: Headers) -> NotShareable | None:
         """Return why a live reply of the origin may not be shared; None if it may."""
 

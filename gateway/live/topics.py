@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from functools import partial
+from typing import Protocol
 
 from gateway.aio.clock import Timer
 from gateway.errors import GatewayError
@@ -34,6 +35,17 @@ _FOLLOWER_PATIENCE_S = 1.0
 """How long a follower may take to receive an acknowledged write.  After that it counts as stalled."""
 
 
+class Placement(Protocol):
+    """Where the live requests for streams are sent: to the origin, or to another process that owns the stream."""
+
+    def is_misplaced(self, key: StreamKey) -> bool:
+        """Return whether the latest live request for this tape (a stream's bytes in memory) would be sent to another
+        process if it were sent now for a client of this process."""
+
+    def claim(self, key: StreamKey) -> None:
+        """Record that the latest live request for this tape is for a client of this process from now on."""
+
+
 class LiveTopics:
     """The topics by stream.  Starts and stops their followers."""
 
@@ -50,9 +62,8 @@ class LiveTopics:
         self.table = table
         """The table that counts readers and live requests for these topics."""
         self.hot = HotTopics(table, store, self._clock, self._is_misplaced)
-        self.is_misplaced: Callable[[StreamKey], bool] = lambda key: False
-        """Whether the live request for the stream of this key would be sent to another process if it were sent now for
-        a client of this process."""
+        self.placement: Placement | None = None
+        """Where live requests are sent; None if they are all sent to origins."""
         self._topics: dict[Stream, Topic] = {}
         self._kept_frames = KeptFrames()
         self._expiries: dict[Topic, Timer] = {}
@@ -98,8 +109,9 @@ class LiveTopics:
             )
             self.table.add_topic(topic, times.heartbeat_s / BEATS, partial(self._removed, topic))
             self.watch_expiry(stream)
-        if topic.is_refused:
-            # The first reader's credentials may have been revoked.  Use the credentials of the new reader.
+        if topic.is_refused and (topic.access.source.is_handed or not access.source.is_handed):
+            # The first reader's credentials may have been revoked.  Use the credentials of the new reader, but leave
+            # the topic of a client to clients.
             topic.access, topic.is_refused = access, False
         self.table.attach(topic)
         return topic
@@ -113,10 +125,13 @@ class LiveTopics:
         is_misplaced, topic.access = self._is_misplaced(topic), access
         if is_misplaced and self.table.is_followed(topic):
             self.restart(topic.stream)
+        elif self.placement is not None:
+            self.placement.claim(topic.stream.key)
 
     def _is_misplaced(self, topic: Topic) -> bool:
         """Return whether the stream is followed for another process, and for a client would be followed elsewhere."""
-        return topic.access.source.is_handed and self.is_misplaced(topic.stream.key)
+        placement = self.placement
+        return topic.access.source.is_handed and placement is not None and placement.is_misplaced(topic.stream.key)
 
     def join(self, stream: Stream) -> Topic | None:
         """Add a live reader to the stream's topic if the stream is followed, else return None.

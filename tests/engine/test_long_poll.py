@@ -126,6 +126,54 @@ async def test_acknowledged_bytes_are_not_fetched_beside_the_follower_that_conne
     assert [asked.query["offset"] for asked in bench.upstream.asked if asked.method == "GET"] == ["-1", "0002"]
 
 
+@pytest.mark.parametrize("moment", ["it waits for the follower", "it asks for the tail"])
+async def test_poll_sends_no_bytes_of_one_stream_under_the_tag_of_another(start: Start, moment: str) -> None:
+    """The bytes are forgotten, and another read fetches those of the next stream, while a poll is on its way."""
+    origin = BinaryOrigin(b"ab")
+    held: list[Asked] = []
+    bench = start(origin)
+    before = await bench.poll("/s?offset=-1&live=long-poll")
+    late = await late_poll(bench)
+    if moment == "it asks for the tail":
+        bench.upstream.script = lambda asked: held.append(asked) if asked.query["offset"] == "0002" else origin(asked)
+        bench.clock.advance(0.5)
+        await eventually(lambda: bool(held), look_s=0)
+    bench.engine.store.forget_bytes(bench.stream)
+    origin.body = b"XYZ"
+    assert await bench.body() == (200, b"XYZ")
+    bench.upstream.script = origin
+    for asked in held:
+        origin(asked)
+    bench.clock.advance(0.5)
+    client, after = await late, await bench.poll("/s?offset=-1&live=long-poll")
+    tags = {one.bodies[0]: one.answers[0].headers["ETag"] for one in (before, after)}
+    assert tags[b"ab"] != tags[b"XYZ"] == client.answers[0].headers["ETag"]
+    assert client.bodies == [b"XYZ"]
+
+
+async def test_poll_that_waits_for_a_slow_follower_takes_the_origin_for_well(start: Start) -> None:
+    """Each answer of the origin takes 0.7 s, so the poll gets its answer after more than `PATIENCE_S`."""
+    origin = BinaryOrigin(b"ab")
+    bench = start(origin)
+    await bench.poll("/s?offset=-1&live=long-poll")
+    late = await late_poll(bench)
+    held: list[Asked] = []
+    bench.upstream.script = held.append
+    for passed_s in (0.5, 0.2, 0.3):
+        bench.clock.advance(passed_s)
+        await pass_turns()
+        if passed_s == 0.2:
+            confirm(bench.live[0], "0002")
+            await pass_turns()
+    assert not late.done()
+    assert not bench.route.is_silent
+    bench.upstream.script = origin
+    for asked in held:
+        origin(asked)
+    (answer,) = (await late).answers
+    assert (answer.status, answer.headers["Stream-Up-To-Date"]) == (200, "true")
+
+
 async def test_time_that_runs_out_is_a_204_on_the_followers_word(start: Start) -> None:
     bench = start(BinaryOrigin(b"ab"), long_poll_timeout_s=20)
     (client,), _ = await waiting(bench)

@@ -100,3 +100,23 @@ async def test_a_stream_that_is_followed_for_frequent_reads_costs_no_live_reques
         assert (await b.get(f"{dispute.path}?offset=-1")).body == b'["old"]'
     await dispute.until_live(1)
     await dispute.check(first, reader)
+
+
+async def test_a_stream_of_a_member_with_readers_of_its_own_moves_to_a_member_that_returns(apart: Site) -> None:
+    """Although its live request was begun for another member's reader."""
+    await apart.start_all(live_linger_s=20, sse_lifetime_s=3_600)
+    dispute = Dispute(apart)
+    # There is no dispute: b believes, too, that c is lost.
+    next(one for one in apart.fleet("b").members.values() if one.name == "c").lose()
+    assert (await apart.members["b"].put(dispute.path, b'["old"]', Content_Type="application/json")).status == 201
+    first = await dispute.begin("a")
+    second = await dispute.begin("b")
+    await dispute.until_live(1)
+    await dispute.settle()
+    third = await dispute.begin("c")
+    began = apart.clock.now()
+    async with time_passing(apart.clock):
+        await eventually(lambda: apart.clock.now() > began + 3.0)
+        await eventually(lambda: dispute.live == 1 or apart.clock.now() > began + 40.0)
+    assert dispute.live == 1
+    await dispute.check(first, second, third)

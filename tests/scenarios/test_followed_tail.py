@@ -333,11 +333,12 @@ async def test_concurrent_readers_see_tails_move(edge: Edge, counters: Counters)
 @pytest.mark.parametrize("content_type", TYPES)
 @pytest.mark.http_1_origin
 async def test_a_live_request_takes_no_bytes_before_the_type_is_known(
-    edge: Edge, origin: RunningOrigin, faults: Faults, content_type: str
+    edge: Edge, origin: RunningOrigin, counters: Counters, faults: Faults, content_type: str
 ) -> None:
     """Only a write has named the tail so far, and no answer has stated the type."""
     message = b"a\r\nb" if content_type == "text/plain" else BODY[content_type]
     await edge.send_to(origin.url, "PUT", "/s", {"Content-Type": content_type})
+    head = faults.hold(kind=Kind.HEAD)
     faults.status(405, kind=Kind.HEAD, times=None)
     slow = faults.hold(kind=Kind.CATCHUP, times=1)
     earlier = edge.asking("/s")
@@ -349,11 +350,14 @@ async def test_a_live_request_takes_no_bytes_before_the_type_is_known(
             assert (await edge.get(f"/s?offset={tail}")).status == 500
         assert any(edge.gateway.engine.live.topics())
         failing.remove()
+        head.release()
         await eventually(lambda: position(edge, "/s") == tail)
         for _ in range(2):
             await edge.send_to(origin.url, "POST", "/s", {"Content-Type": content_type}, message)
         end = (await edge.send_to(origin.url, "GET", "/s?offset=now")).next_offset
         await eventually(lambda: position(edge, "/s") == end)
+    # Only text is long-polled.
+    assert bool(counters.requests[Kind.LONGPOLL]) is (content_type == "text/plain")
     slow.release()
     assert (await bounded(earlier)).status == 200
     for start in ("-1", tail):
