@@ -196,7 +196,7 @@ class LiveReads:
             return False
         if topic.asked_from == at:
             # A follower that is connecting here will bring the bytes.
-            await self.live.until_connected(stream)
+            await self.live.until_connected(stream, at)
             if tape.knows_after(at) or not topic.is_missing(at):
                 return tape.knows_after(at)
         # The follower reports the tail, so only bytes are needed, and another read's fetch suffices.

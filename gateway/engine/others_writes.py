@@ -21,7 +21,7 @@ from gateway.engine.relayed_request import RelayedRequest, SentRequest
 from gateway.engine.route import Route
 from gateway.engine.s2.request import parse_basin, parse_path
 from gateway.protocol.mode import Mode
-from gateway.protocol.names import STREAM_CLOSED, STREAM_NEXT_OFFSET
+from gateway.protocol.names import STREAM_CLOSED, STREAM_NEXT_OFFSET, stated_position
 from gateway.protocol.sharing import Group, StreamKey
 from gateway.tape.store import TapeStore
 from gateway.upstream.reply import Reply
@@ -32,6 +32,8 @@ _BEGUN, _ANSWERED, _UNANSWERED, _WITHOUT_EFFECT, _CONTROL, _APPENDED = b"B", b"A
 """The kinds of records.  In this order: a write was sent, was answered, got no answer, or has certainly changed
 nothing.  A request of S2's control plane may have changed any stream of its origin.  An append to an S2 stream was
 given a number."""
+_VARIES, _TO_ANOTHER = "v", "a"
+"""Facts in the record of an answer: the answer varies, and the write has shown that the stream was re-created."""
 _MOST_KNOWN: Final = 1 << 16
 _WORDS: Final = ((STREAM_NEXT_OFFSET, "Stream-Next-Offset"), (STREAM_CLOSED, "Stream-Closed"))
 
@@ -149,7 +151,10 @@ class OthersWrites:
         # If the reply repeats a header, record all its values in one word.  Such a word is not a valid offset, so no
         # worker uses it as one.
         words = ("\n".join(lines) if lines else "" for lines in said)
-        self._end(write, _text(_ANSWERED, self._own[write], str(reply.status), "v" if varies else "", *words))
+        tail = stated_position(headers)
+        is_to_another = tail is not None and write.shows_another_stream(tail, reply.status)
+        facts = (_VARIES if varies else "") + (_TO_ANOTHER if is_to_another else "")
+        self._end(write, _text(_ANSWERED, self._own[write], str(reply.status), facts, *words))
 
     def unanswered(self, write: SentRequest, *, may_be_done: bool) -> None:
         """Record that a write has got no answer.  `may_be_done`: the origin may have executed it."""
@@ -231,6 +236,7 @@ class OthersWrites:
             # The write's first record was lost, or is older than this worker's first look at the row.
             return is_first
         if kind == _ANSWERED:
+            write.is_to_another = _TO_ANOTHER in words[1].decode()
             self.applying.apply_answered(write, _told(words))
         elif kind == _UNANSWERED:
             self.applying.apply_unanswered(write)
@@ -249,7 +255,12 @@ class OthersWrites:
         if own:
             stream = self._store.find(StreamKey(group, own[0], route.public._replace(readers=own[1])))
         request = RelayedRequest(route, group, None, Mode(mode), "", path, query, "", CIMultiDict(), "")
-        return SentRequest(request, stream, record.at)
+        write = SentRequest(request, stream, record.at)
+        seen = stream.sighting if stream is not None else None
+        if seen is not None and seen.seen_at < record.at:
+            # A tail that this worker has learned later may lie behind the write.
+            write.tail = seen.at
+        return write
 
     def _lose(self, index: int, places: set[int]) -> None:
         """Assume that every kind of write has happened to the paths of this row, because records of the workers in
@@ -280,11 +291,11 @@ def _text(kind: bytes, name: bytes, *words: str) -> bytes:
 
 
 def _told(words: list[bytes]) -> ToldReply:
-    status, varies, *said = (word.decode("utf-8", "surrogateescape") for word in words)
+    status, facts, *said = (word.decode("utf-8", "surrogateescape") for word in words)
     headers: CIMultiDict[str] = CIMultiDict()
     for (_, name), value in zip(_WORDS, said, strict=True):
         for line in value.split("\n") if value else ():
             headers.add(name, line)
-    if varies:
+    if _VARIES in facts:
         headers["Vary"] = "*"
     return ToldReply(int(status), headers)

@@ -100,7 +100,7 @@ class RelayedRequest:
 class SentRequest:
     """A relayed request that has been sent, with the state of its stream at that time."""
 
-    __slots__ = ("asked_at", "body", "change", "is_overtaken", "request", "stream", "tail", "version")
+    __slots__ = ("asked_at", "body", "change", "is_overtaken", "is_to_another", "request", "stream", "tail", "version")
 
     def __init__(self, request: RelayedRequest, stream: Stream | None, asked_at: float, body: Body = None) -> None:
         self.request = request
@@ -113,8 +113,9 @@ class SentRequest:
         """The stream of `request.tape_key`.  The answer shows the state of this stream only."""
         self.version = stream.version if stream is not None else None
         self.tail: str | None = None
-        """The tail that was known when this process sent the request.  None if no tail was known, or if another process
-        has sent the request."""
+        """The tail that was known when the request was sent; None if no tail was known."""
+        self.is_to_another = False
+        """Whether another worker has sent the request, and knows from its answer that the stream was re-created."""
         self.is_overtaken = False
         """Whether another write has, or may have, deleted or created the stream since."""
 
@@ -128,10 +129,11 @@ class SentRequest:
         known.  An append ends after any tail that was known when it was sent, unless it has added nothing."""
         known, request = self.tail, self.request
         if known is None or tail != known:
-            return known is not None and is_before(tail, known)
+            return self.is_to_another or (known is not None and is_before(tail, known))
         # With the fields of a producer, 204 stands for a repeated append.
         is_repeated = status == 204 and PRODUCER_ID in request.headers
-        return request.mode is Mode.APPEND and status < 300 and bool(self.body) and not is_repeated
+        has_added = request.mode is Mode.APPEND and status < 300 and bool(self.body) and not is_repeated
+        return has_added or self.is_to_another
 
     @property
     def is_outdated(self) -> bool:

@@ -109,12 +109,19 @@ class LiveTopics:
             )
             self.table.add_topic(topic, times.heartbeat_s / BEATS, partial(self._removed, topic))
             self.watch_expiry(stream)
-        if topic.is_refused and (topic.access.source.is_handed or not access.source.is_handed):
-            # The first reader's credentials may have been revoked.  Use the credentials of the new reader, but leave
-            # the topic of a client to clients.
-            topic.access, topic.is_refused = access, False
+        if topic.is_refused:
+            self._replace_refused(topic, access)
         self.table.attach(topic)
         return topic
+
+    def _replace_refused(self, topic: Topic, access: OriginAccess) -> None:
+        """Use the credentials of a new reader, because those of the first reader may have been revoked.  A topic that
+        has clients of this process is left to clients."""
+        is_own = not access.source.is_handed
+        if is_own or topic.access.source.is_handed or not topic.client_readers:
+            topic.access, topic.is_refused = access, False
+            if is_own and self.placement is not None:
+                self.placement.claim(topic.stream.key)
 
     def use_own(self, topic: Topic, access: OriginAccess) -> None:
         """Send the requests of a topic that was created for another process for a client of this process from now on.
@@ -176,10 +183,13 @@ class LiveTopics:
             return next_cursor(self._clock.wall(), sent, self._rng)
         return topic.cursors.next_for(sent)
 
-    async def until_connected(self, stream: Stream) -> None:
-        """Wait briefly until the stream's new follower has confirmed the tail or failed."""
+    async def until_connected(self, stream: Stream, wanted: str | None = None) -> None:
+        """Wait briefly until the stream's new follower has confirmed the tail or failed, or until the bytes after the
+        offset `wanted` are in memory."""
         topic = self._topics.get(stream)
         while topic is not None and not topic.is_confirmed and topic.failure is None and self.table.is_followed(topic):
+            if wanted is not None and stream.tape.knows_after(wanted):
+                return
             left = topic.connects_until - self._clock.now()
             if left <= 0 or stream.ended is not None or not await topic.changed.wait_within(self._clock, left):
                 return

@@ -210,3 +210,18 @@ async def test_a_topic_whose_last_reader_fails_on_a_beat_beats_no_more(start: St
     assert repr(bench.engine.live) == "0 topics, 0 followed, 0 readers"
     # The topic's beat was one of the timers.
     assert bench.clock.pending < before
+
+
+@pytest.mark.parametrize(("has_client", "is_used"), [(True, False), (False, True)])
+async def test_a_refused_topic_uses_another_workers_access_once_its_clients_have_left(
+    start: Start, has_client: bool, is_used: bool
+) -> None:
+    bench = start(BinaryOrigin(), live_linger_s=60)
+    await reading(bench)
+    [topic] = bench.engine.live.topics()
+    topic.is_refused = True
+    if not has_client:
+        leave(bench)
+    await bench.subscribe("/s?offset=0002&live=sse", is_handed=True)
+    assert topic.access.source.is_handed is is_used
+    assert topic.is_refused is not is_used

@@ -199,6 +199,27 @@ def test_a_worker_that_has_the_bytes_of_an_append_before_it_looks_keeps_them() -
     assert stream.tape.knows_after("4")
 
 
+@pytest.mark.parametrize("knows", ["the worker that writes", "the other worker"])
+def test_an_append_through_another_worker_shows_that_the_stream_was_re_created(knows: str) -> None:
+    clock, _, [writer, other] = crew()
+    for worker in (writer, other):
+        stream = worker.streams[0]
+        worker.store.store(stream, "4", "9", [b"efghi"], clock.now())
+        stream.tape.reached("9")
+        stream.saw_tail(Sighting("9", clock.now(), clock.now() + 100, clock.now() + 100))
+    if knows == "the other worker":
+        writer.store.drop_stream(writer.streams[0], End.PURGED)
+    clock.advance(5)
+    sent = writer.send(Mode.APPEND)
+    if knows == "the worker that writes":
+        sent.tail = "9"
+        # The other worker may take this tail for one that lies behind the write.
+        other.streams[0].saw_tail(Sighting("9", clock.now() + 1, clock.now() + 100, clock.now() + 100))
+    writer.answer(sent, 204, {"Stream-Next-Offset": "6"})
+    other.look("/s")
+    assert other.streams[0].needs_revalidation or not other.streams[0].tape.knows_after("4")
+
+
 def test_a_404_is_not_repeated_after_another_worker_has_begun_a_write() -> None:
     _, _, (one, two) = crew()
     key, headers = two.streams[0].key, CIMultiDict[str]()
