@@ -31,7 +31,7 @@ from gateway.engine.negative_cache import NegativeCache
 from gateway.engine.passed_read import PassedRead, PassedReads
 from gateway.engine.path_events import Purge
 from gateway.engine.pending_writes import PendingWrites
-from gateway.engine.read import Read, Uncacheable
+from gateway.engine.read import MOST_CHANGES, Read, Uncacheable
 from gateway.engine.read_runner import ReadRunner, is_kept, is_known_kept
 from gateway.engine.relay import Relay
 from gateway.engine.response_heads import head_answer, origin_error_answer
@@ -58,7 +58,7 @@ from gateway.tape.stream import Stream
 from gateway.telemetry.surroundings import Surroundings
 from gateway.upstream.client import OriginClient
 from gateway.upstream.dialer import TlsReloader
-from gateway.upstream.flight import METADATA, NotShareable, OriginError, StreamHead
+from gateway.upstream.flight import CHANGES_TOO_FAST, METADATA, NotShareable, OriginError, StreamHead
 from gateway.upstream.health import Health
 from gateway.upstream.kept_connections import KeepAlive
 from gateway.upstream.origin_pool import Credentials, Origins, origin_names
@@ -280,21 +280,26 @@ class Engine:
 
         Raises Uncacheable or a GatewayError.
         """
-        stream = self._runner.open(read)
-        stream.hold()
-        try:
-            head = await self.fetches.fresh_head(stream, METADATA, read.route, read.source)
-            match head:
-                case StreamHead(tail):
-                    return head_answer(read, stream, tail)
-                case NotShareable():
-                    raise Uncacheable(head)
-                case OriginError():
-                    return origin_error_answer(read.route, head, Outcome.MISS)
-            assert isinstance(head, GatewayError), "the tail is not behind itself"
-            raise head.anew()
-        finally:
-            self.store.release(stream)
+        for _ in range(MOST_CHANGES):
+            stream = self._runner.open(read)
+            stream.hold()
+            try:
+                head = await self.fetches.fresh_head(stream, METADATA, read.route, read.source)
+                match head:
+                    case StreamHead(tail):
+                        return head_answer(read, stream, tail)
+                    case NotShareable():
+                        raise Uncacheable(head)
+                    case OriginError():
+                        return origin_error_answer(read.route, head, Outcome.MISS)
+                    case TailMovedBack():
+                        # The stream was re-created.  Ask again, on a new record.
+                        continue
+                assert isinstance(head, GatewayError), "the tail is not behind itself"
+                raise head.anew()
+            finally:
+                self.store.release(stream)
+        raise Uncacheable(CHANGES_TOO_FAST)
 
     def wait_at_once(self, read: Read) -> WaitingPoll | None:
         """Register a long-poll that can wait, or can be answered from memory, without asking the origin.

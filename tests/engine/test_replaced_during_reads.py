@@ -19,7 +19,7 @@ from gateway.protocol.names import SSE_DATA_ENCODING
 from gateway.protocol.sse import Control, encode_control
 from gateway.tape.stream import End
 from tests.effort import IS_LONG
-from tests.engine.bench import BINARY, EngineBench, LongPoll, bring
+from tests.engine.bench import BINARY, BinaryOrigin, EngineBench, LongPoll, Start, bring
 from tests.memory_upstream import Asked
 from tests.waiting import pass_turns
 
@@ -166,3 +166,12 @@ async def test_no_read_fails_while_the_origin_answers(seed: int) -> None:
         assert not failed, [(answer.status, answer.body) for answer in failed]
     finally:
         await scene.bench.engine.close()
+
+
+async def test_a_head_for_another_worker_finds_a_stream_that_was_re_created(start: Start) -> None:
+    origin = BinaryOrigin(b"abcd")
+    bench = start(origin)
+    await bench.body()
+    origin.body = b"x"
+    answer = await bench.engine.fetched_head(bench.read("/s", is_handed=True))
+    assert (answer.status, answer.headers["Stream-Next-Offset"]) == (200, "0001")
