@@ -209,8 +209,13 @@ class ReplyRecorder:
             case OriginError(status=404 | 410):
                 return self._missing(fetch, head.status)
             case NotShareable() if is_metadata:
-                if tells_lifetime:
+                if not tells_lifetime:
+                    pass
+                elif (said := fetch.facts.said) is None:
                     stream.expiry.not_told()
+                elif said.lifetime is not None:
+                    # The origin has told the stream's owner, another worker, by a reply for one reader alone.
+                    stream.expiry.know(said.lifetime)
             case NotShareable(is_personal=True):
                 stream.mark_stale()
             case OriginError(status=status, request_headers=None) if tells_lifetime and status < 500 and status != 429:

@@ -294,7 +294,7 @@ class HopHandler(RequestHandler):
             context.mode, read = self._hop_interpreter.read(request, section, target)
             self._look(request, read.key.group)
             if (reason := read.route.unshared.reason(read.key, read.shape)) is not None or request.is_alone:
-                return self._say_alone(context, Alone(reason or "not followed", reason is not None, False))
+                return self._say_alone(context, Alone(reason or "not followed", reason is not None, False), read.key)
             if context.mode in LIVE and self.live_requests.begins_at_once(context, read):
                 return None
             context.is_passed = section.asked.accepted is not None
@@ -348,7 +348,7 @@ class HopHandler(RequestHandler):
                 return None
         except Uncacheable as error:
             why = error.why
-            return self._say_alone(context, Alone(why.reason, why.is_lasting, why.is_personal))
+            return self._say_alone(context, Alone(why.reason, why.is_lasting, why.is_personal), read.key)
         except GatewayError as error:
             return self._recorder.refuse_read(context, read.key, error)
         return await self._deliver(context, read, answer)
@@ -364,8 +364,8 @@ class HopHandler(RequestHandler):
             return await self._answer_shared(context, meaning, read)
         return self._say(context, said)
 
-    def _say_alone(self, context: RequestContext, alone: Alone) -> Answered:
-        return self._say(context, self._statements.alone(alone))
+    def _say_alone(self, context: RequestContext, alone: Alone, key: StreamKey | None = None) -> Answered:
+        return self._say(context, self._statements.alone(alone, key))
 
     @staticmethod
     def _say(context: RequestContext, said: HopSaid) -> Answered:

@@ -87,9 +87,13 @@ class HopStatements:
             tuple(stream.headers.items()),
         )
 
-    def alone(self, alone: Alone) -> HopSaid:
-        """Return the statement for the asking worker if the origin's reply is for one reader alone."""
-        return HopSaid(self._owner, self._stated(self._now()), alone=alone)
+    def alone(self, alone: Alone, key: StreamKey | None = None) -> HopSaid:
+        """Return the statement for the asking worker if the origin's reply is for one reader alone.
+
+        `key` is the key of the stream, whose lifetime does not depend on the reader; None for an S2 stream."""
+        stream = self._engine.store.find(key) if key is not None else None
+        lifetime = None if stream is None or stream.expiry.is_lost else stream.expiry.lifetime
+        return HopSaid(self._owner, self._stated(self._now()), alone=alone, lifetime=lifetime)
 
     @staticmethod
     def add_to_passed(answer: Answer) -> None:

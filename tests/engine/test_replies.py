@@ -26,7 +26,7 @@ from gateway.tape.eviction import POLICIES
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
 from gateway.telemetry.metrics import NoMetrics
-from gateway.upstream.flight import METADATA, Flight, OriginError, StreamHead
+from gateway.upstream.flight import METADATA, Flight, NotShareable, OriginError, StreamHead
 from gateway.upstream.reply import Reply
 
 PART: Final = {
@@ -207,6 +207,17 @@ def test_a_head_sent_before_the_stream_may_have_been_replaced_tells_no_lifetime(
 def test_a_reply_for_one_reader_alone_raises_doubts_of_what_is_held(world: World) -> None:
     assert world.hear(world.sent("4"), Set_Cookie="a=b").effect is None
     assert world.stream.needs_revalidation
+
+
+@pytest.mark.parametrize("told", [None, Lifetime(60, None)])
+def test_a_worker_has_the_lifetime_of_a_reply_for_one_reader_alone_from_the_owner(
+    world: World, told: Lifetime | None
+) -> None:
+    world.stream = world.store.open(world.key._replace(query="a=b"), world.clock.now())
+    fetch = world.sent(METADATA)
+    fetch.facts = fetch.facts._replace(said=SAID._replace(lifetime=told))
+    world.recorder.apply(fetch, NotShareable("Vary", is_lasting=False))
+    assert world.stream.expiry.lifetime == told
 
 
 @pytest.mark.parametrize("more", [{}, {"Set_Cookie": "a=b"}, {"Vary": "X-User"}, {"Stream_Closed": "true"}])
