@@ -7,7 +7,7 @@ non-empty parts.  The caller must always call `close`, which detaches the answer
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Final, NamedTuple
@@ -86,15 +86,16 @@ class Parts:
     def tag_size(self, is_json: bool) -> int | str:
         """Return the body's length, for the body's entity tag.
 
-        If the length is not known, the result is a string with two numbers: the bytes in memory, and the sum of the
-        lengths that the origin has announced for the flights.  If a flight has no announced length, the string is
-        unique.
+        The length of a JSON flight under way is taken from its Content-Length, which is exact if the origin adds no
+        white space.  If a flight has no Content-Length, the result is a unique string.
         """
-        if (length := self.length(is_json)) is not None:
-            return length
-        flights = [part.flight.expected for part in self._parts if not isinstance(part, _InMemory)]
-        held = sum(part.size for part in self._parts if isinstance(part, _InMemory))
-        return f"{held}~{sum(size or 0 for size in flights)}" if None not in flights else f"~{next(_UNSIZED)}"
+        length = _joint_length((_tag_length(part, is_json) for part in self._parts), is_json)
+        return length if length is not None else f"~{next(_UNSIZED)}"
+
+    @property
+    def as_of(self) -> float | None:
+        """When the origin had the bytes of the first part (`Flight.as_of`), if that is a flight; else None."""
+        return self._parts[0].flight.as_of if self._parts and isinstance(self._parts[0], FlightReader) else None
 
     @property
     def copied(self) -> int:
@@ -167,14 +168,8 @@ class Parts:
 
     def length(self, is_json: bool) -> int | None:
         """Return the body's length in bytes; None if the length of a flight is not known."""
-        sizes: list[int] = []
-        for part in self._parts:
-            size = part.size if isinstance(part, _InMemory) else part.flight.length
-            if size is None:
-                return None
-            if size:
-                sizes.append(size)
-        return sum(sizes) + 2 + max(0, len(sizes) - 1) if is_json else sum(sizes)
+        sizes = (part.size if isinstance(part, _InMemory) else part.flight.length for part in self._parts)
+        return _joint_length(sizes, is_json)
 
     def holdings(self) -> Iterator[Holding]:
         """Yield the memory that the body keeps alive."""
@@ -212,6 +207,27 @@ class Parts:
             if isinstance(part, FlightReader):
                 part.detach()
         self._parts.clear()
+
+
+def _tag_length(part: _InMemory | FlightReader, is_json: bool) -> int | None:
+    """Return the length of a part of a body, for `Parts.tag_size`; None if it is not known."""
+    if isinstance(part, _InMemory):
+        return part.size
+    flight = part.flight
+    if flight.length is None and flight.expected is not None and is_json:
+        return max(0, flight.expected - len("[]"))
+    return flight.length
+
+
+def _joint_length(lengths: Iterable[int | None], is_json: bool) -> int | None:
+    """Return the length of a body whose parts have these lengths; None if one of these is not known."""
+    known: list[int] = []
+    for length in lengths:
+        if length is None:
+            return None
+        if length:
+            known.append(length)
+    return sum(known) + len("[]") + max(0, len(known) - 1) if is_json else sum(known)
 
 
 @dataclass(slots=True)

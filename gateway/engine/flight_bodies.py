@@ -31,9 +31,7 @@ from typing import Final
 from gateway.aio.clock import Clock
 from gateway.aio.tasks import in_task
 from gateway.engine.reply_recorder import Effect, SentFetch, is_overtaken
-from gateway.engine.route import Route
 from gateway.errors import UpstreamBroken, UpstreamCongested
-from gateway.protocol.freshness_headers import age_from_headers
 from gateway.protocol.json_body import ArrayUnwrapper, NotAnArray
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import NOW, START, is_before
@@ -278,7 +276,7 @@ class FlightBodies:
         """
         stream, flight, route = fetch.stream, fetch.flight, fetch.route
         reusable_s = stream.reusable_s(route.trust_s)
-        confirmed_at = fetch.asked_at - _counted_age(reply, stream, route)
+        confirmed_at = flight.as_of
         comparison = Comparison(stream.tape, flight.start, head.next_offset, reply.head.content_length)
         flight.announce(head)
         is_short = (reply.head.content_length or 0) <= 2 * MOST_COMPARED
@@ -321,7 +319,7 @@ class FlightBodies:
 
         await receive(fetch.stream, flight, head, reply, self._store, self.inflow, received)
         if not flight.is_over:
-            self._keep(fetch, head, reply, flight.kept, flight.size)
+            self._keep(fetch, head, flight.kept, flight.size)
             flight.land()
 
     # -- a body that has arrived
@@ -356,15 +354,15 @@ class FlightBodies:
         if fetch.facts.said is None:
             self._metrics.upstream_bytes(size, _CATCHUP, fetch.route.name)
 
-    def store_body(self, fetch: SentFetch, head: StreamHead, reply: Reply, body: list[bytes]) -> None:
+    def store_body(self, fetch: SentFetch, head: StreamHead, body: list[bytes]) -> None:
         """Store a body that has arrived, and land the flight."""
         size = sum(map(len, body))
-        self._keep(fetch, head, reply, body, size)
+        self._keep(fetch, head, body, size)
         fetch.flight.land_whole(body, size)
 
-    def _keep(self, fetch: SentFetch, head: StreamHead, reply: Reply, body: list[bytes], size: int) -> None:
+    def _keep(self, fetch: SentFetch, head: StreamHead, body: list[bytes], size: int) -> None:
         """Store the whole body of a flight, if it may be kept."""
-        stream, flight, route = fetch.stream, fetch.flight, fetch.route
+        stream, flight = fetch.stream, fetch.flight
         start, end = flight.start, head.next_offset
         if start == NOW:
             if size:
@@ -374,22 +372,7 @@ class FlightBodies:
                 # The cache plan excludes the stream, so the bytes are only for the flight's readers.
                 self._store.unstored_bytes += size
                 return
-            tape = stream.tape
-            if start == START and tape.knows_after(START):
-                # Another fetch has stored the beginning already.  The origin may have trimmed the stream between the
-                # two fetches.
-                tape.has_lost_start = True
             self._store.store(stream, start, end, body, self._clock.now())
-            stream.confirm(start, fetch.asked_at - _counted_age(reply, stream, route))
-            if size and tape.knows_after(start):
+            stream.confirm(start, flight.as_of)
+            if size and stream.tape.knows_after(start):
                 flight.shared = stream.shared_bytes()
-
-
-def _counted_age(reply: Reply, stream: Stream, route: Route) -> float:
-    """Return a reply's age in seconds, up to a limit.
-
-    The limit is below `Stream.reusable_s`.  So even a reply that was in other caches for a long time can be reused for
-    a moment.
-    """
-    age_s = age_from_headers(reply.headers)
-    return max(0.0, min(age_s, stream.reusable_s(route.trust_s) - LEAST_GAP_S)) if age_s else 0.0

@@ -27,13 +27,16 @@ from gateway.engine.reply_classifier import (
     read_error,
 )
 from gateway.engine.reply_recorder import Effect, ReplyRecorder, SentFetch, is_outdated, is_overtaken
+from gateway.engine.route import Route
 from gateway.engine.writes import Writes
 from gateway.errors import TailMovedBack
 from gateway.live.topics import LiveTopics
+from gateway.protocol.freshness_headers import age_from_headers
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import NOW, START
 from gateway.protocol.sharing import Ground
 from gateway.protocol.worker_headers import HopSaid, Remembered
+from gateway.tape.origin_statements import LEAST_GAP_S
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream
 from gateway.telemetry.metrics import MetricsRecorder
@@ -123,6 +126,7 @@ class ReplyTaker:
         if not isinstance(head, StreamHead):
             flight.announce(head)
             return None
+        flight.as_of = fetch.asked_at - _counted_age(reply, stream, fetch.route)
         if flight.start == METADATA:
             return self._take_metadata(fetch, reply, head)
         if flight.key == CONFIRMATION:
@@ -131,8 +135,8 @@ class ReplyTaker:
             return self._store_arriving(fetch, reply, head)
         body = self.bodies.take_body(fetch, head, reply)
         if body and not self.bodies.inflow.count_bytes(sum(map(len, body))):
-            return self._store_in_turn(fetch, reply, head, body)
-        self.bodies.store_body(fetch, head, reply, body)
+            return self._store_in_turn(fetch, head, body)
+        self.bodies.store_body(fetch, head, body)
         self._stored(fetch, head)
         return None
 
@@ -157,11 +161,11 @@ class ReplyTaker:
         await self.bodies.store(fetch, head, reply)
         self._stored(fetch, head)
 
-    async def _store_in_turn(self, fetch: AnsweredFetch, reply: Reply, head: StreamHead, body: list[bytes]) -> None:
+    async def _store_in_turn(self, fetch: AnsweredFetch, head: StreamHead, body: list[bytes]) -> None:
         """Wait until more bytes may be added to memory, then store a body that has arrived."""
         fetch.flight.announce(head, fetch.flight.expected, is_verbatim=not fetch.stream.tape.is_json)
         await self.bodies.inflow.renewed()
-        self.bodies.store_body(fetch, head, reply, body)
+        self.bodies.store_body(fetch, head, body)
         self._stored(fetch, head)
 
     def _stored(self, fetch: AnsweredFetch, head: StreamHead) -> None:
@@ -238,3 +242,13 @@ class ReplyTaker:
                 if method == "GET" or reply.status not in NO_HEAD:
                     return reply.status in (200, 404, 410)
         return False
+
+
+def _counted_age(reply: Reply, stream: Stream, route: Route) -> float:
+    """Return a reply's age in seconds, up to a limit.
+
+    The limit is below `Stream.reusable_s`.  So even a reply that was in other caches for a long time can be reused for
+    a moment.
+    """
+    age_s = age_from_headers(reply.headers)
+    return max(0.0, min(age_s, stream.reusable_s(route.trust_s) - LEAST_GAP_S)) if age_s else 0.0

@@ -68,13 +68,13 @@ def _cache_control(read: Read, stream: Stream, at_tail: bool) -> str:
     return f"{scope}, max-age={fresh_s}, stale-while-revalidate={_STALE_WHILE_REVALIDATE_S}"
 
 
-def _tagged_start(start: str, stream: Stream, size: int | str) -> str:
+def _tagged_start(start: str, size: int | str) -> str:
     """Return the part of a read's ETag that stands for the start.
 
-    If the origin trims the stream, the start sentinel (`-1`) names a later position of the same incarnation.  The size
-    of the body distinguishes these positions.
+    After the origin has trimmed a stream, the start sentinel (`-1`) names a later position of the same incarnation.  No
+    reply states this, and not all workers have the same bytes.  The size of the body distinguishes these positions.
     """
-    return f"{START}+{size}" if start == START and stream.tape.has_lost_start else start
+    return f"{START}+{size}" if start == START else start
 
 
 class Said(NamedTuple):
@@ -111,7 +111,7 @@ def stream_headers(read: Read, run: BodyRun, size: int | str, said: Said) -> CIM
     if cursor is not None and not said.is_closed:
         headers[STREAM_CURSOR] = cursor
     name = stream.tag_name(run.edition.incarnation)
-    add(_ETAG, mint(name, _tagged_start(run.start, stream, size), end, said.is_closed))
+    add(_ETAG, mint(name, _tagged_start(run.start, size), end, said.is_closed))
     cache_control = _cache_control(read, stream, said.up_to_date or cursor is not None)
     if stream.caching.is_verbatim and "no-transform" not in cache_control:
         cache_control += ", no-transform"
@@ -133,12 +133,12 @@ def stream_headers(read: Read, run: BodyRun, size: int | str, said: Said) -> CIM
 def part_answer(read: Read, run: BodyRun, said: Said, parts: Parts) -> Answer:
     """Return the answer with this range of the stream, whose bytes are `parts`; a 304 if the client has these bytes
     already."""
-    tape = run.stream.tape
-    headers = stream_headers(read, run, parts.tag_size(tape.is_json) if tape.has_lost_start else 0, said)
+    is_json = run.stream.tape.is_json
+    headers = stream_headers(read, run, parts.tag_size(is_json) if run.start == START else 0, said)
     if read.if_none_match is not None and is_not_modified(read, headers):
         parts.close()
         return Answer(304, not_modified(headers), said.outcome, run=run)
-    return Answer(200, headers, said.outcome, parts, tape.is_json, run=run)
+    return Answer(200, headers, said.outcome, parts, is_json, run=run)
 
 
 def now_answer(
@@ -166,7 +166,7 @@ def head_answer(read: Read, stream: Stream, tail: str) -> Answer:
     if is_closed:
         headers[STREAM_CLOSED] = "true"
     name = stream.tag_name(stream.version.incarnation)
-    headers["ETag"] = mint(name, _tagged_start(START, stream, "head"), tail, is_closed)
+    headers["ETag"] = mint(name, _tagged_start(START, "head"), tail, is_closed)
     headers["Cache-Control"] = "no-store"
     headers["Cache-Status"] = cache_status(read.route.node, Outcome.HIT)
     if is_not_modified(read, headers):

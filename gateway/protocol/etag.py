@@ -4,7 +4,8 @@
 Origins differ: some leave the stream's identity out of their ETags, some leave out whether the stream is closed.  The
 gateway therefore makes its own tags, `"<incarnation>:<start>:<end>[:c]"`.  The incarnation stands for one life of the
 stream.  A re-created stream therefore has other tags for the same URL, offsets and length.  Closing a stream changes
-the tag although it adds no bytes.
+the tag although it adds no bytes.  For a read from the start sentinel, the start includes the size of the body, which a
+trim changes (`gateway.engine.response_heads`).
 
 A compressed body is another representation, and its tag ends in the coding: `"<incarnation>:<start>:<end>[:c]:gzip"`.
 `without_codings` removes the codings from a client's If-None-Match, so that tags can be compared without regard to

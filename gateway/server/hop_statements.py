@@ -21,8 +21,6 @@ from gateway.tape.stream import Stream
 
 OWN: Final = ("Age", "Cache-Control", "Cache-Status", "Via")
 """Headers that the asking worker sets itself in its answers."""
-_FRESH: Final = frozenset({Outcome.MISS, Outcome.COLLAPSED})
-"""Outcomes of answers whose bytes have just arrived from the origin."""
 
 
 class HopStatements:
@@ -138,16 +136,12 @@ class HopStatements:
 
     def _as_of(self, read: Read, answer: Answer, stream: Stream) -> float:
         """Return the latest time at which the origin had confirmed everything in the answer."""
-        now = self._now()
-        if answer.outcome in _FRESH:
-            return now
-        as_of = now if stream.is_followed else stream.contacted_at
-        if (
-            answer.parts is not None
-            and not answer.parts.is_empty
-            and (at := stream.confirmed_at(read.start)) > -math.inf
-        ):
-            as_of = min(as_of, at)
+        as_of = self._now() if stream.is_followed else stream.contacted_at
+        if answer.parts is not None and not answer.parts.is_empty:
+            fetched_at = answer.parts.as_of
+            at = stream.confirmed_at(read.start) if fetched_at is None else fetched_at
+            if at > -math.inf:
+                as_of = min(as_of, at)
         states_tail = STREAM_UP_TO_DATE in answer.headers or answer.run is None
         if states_tail and answer.outcome is Outcome.HIT and stream.sighting is not None:
             as_of = min(as_of, stream.sighting.seen_at)

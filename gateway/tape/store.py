@@ -359,7 +359,6 @@ class TapeStore:
             blocks = stream.block_count
             self._charge(stream, -stream.drop_all(), blocks=-blocks)
             stream.tape.forget_facts()
-            stream.tape.has_lost_start = False
             stream.begin_incarnation(self._mint())
             stream.lost_tail()
             stream.beyond.clear()

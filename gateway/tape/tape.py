@@ -71,7 +71,6 @@ class Tape:
         "_synonyms",
         "closed_at",
         "cost",
-        "has_lost_start",
         "is_json",
         "short_of_tail",
         "tail",
@@ -84,9 +83,6 @@ class Tape:
         self.short_of_tail: str | None = None
         """The furthest token at which the origin ended a reply although more bytes followed."""
         self.closed_at: str | None = None
-        self.has_lost_start = False
-        """Whether the bytes after the start sentinel (`-1`) were dropped.  The sentinel names a later
-        position after the origin has trimmed the stream."""
         self.cost = TAPE_COST
         self._blocks: dict[str, Block] = {}
         """Blocks by their first token, in the order they were stored."""
@@ -295,8 +291,6 @@ class Tape:
         self._blocks[block.start] = block
         for position, token in block.marks:
             self._index[token] = (block, position)
-            # The origin may have trimmed the stream since the block was first stored.
-            self.has_lost_start |= token == START
             self.cost += token_cost(token)
         self._ending.setdefault(block.end, block)
         self.cost += BLOCK_COST + block.size + token_cost(block.end)
@@ -384,7 +378,6 @@ class Tape:
             self._ending.setdefault(block.end, block)
         for held in (self._index, self._synonyms):
             for known in [known for known in held if is_dropped(known)]:
-                self.has_lost_start |= known == START
                 del held[known]
                 self.cost -= token_cost(known)
         return before - self.cost
@@ -393,7 +386,6 @@ class Tape:
         del self._blocks[block.start]
         known = (*(token for _, token in block.marks), *block.leads)
         tokens = {token for token in known if self._index.get(token, (None, 0))[0] is block}
-        self.has_lost_start |= START in tokens
         for token in tokens:
             del self._index[token]
         if self._ending.get(block.end) is block:
@@ -416,7 +408,6 @@ class Tape:
             if holder is not block:
                 continue
             if at < position:
-                self.has_lost_start |= known == START
                 del self._index[known]
                 self.cost -= token_cost(known)
             else:
@@ -438,7 +429,6 @@ class Tape:
         self.short_of_tail = None
 
     def _clear(self) -> None:
-        self.has_lost_start |= START in self._index or START in self._synonyms
         self._blocks.clear()
         self._index.clear()
         self._ending.clear()

@@ -15,6 +15,7 @@ reader is two windows, because even the fastest reader may be that far behind.
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
@@ -170,6 +171,7 @@ class Flight(SharedFetch):
         "_watchers",
         "accounted",
         "accounted_requests",
+        "as_of",
         "base",
         "charged_bytes",
         "dropped_bytes",
@@ -213,6 +215,9 @@ class Flight(SharedFetch):
         self.lag_bytes = max(keep_bytes, 2 * WINDOW_BYTES)
         """A reader that is behind by more than this number of bytes is dropped."""
         self.sent_at = 0.0
+        self.as_of = -math.inf
+        """When the origin had the bytes after `start` (monotonic seconds): when it was asked, or before that if the
+        reply has an age.  -inf until the reply has arrived."""
         self.version = FIRST
         """The version of the stream in memory when the request was sent, to find out later whether the flight is
         overtaken (`gateway.engine.fetch_table`)."""

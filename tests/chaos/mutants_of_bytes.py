@@ -265,6 +265,11 @@ def tag_ignores_the_life() -> Patches:
     return _minted(lambda _, start, end, is_closed: mint("x", start, end, is_closed))
 
 
+@mutant("a trimmed stream has other tags for a read from its start")
+def tag_ignores_a_trim() -> Patches:
+    return [(response_heads, "_tagged_start", lambda start, _: start)]
+
+
 @mutant("a 304 is for a representation that the client takes")
 def not_modified_for_another_coding() -> Patches:
     def without(if_none_match: str | None, _: Any) -> str | None:

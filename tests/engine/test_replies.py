@@ -281,5 +281,6 @@ async def test_a_confirmation_without_bytes_in_memory_confirms_nothing(*, is_hel
     world.clock.advance(10)
     bodies = FlightBodies(world.store, world.clock, NoMetrics())
     sent = world.sent("4")
+    sent.flight.as_of = sent.asked_at
     await bodies.compare(cast(SentFetch, sent), StreamHead("8", False, False), cast(Reply, Body(b"efgh")))
     assert (world.stream.confirmed_at("4") == sent.asked_at) is is_held

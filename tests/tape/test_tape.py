@@ -218,7 +218,6 @@ def test_a_restored_block_is_read_and_charged_like_a_stored_one(is_json: bool) -
     assert [read(tape, token) for token in ("-1", "a", "b", "c")] == [
         (joint.join([b"a", b"b", b"c"]), "c"), (joint.join([b"b", b"c"]), "c"), (b"c", "c"), (b"", "c")
     ]  # fmt: skip
-    assert tape.has_lost_start
     tape.store("c", "d", [b"d"], 3.0)
     assert read(tape, "-1") == read(whole, "-1")
     tape.drop_oldest()

@@ -45,6 +45,7 @@ from gateway.upstream.reply import Requester, Upstream
 from gateway.workers.owners import Owners
 from gateway.workers.shared_memory import SharedMemory, SlotState
 from tests.engine.bench import EngineBench, part_of_stream
+from tests.waiting import BOUND_S, eventually, pass_turns
 
 WORDS = st.text(max_size=12)
 KEY = StreamKey(Group("http://origin", "/s"), "", Partition("default"))
@@ -192,6 +193,73 @@ def test_all_workers_name_the_owners_incarnation_in_entity_tags() -> None:
     stream.begin_incarnation("next")
     assert (stream.tag_name("next"), stream.own_record().has_dropped_bytes(SAME)) == ("next", False)
     assert stream.own_record().has_dropped_bytes(SAME._replace(name="later"))
+
+
+async def test_workers_that_read_from_the_start_before_and_after_a_trim_give_different_tags() -> None:
+    """No reply states that the origin has trimmed the stream, and the end stays the same."""
+    tags = []
+    for body in (b"abcd", b"cd"):
+        bench = EngineBench(part_of_stream(body, "4"))
+        try:
+            (await bench.engine.catch_up(bench.read("/s?offset=-1"))).close()
+            bench.stream.learn_owner(SAME)
+            answer = await bench.engine.catch_up(bench.read("/s?offset=-1"))
+            tags.append(answer.headers["ETag"])
+            answer.close()
+        finally:
+            await bench.close()
+    assert all(tag.startswith('"name:') for tag in tags)
+    assert len(set(tags)) == 2
+
+
+async def test_a_read_that_joins_a_fetch_states_when_the_bytes_at_its_start_were_confirmed() -> None:
+    """Another worker may send these bytes for `trust_s` from then on."""
+    bench = EngineBench(part_of_stream(b"ab", "2"))
+    try:
+        (await bench.engine.catch_up(bench.read("/s?offset=-1"))).close()
+        confirmed_at = bench.clock.now()
+        bench.clock.advance(20)
+        asked: list[Any] = []
+        bench.upstream.script = asked.append
+        first = asyncio.ensure_future(bench.engine.catch_up(bench.read("/s?offset=2")))
+        await eventually(lambda: len(asked) == 1)
+        second = asyncio.ensure_future(bench.engine.catch_up(bench.read("/s?offset=-1")))
+        await pass_turns()
+        bench.upstream.script = part_of_stream(b"", "4", Stream_Closed="true")
+        part_of_stream(b"cd", "4", Stream_Closed="true")(asked[0])
+        (await first).close()
+        answer = await asyncio.wait_for(second, BOUND_S)
+        assert answer.outcome is Outcome.COLLAPSED
+        HopStatements(bench.engine, "1.1.1").restate(bench.read("/s?offset=-1"), answer)
+        said = HopSaid.of(answer.headers)
+        assert said is not None
+        assert said.as_of == confirmed_at
+        answer.close()
+    finally:
+        await bench.close()
+
+
+async def test_a_read_that_joins_a_fetch_of_its_start_states_when_the_origin_was_asked() -> None:
+    bench = EngineBench(part_of_stream(b"", "2"))
+    try:
+        asked: list[Any] = []
+        bench.upstream.script = asked.append
+        first = asyncio.ensure_future(bench.engine.catch_up(bench.read("/s?offset=-1")))
+        await eventually(lambda: len(asked) == 1)
+        asked_at = bench.clock.now()
+        bench.clock.advance(3)
+        second = asyncio.ensure_future(bench.engine.catch_up(bench.read("/s?offset=-1")))
+        await pass_turns()
+        bench.upstream.script = part_of_stream(b"", "2")
+        part_of_stream(b"ab", "2", Age="4")(asked[0])
+        for answer in await asyncio.wait_for(asyncio.gather(first, second), BOUND_S):
+            HopStatements(bench.engine, "1.1.1").restate(bench.read("/s?offset=-1"), answer)
+            said = HopSaid.of(answer.headers)
+            assert said is not None
+            assert said.as_of == asked_at - 4
+            answer.close()
+    finally:
+        await bench.close()
 
 
 class Asked:
