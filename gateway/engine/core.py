@@ -142,6 +142,7 @@ class Engine:
         if self.others is not None:
             self.others.applying = self.writes
             self.s2_writes.tell = self.others.appended
+            self.store.tell_ended = self.others.ended
         self.fetches = FetchTable(
             shared, self.store, surroundings, limits.max_flight_bytes, self.live, self.writes, self.negative_cache
         )
@@ -169,7 +170,7 @@ class Engine:
             upstreams.s2, self.store, surroundings, self.live_table, wheel, self.negative_cache, self._cold_read_limit
         )
         if self.others is not None:
-            self.s2.streams.tell_ended = self.others.ended
+            self.s2.streams.tell_ended = self.others.s2_ended
         self.limit_clients(limits)
 
     def __repr__(self) -> str:

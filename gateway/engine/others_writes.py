@@ -28,10 +28,11 @@ from gateway.upstream.reply import Reply
 from gateway.workers.owners import Owners
 from gateway.workers.write_log import Record, WriteLog
 
-_BEGUN, _ANSWERED, _UNANSWERED, _WITHOUT_EFFECT, _CONTROL, _APPENDED = b"B", b"A", b"U", b"N", b"C", b"S"
+_BEGUN, _ANSWERED, _UNANSWERED, _WITHOUT_EFFECT = b"B", b"A", b"U", b"N"
+_CONTROL, _APPENDED, _ENDED = b"C", b"S", b"E"
 """The kinds of records.  In this order: a write was sent, was answered, got no answer, or has certainly changed
 nothing.  A request of S2's control plane may have changed any stream of its origin.  An append to an S2 stream was
-given a number."""
+given a number.  The origin has shown by another reply that a stream has ended."""
 _VARIES, _TO_ANOTHER = "v", "a"
 """Facts in the record of an answer: the answer varies, and the write has shown that the stream was re-created."""
 _MOST_KNOWN: Final = 1 << 16
@@ -64,6 +65,8 @@ class Applying(Protocol):
     def apply_control(self, origin: str) -> None: ...
 
     def apply_appended(self, group: Group, queries: Collection[str] | None, start: int) -> None: ...
+
+    def apply_ended(self, group: Group, query: str, readers: str) -> None: ...
 
 
 class ToldReply:
@@ -170,10 +173,17 @@ class OthersWrites:
         name = b"%d.%d" % (self._generation, self._count)
         self._log.note(self.index_of(group), _text(_APPENDED, name, *group, str(start), *(queries or ())))
 
-    def ended(self, key: StreamKey) -> None:
+    def s2_ended(self, key: StreamKey) -> None:
         """Record that an S2 stream has ended at the origin.  From now on, a record with any number may belong to
         another stream."""
         self.appended(key.group, {key.query}, 0)
+
+    def ended(self, key: StreamKey) -> None:
+        """Record that the origin has shown, by its reply to a read, that a stream has ended."""
+        self._count += 1
+        name = b"%d.%d" % (self._generation, self._count)
+        text = _text(_ENDED, name, *key.group, key.query, key.partition.readers)
+        self._log.note(self.index_of(key.group), text)
 
     def _end(self, write: SentRequest, text: bytes) -> None:
         request = write.request
@@ -223,6 +233,10 @@ class OthersWrites:
         if kind == _APPENDED:
             origin, path, start, *queries = (word.decode("utf-8", "surrogateescape") for word in words)
             self.applying.apply_appended(Group(origin, path), queries or None, int(start))
+            return True
+        if kind == _ENDED:
+            origin, path, query, readers = (word.decode("utf-8", "surrogateescape") for word in words)
+            self.applying.apply_ended(Group(origin, path), query, readers)
             return True
         if kind == _BEGUN:
             write = self._written(record, words)

@@ -247,9 +247,9 @@ class ReplyRecorder:
                 self._store.forget_through(stream, flight.start)
             stream.mark_stale()
             return Effect.REFOLLOW if flight.start == facts.tail else None
-        return (
-            Effect.END_READERS if self._store.drop_stream(stream, End.GONE if status == 410 else End.DELETED) else None
-        )
+        # An owner that answers for the origin has told the other workers itself.
+        end_stream = self._store.end_stream if facts.said is None else self._store.drop_stream
+        return Effect.END_READERS if end_stream(stream, End.GONE if status == 410 else End.DELETED) else None
 
     def apply_another(self, fetch: SentFetch) -> Effect | None:
         """End the record in memory, because a reply belongs to another stream.
@@ -264,7 +264,12 @@ class ReplyRecorder:
             # stream.
             stream.mark_stale()
             return Effect.REFOLLOW
-        return Effect.END_READERS if self._store.drop_stream(stream, End.RECREATED) else None
+        if (said := fetch.facts.said) is None:
+            has_ended = self._store.end_stream(stream, End.RECREATED)
+        else:
+            is_purged = stream.is_of_dropped_record(said)
+            has_ended = self._store.drop_stream(stream, End.PURGED if is_purged else End.RECREATED)
+        return Effect.END_READERS if has_ended else None
 
 
 def _content_type(stream: Stream, learned: Learned) -> str | None:

@@ -26,7 +26,7 @@ from gateway.engine.negative_cache import NegativeCache
 from gateway.engine.others_writes import OthersWrites, WriteReply
 from gateway.engine.path_events import Acknowledged, PathChange
 from gateway.engine.pending_writes import PendingWrites, may_remake
-from gateway.engine.relayed_request import CREATES, NO_CHANGE, Change, RelayedRequest, SentRequest
+from gateway.engine.relayed_request import CREATES, NO_CHANGE, WRITES, Change, RelayedRequest, SentRequest
 from gateway.errors import GatewayError
 from gateway.live.topics import LiveTopics
 from gateway.protocol.freshness_headers import lifetime_from_headers, lifetime_here, surrogate_keys
@@ -199,6 +199,19 @@ class Writes:
                 self._store.doubt_records(stream)
         self._store.doubt_replaced(group, queries, start, frozenset(awake))
 
+    def apply_ended(self, group: Group, query: str, readers: str) -> None:
+        """Doubt the streams of these readers, because the origin has shown to another worker that they have ended.
+
+        What this worker has may belong to a later stream, so the origin is asked again.
+        """
+
+        def ended(stream: Stream) -> None:
+            if stream.key.query == query and stream.key.partition.readers == readers:
+                self._doubt(stream)
+
+        self._store.withdraw_kept(group)
+        self._tell(group, ended)
+
     def missing(self, sent: SentRequest, reply: WriteReply) -> None:
         """Record that the origin has answered 404 or 410 to this client; other clients may still see the stream."""
         status, route = reply.status, sent.request.route
@@ -211,7 +224,9 @@ class Writes:
             sent.stream.mark_stale()
             self._live.revalidate(sent.stream)
         else:
-            self._live.drop_stream(sent.stream, End.GONE if status == 410 else End.DELETED)
+            # The record of a write tells the other workers.
+            end_stream = self._live.drop_stream if sent.request.mode in WRITES else self._live.end_stream
+            end_stream(sent.stream, End.GONE if status == 410 else End.DELETED)
 
     def is_under_way(self, group: Group) -> bool:
         """Return whether a write to the path is under way, so that the tail may move at any moment."""

@@ -94,7 +94,7 @@ class Follower:
         self._is_bulk = False
         self._tries_sse_again = False
         """Whether to retry SSE, which has failed, after one connection lifetime."""
-        self._is_by_hop = False
+        self.is_by_hop = False
         """Whether the stream's owner, another worker, answers the latest live request."""
         self._is_of_known_record = False
         """Whether the owner has answered from the same record as when this worker got its bytes."""
@@ -137,7 +137,7 @@ class Follower:
                 failures += 1
                 if not isinstance(failure, CircuitOpen):
                     self._metrics.retry(self._route)
-                if failures == 1 and self._is_by_hop:
+                if failures == 1 and self.is_by_hop:
                     # Do not pause here, because the owner pauses before it asks the origin again.  Readers wait for the
                     # next answer.
                     continue
@@ -219,7 +219,7 @@ class Follower:
             body = b"".join(chunks)
             if self._stream.tape.is_json:
                 body = unwrapped(body)
-        identity = None if self._is_by_hop else stream_identity(reply.headers, at, control.next_offset)
+        identity = None if self.is_by_hop else stream_identity(reply.headers, at, control.next_offset)
         if not self._stream.learn_identity(identity):
             raise TailMovedBack
         self._take(at, control, [body] if body else [])
@@ -298,7 +298,7 @@ class Follower:
             except SseTooLarge as error:
                 self._stop_sse()
                 raise UpstreamBroken from error
-            if events.is_silent and not self._is_by_hop:
+            if events.is_silent and not self.is_by_hop:
                 # A comment shows, like an event, that the origin is alive and has sent all events so far.  Another
                 # worker's comment shows only that the worker is alive.
                 self._topic.heard(self._clock.now())
@@ -354,14 +354,14 @@ class Follower:
         )
         reply = await self._upstream.send(call, self._sent)
         self._topic.access.heard()
-        self._is_by_hop = self._is_of_known_record = False
+        self.is_by_hop = self._is_of_known_record = False
         if (said := reply.said) is not None:
             if said.alone is not None:
                 reply.close()
                 if not said.alone.is_lasting:
                     raise UpstreamUnavailable
                 self._stop_sharing(NotShareable(*said.alone))
-            self._is_by_hop = True
+            self.is_by_hop = True
             record = self._stream.own_record()
             self._is_of_known_record = record.is_known(said)
             if record.has_dropped_bytes(said):
@@ -370,8 +370,10 @@ class Follower:
                 self._store.forget_bytes(self._stream)
             if not self._stream.learn_owner(said):
                 reply.close()
+                if self._stream.is_of_dropped_record(said):
+                    raise FollowingEnded(End.PURGED)
                 raise TailMovedBack
-        if not self._is_by_hop:
+        if not self.is_by_hop:
             self._metrics.upstream_head(self._mode, reply.status, self._clock.now() - asked_at, self._route)
         return reply
 
@@ -384,7 +386,7 @@ class Follower:
     def _received(self, size: int, mode: Mode) -> None:
         """Count received body bytes.  The bytes serve all live readers, so the next access record of any reader lists
         them."""
-        if self._is_by_hop:
+        if self.is_by_hop:
             return
         self._metrics.upstream_bytes(size, mode, self._route)
         self._access_log.unclaimed(self._recorded, mode, fetched_bytes=size)
@@ -403,7 +405,7 @@ class Follower:
         tape.reached(end, is_closed=control.is_closed)
         is_confirmed = control.up_to_date or control.is_closed
         self._topic.moved(end, now, is_confirmed=is_confirmed)
-        if self._is_by_hop and not is_confirmed:
+        if self.is_by_hop and not is_confirmed:
             # The owner does not follow the stream yet, so this worker must not count the stream as followed.
             self._stream.unfollowed(self._stream.contacted_at)
         return end

@@ -284,7 +284,8 @@ class LiveTopics:
     async def _run(self, topic: Topic, follower: Follower) -> None:
         why = await follower.run()
         if why is not None:
-            self.drop_stream(topic.stream, why)
+            is_by_origin = why is not End.PURGED and not follower.is_by_hop
+            (self.end_stream if is_by_origin else self.drop_stream)(topic.stream, why)
 
     def detach(self, topic: Topic) -> None:
         """Remove a live reader from the topic."""
@@ -309,6 +310,11 @@ class LiveTopics:
     def drop_stream(self, stream: Stream, why: End) -> None:
         """End the stream and its live readers."""
         if self._store.drop_stream(stream, why):
+            self.end_readers(stream, why)
+
+    def end_stream(self, stream: Stream, why: End) -> None:
+        """End the stream and its live readers, and tell the other workers (`TapeStore.end_stream`)."""
+        if self._store.end_stream(stream, why):
             self.end_readers(stream, why)
 
     def restart(self, stream: Stream) -> None:

@@ -97,6 +97,8 @@ class TapeStore:
         """The use of memory by each route: the number of tapes and blocks, and the bytes charged to the budget."""
         self.on_forget: Callable[[Stream], None] = lambda stream: None
         """Called when data derived from a stream's bytes becomes invalid, so that the data's owners can drop it."""
+        self.tell_ended: Callable[[StreamKey], None] = lambda key: None
+        """Called to tell the other workers that a stream has ended at the origin."""
         self.keeper: Keeper | None = None
         """Keeps bytes on disk, if there is a store on disk."""
 
@@ -336,6 +338,14 @@ class TapeStore:
             return False
         self._order.forget(stream.key)
         self._remove(stream, why)
+        return True
+
+    def end_stream(self, stream: Stream, why: End) -> bool:
+        """Drop the stream, because the origin has shown to this worker that it has ended; tell the other workers.
+        Return False if it has already ended."""
+        if not self.drop_stream(stream, why):
+            return False
+        self.tell_ended(stream.key)
         return True
 
     def _remove(self, stream: Stream, why: End) -> None:

@@ -317,6 +317,14 @@ class Stream:
         record.learn(said, self.version.incarnation)
         return True
 
+    def is_of_dropped_record(self, said: HopSaid) -> bool:
+        """Return whether the owner has dropped the record that this worker's bytes came from, and nothing shows that
+        the stream has ended.  It may be another stream, but live readers may continue at their offsets, as after a
+        purge."""
+        record = self.own_record()
+        is_contradicted = self.identity is not None and said.identity not in (None, self.identity)
+        return not (record.is_same(said, self.identity) or is_contradicted or self.version.may_have_ended)
+
     def own_record(self) -> OwnersRecord:
         """Return the record whose name this worker sends to other workers with the stream's bytes."""
         if self.elsewhere is None:

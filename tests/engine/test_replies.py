@@ -19,7 +19,7 @@ from gateway.engine.writes import Writes
 from gateway.errors import TailMovedBack
 from gateway.protocol.freshness_headers import Lifetime
 from gateway.protocol.names import START
-from gateway.protocol.sharing import Group
+from gateway.protocol.sharing import Group, StreamKey
 from gateway.protocol.target import parse_target
 from gateway.protocol.worker_headers import HopSaid, Remembered
 from gateway.tape.eviction import POLICIES
@@ -34,6 +34,9 @@ PART: Final = {
     "Stream-Next-Offset": "4",
     "Stream-Up-To-Date": "true",
 }
+
+
+SAID = HopSaid("0.1.9", 900.0, "life", "name")
 
 
 class Head(NamedTuple):
@@ -180,6 +183,47 @@ def test_a_reply_that_contradicts_what_is_known_is_of_another_stream(world: Worl
     assert world.stream.ended is End.RECREATED
 
 
+@pytest.mark.parametrize(
+    ("said", "is_doubted", "why"),
+    [
+        (SAID._replace(life="other"), False, End.PURGED),
+        (SAID._replace(life="other"), True, End.RECREATED),
+        (SAID._replace(life="other", identity="another"), False, End.RECREATED),
+        (SAID, False, End.RECREATED),
+    ],
+)
+def test_an_owner_that_has_dropped_its_record_has_not_shown_that_the_stream_was_re_created(
+    world: World, said: HopSaid, is_doubted: bool, why: End
+) -> None:
+    """Live readers continue at their offsets, as after a purge, unless the stream may have ended."""
+    world.stream.identity = None if said.identity is None else "one"
+    assert world.stream.learn_owner(SAID)
+    if is_doubted:
+        world.stream.may_be_another()
+    late = world.sent(START)
+    late.facts = late.facts._replace(said=said)
+    assert world.recorder.apply_another(late) is Effect.END_READERS
+    assert world.stream.ended is why
+
+
+@pytest.mark.parametrize("is_by_hop", [False, True])
+@pytest.mark.parametrize("finds", ["nothing there", "another stream"])
+def test_other_workers_are_told_of_an_end_that_the_origin_has_shown_to_this_one(
+    world: World, finds: str, is_by_hop: bool
+) -> None:
+    told: list[StreamKey] = []
+    world.store.tell_ended = told.append
+    late = world.sent(METADATA)
+    if is_by_hop:
+        late.facts = late.facts._replace(said=SAID)
+    if finds == "nothing there":
+        world.hear(late, 404)
+    else:
+        world.recorder.apply_another(late)
+    assert world.stream.ended is not None
+    assert told == ([] if is_by_hop else [world.key])
+
+
 def test_a_closed_stream_that_is_open_again_is_another_one(world: World) -> None:
     world.hear(world.sent("4"), Stream_Closed="true")
     assert world.stream.tape.closed_at == "4"
@@ -231,7 +275,6 @@ def test_classifying_changes_nothing(world: World, more: dict[str, str]) -> None
     assert before == (repr(world.stream), world.stream.version, dict(world.stream.headers))
 
 
-SAID = HopSaid("0.1.9", 900.0, "life", "name")
 REMEMBERED = Remembered("text/plain", "9", False, 900.0, False, False, (), (("X-Kept", "1"),))
 
 

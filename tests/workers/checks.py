@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from itertools import permutations
@@ -165,6 +166,28 @@ async def check_re_creations(site: Site, *, is_followed: bool) -> None:
             assert (await writer.send("PUT", path, JSON, b"[%d]" % life)).status == 201
             for client in (reader, *clients):
                 expect(path, await messages(client, path), [life])
+
+
+async def check_ends(site: Site) -> None:
+    """No worker sends a stream from memory after the origin has shown to one of them that the stream is gone."""
+    clients = await site.client_of_each()
+    paths = [f"/over/{number}" for number in range(len(clients))]
+    for path in paths:
+        # The origin is not asked for the tail of a closed stream.
+        assert (await clients[0].send("PUT", path, {**JSON, "Stream-Closed": "true"}, b'["old"]')).status == 201
+        for client in clients:
+            expect(path, await messages(client, path), ["old"])
+        site.origin.origin.store.delete(path, time.time())
+    for finder, path in zip(clients, paths, strict=True):
+
+        async def is_found(finder: Client = finder, path: str = path) -> bool:
+            """A confirmation of the last second is recent enough for this client, too."""
+            return (await finder.send("GET", f"{path}?offset=-1", {"Cache-Control": "no-cache"})).status == 404
+
+        await eventually(is_found)
+        for client in clients:
+            reply, _ = await read_all(client, path)
+            expect(path, reply.status, 404)
 
 
 async def check_closures(site: Site) -> None:

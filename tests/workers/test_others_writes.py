@@ -53,6 +53,7 @@ class Live:
 
     def __init__(self, store: TapeStore) -> None:
         self.drop_stream = store.drop_stream
+        self.end_stream = store.end_stream
 
     def revalidate(self, stream: Stream) -> None: ...
 
@@ -80,6 +81,7 @@ class Worker:
             log, owners = WriteLog(shared, slot, clock.now), Owners(shared, slot)
             self.others = self.writes.others = OthersWrites(log, owners, self.store, self.absent, generation=1)
             self.others.applying, self.others.routes = self.writes, {self.route.name: self.route}.get
+            self.store.tell_ended = self.others.ended
             for path in PATHS:
                 self.look(path)
         self.streams = [self.held(path, party) for path in PATHS for party in PARTIES]
@@ -218,6 +220,34 @@ def test_an_append_through_another_worker_shows_that_the_stream_was_re_created(k
     writer.answer(sent, 204, {"Stream-Next-Offset": "6"})
     other.look("/s")
     assert other.streams[0].needs_revalidation or not other.streams[0].tape.knows_after("4")
+
+
+@pytest.mark.parametrize("is_shown_by_origin", [True, False])
+def test_a_worker_doubts_a_stream_that_the_origin_has_shown_to_another_worker_to_be_over(
+    is_shown_by_origin: bool,
+) -> None:
+    """A purge or another worker's statement ends a record at one worker only."""
+    _, _, [one, two] = crew()
+    assert (one.store.end_stream if is_shown_by_origin else one.store.drop_stream)(one.streams[0], End.DELETED)
+    two.look("/s")
+    own, others, elsewhere, _ = two.streams
+    assert own.tape.knows_after(START) is not is_shown_by_origin
+    assert own.version.may_have_ended is is_shown_by_origin
+    assert all(stream.tape.knows_after(START) for stream in (others, elsewhere))
+
+
+@pytest.mark.parametrize("mode", [Mode.CATCHUP, Mode.APPEND])
+def test_a_404_for_a_relayed_read_is_told_to_other_workers_and_that_of_a_write_is_in_its_record(mode: Mode) -> None:
+    _, _, [one, two] = crew()
+    told: list[StreamKey] = []
+    one.store.tell_ended = told.append
+    key = one.streams[0].key
+    request = RelayedRequest(
+        one.route, key.group, key, mode, mode.name, "/s", "", "", CIMultiDict(), "net", partition=key.partition
+    )
+    one.writes.missing(SentRequest(request, one.streams[0], one.clock.now()), Head(404, CIMultiDict()))
+    assert told == ([key] if mode is not Mode.APPEND and one.streams[0].ended else [])
+    assert two.streams[0].ended is None
 
 
 def test_a_404_is_not_repeated_after_another_worker_has_begun_a_write() -> None:

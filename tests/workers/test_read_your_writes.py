@@ -30,6 +30,12 @@ async def test_a_stream_that_one_worker_has_created_again_is_the_new_one_at_ever
     await checks.check_re_creations(shared_site, is_followed=is_followed)
 
 
+async def test_a_stream_that_the_origin_has_shown_to_one_worker_to_be_gone_is_gone_at_every_worker(
+    shared_site: Site,
+) -> None:
+    await checks.check_ends(shared_site)
+
+
 async def test_closures_and_purges_are_known_to_every_worker_once_they_are_answered(shared_site: Site) -> None:
     await checks.check_closures(shared_site)
     await checks.check_purges(shared_site)
