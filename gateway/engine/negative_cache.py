@@ -51,6 +51,8 @@ class _Remembered:
     error: OriginError
     request_headers: CIMultiDict[str]
     """The request's headers.  They include the credentials, because one reader's error may not be valid for another."""
+    asked_at: float
+    """When the request was sent (monotonic seconds)."""
     until: float
     cost: int
     """Size charged for the entry, in bytes."""
@@ -136,7 +138,7 @@ class NegativeCache:
         entry = (key, offset)
         cost = key_cost(key) + texts_cost([offset]) + len(error.body)
         cost += headers_cost(error.headers) + headers_cost(request_headers)
-        self._remembered[entry] = _Remembered(error, request_headers, until, cost)
+        self._remembered[entry] = _Remembered(error, request_headers, asked_at, until, cost)
         offsets = self.groups.setdefault(key.group, {}).setdefault(key, set())
         self._entry_count += offset not in offsets
         offsets.add(offset)
@@ -169,12 +171,22 @@ class NegativeCache:
 
         `offset` None stands for the stream as a whole.
         """
+        found = self._find(key, offset, request_headers)
+        return found.error if found is not None else None
+
+    def asked_at(self, key: StreamKey, offset: str, request_headers: CIMultiDict[str]) -> float | None:
+        """Return when the origin was asked for the error that `find` returns (monotonic seconds); None if there is
+        none."""
+        found = self._find(key, offset, request_headers)
+        return found.asked_at if found is not None else None
+
+    def _find(self, key: StreamKey, offset: str | None, request_headers: CIMultiDict[str]) -> _Remembered | None:
         if not self.groups:
             return None
         for entry in ((key, None),) if offset is None else ((key, None), (key, offset)):
             found = self._remembered.get(entry)
             if found is not None and found.request_headers == request_headers:
-                return found.error
+                return found
         return None
 
     def has_any(self, key: StreamKey) -> bool:

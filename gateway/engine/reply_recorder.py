@@ -141,7 +141,7 @@ class ReplyRecorder:
         if facts.said is not None:
             is_same = stream.learn_owner(facts.said)
             if facts.said.lifetime is not None and not _may_be_of_predecessor(stream, facts):
-                stream.expiry.know(facts.said.lifetime)
+                stream.expiry.stated_by_owner(facts.said.lifetime)
         else:
             is_same = stream.learn_identity(stream_identity(headers, start if is_fetch else START, offset))
         if not is_same:
@@ -184,7 +184,7 @@ class ReplyRecorder:
         if not stream.learn_type(remembered.content_type) or not stream.learn_owner(said):
             raise TailMovedBack
         if said.lifetime is not None and not _may_be_of_predecessor(stream, fetch.facts):
-            stream.expiry.know(said.lifetime)
+            stream.expiry.stated_by_owner(said.lifetime)
         if tail is not None and (tape.tail is None or not is_before(tail, tape.tail)):
             tape.check(tape.tail or START, tail, has_bytes=False)
             tape.reached(tail, is_closed=remembered.is_closed)
@@ -215,7 +215,7 @@ class ReplyRecorder:
                     stream.expiry.not_told()
                 elif said.lifetime is not None:
                     # The origin has told the stream's owner, another worker, by a reply for one reader alone.
-                    stream.expiry.know(said.lifetime)
+                    stream.expiry.stated_by_owner(said.lifetime)
             case NotShareable(is_personal=True):
                 stream.mark_stale()
             case OriginError(status=status, request_headers=None) if tells_lifetime and status < 500 and status != 429:

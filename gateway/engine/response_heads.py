@@ -111,6 +111,9 @@ def stream_headers(read: Read, run: BodyRun, size: int | str, said: Said) -> CIM
     if cursor is not None and not said.is_closed:
         headers[STREAM_CURSOR] = cursor
     name = stream.tag_name(run.edition.incarnation)
+    if isinstance(size, str):
+        # The string is unique in this process only, and other workers use the same name.
+        size = f"{size}~{run.edition.incarnation}"
     add(_ETAG, mint(name, _tagged_start(run.start, size), end, said.is_closed))
     cache_control = _cache_control(read, stream, said.up_to_date or cursor is not None)
     if stream.caching.is_verbatim and "no-transform" not in cache_control:

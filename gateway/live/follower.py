@@ -15,6 +15,7 @@ Live readers stay connected meanwhile.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
@@ -96,6 +97,9 @@ class Follower:
         """Whether to retry SSE, which has failed, after one connection lifetime."""
         self.is_by_hop = False
         """Whether the stream's owner, another worker, answers the latest live request."""
+        self._stated_at = math.inf
+        """When the origin had the bytes and the tail that the owner is sending from its memory (monotonic seconds); inf
+        for bytes and tails that come from the origin now."""
         self._is_of_known_record = False
         """Whether the owner has answered from the same record as when this worker got its bytes."""
         self._may_poll = True
@@ -355,7 +359,9 @@ class Follower:
         reply = await self._upstream.send(call, self._sent)
         self._topic.access.heard()
         self.is_by_hop = self._is_of_known_record = False
+        self._stated_at = math.inf
         if (said := reply.said) is not None:
+            self._stated_at = said.as_of
             if said.alone is not None:
                 reply.close()
                 if not said.alone.is_lasting:
@@ -400,11 +406,15 @@ class Follower:
         if tape.is_json and len(pieces) > 1:
             pieces = [b",".join(pieces)]
         self._store.store(self._stream, at, end, pieces, now := self._clock.now())
+        stated_at = min(now, self._stated_at)
         if pieces:
-            self._stream.confirm(at, now)
+            self._stream.confirm(at, stated_at)
         tape.reached(end, is_closed=control.is_closed)
         is_confirmed = control.up_to_date or control.is_closed
-        self._topic.moved(end, now, is_confirmed=is_confirmed)
+        self._topic.moved(end, stated_at, is_confirmed=is_confirmed)
+        if is_confirmed:
+            # The owner has sent what it had in memory.  What follows comes from the origin.
+            self._stated_at = math.inf
         if self.is_by_hop and not is_confirmed:
             # The owner does not follow the stream yet, so this worker must not count the stream as followed.
             self._stream.unfollowed(self._stream.contacted_at)

@@ -64,7 +64,6 @@ from gateway.server.request_admission import Admission
 from gateway.server.request_keys import Sections
 from gateway.server.request_records import Observers
 from gateway.server.sockets import serve_on
-from gateway.tape.stream import Stream
 from gateway.telemetry.access_record import NO_ACCESS_LOG
 from gateway.telemetry.metrics import NoMetrics
 from gateway.telemetry.tracing import NO_TRACER
@@ -196,29 +195,34 @@ class HopLiveAnswers(LiveAnswers):
         super().__init__(self._rendering_of(node, None), NO_ACCESS_LOG)
         self._node = node
 
-    def _rendering_of(self, node: str, stream: Stream | None) -> Rendering:
+    def _rendering_of(self, node: str, begun: Subscription | WaitingPoll | None) -> Rendering:
         engine = self._engine
-        dress = partial(self._dress_live, stream)
+        dress = partial(self._dress_live, begun)
         return Rendering(node, dress, engine.clock, engine.drain, NoMetrics(), NO_ACCESS_LOG)
 
     def _dress_live(
-        self, stream: Stream | None, route: Route | None, origin: str | None, headers: CIMultiDict[str]
+        self,
+        begun: Subscription | WaitingPoll | None,
+        route: Route | None,
+        origin: str | None,
+        headers: CIMultiDict[str],
     ) -> None:
         for name in OWN:
             headers.popall(name, None)
         headers["Cache-Control"] = "no-cache"
-        headers[HOP_RECORD] = self._statements.said(stream).rendered()
+        said = self._statements.said(None) if begun is None else self._statements.live(begun.topic, begun.read.start)
+        headers[HOP_RECORD] = said.rendered()
 
     def subscribe(self, request: LiveRequest, subscription: Subscription) -> None:
         self._refuse_lost(subscription)
-        self._rendering = self._rendering_of(self._node, subscription.stream)
+        self._rendering = self._rendering_of(self._node, subscription)
         before = set(subscription.topic.readers_now)
         super().subscribe(request, subscription)
         self._hand(request, subscription.topic, before)
 
     def wait(self, request: LiveRequest, waiting: WaitingPoll) -> PollGroup:
         self._refuse_lost(waiting)
-        self._rendering = self._rendering_of(self._node, waiting.stream)
+        self._rendering = self._rendering_of(self._node, waiting)
         before = set(waiting.topic.readers_now)
         group = super().wait(request, waiting)
         self._hand(request, waiting.topic, before)

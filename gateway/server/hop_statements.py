@@ -12,6 +12,7 @@ from gateway.engine.answer import Answer
 from gateway.engine.core import Engine
 from gateway.engine.hit_for_miss import HEAD
 from gateway.engine.read import Read
+from gateway.live.topic import Topic
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.freshness_headers import SURROGATE_KEY
 from gateway.protocol.names import STREAM_UP_TO_DATE
@@ -21,6 +22,10 @@ from gateway.tape.stream import Stream
 
 OWN: Final = ("Age", "Cache-Control", "Cache-Status", "Via")
 """Headers that the asking worker sets itself in its answers."""
+
+
+_FROM_MEMORY: Final = frozenset({Outcome.HIT, Outcome.COLLAPSED})
+"""Outcomes of answers that may state a tail from memory."""
 
 
 class HopStatements:
@@ -43,9 +48,23 @@ class HopStatements:
         at = self._stated(self._now() if as_of is None else as_of)
         if stream is None:
             return HopSaid(self._owner, at)
-        lifetime = None if stream.expiry.is_lost else stream.expiry.lifetime
+        lifetime = stream.expiry.stated
         life, name = stream.own_record().life, stream.version.incarnation
         return HopSaid(self._owner, at, life, name, stream.identity, lifetime=lifetime)
+
+    def live(self, topic: Topic, start: str) -> HopSaid:
+        """Return the statement for a live answer, which begins now with the bytes in memory after `start`, if there
+        are any.
+
+        The bytes are as old as their confirmation, and the tail is as old as the latest data from the origin.  What
+        follows the first tail in the answer comes from the origin at once.
+        """
+        stream, as_of = topic.stream, self._now()
+        if stream.tape.knows_after(start) and (at := stream.confirmed_at(start)) > -math.inf:
+            as_of = min(as_of, at)
+        if topic.is_confirmed and stream.sighting is not None:
+            as_of = min(as_of, stream.sighting.seen_at)
+        return self.said(stream, as_of)
 
     def failed(self, key: StreamKey) -> HopSaid:
         """Return the statement for an answer without bytes, because the origin has failed to answer."""
@@ -90,7 +109,7 @@ class HopStatements:
 
         `key` is the key of the stream, whose lifetime does not depend on the reader; None for an S2 stream."""
         stream = self._engine.store.find(key) if key is not None else None
-        lifetime = None if stream is None or stream.expiry.is_lost else stream.expiry.lifetime
+        lifetime = stream.expiry.stated if stream is not None else None
         return HopSaid(self._owner, self._stated(self._now()), alone=alone, lifetime=lifetime)
 
     @staticmethod
@@ -115,7 +134,12 @@ class HopStatements:
         if answer.status >= 500 or answer.status == 429:
             headers[HOP_RECORD] = self.failed(read.key).rendered()
             return
-        as_of = self._as_of(read, answer, stream) if stream is not None else None
+        as_of: float | None
+        if stream is not None:
+            as_of = self._as_of(read, answer, stream)
+        else:
+            # A remembered 404 is repeated for `absent_s` after the origin was asked, whoever repeats it.
+            as_of = self._engine.negative_cache.asked_at(read.key, read.start, read.source.headers)
         said = self.said(stream, as_of)
         if answer.outcome is Outcome.STALE_IF_ERROR:
             said = said._replace(is_stale=True, remembered=self._remembered(stream))
@@ -143,6 +167,6 @@ class HopStatements:
             if at > -math.inf:
                 as_of = min(as_of, at)
         states_tail = STREAM_UP_TO_DATE in answer.headers or answer.run is None
-        if states_tail and answer.outcome is Outcome.HIT and stream.sighting is not None:
+        if states_tail and answer.outcome in _FROM_MEMORY and stream.sighting is not None:
             as_of = min(as_of, stream.sighting.seen_at)
         return as_of

@@ -232,6 +232,21 @@ class Expiry:
         self.is_lost = False
         self.asked_at, self.pause_s = -math.inf, 0.0
 
+    @property
+    def stated(self) -> Lifetime | None:
+        """The lifetime that this worker states to other workers; None while it is not known."""
+        return self.latest if self.lifetime is not None else None
+
+    def stated_by_owner(self, lifetime: Lifetime) -> None:
+        """Record the lifetime that the stream's owner, another worker, has stated.
+
+        An owner also states an unlimited lifetime if the origin does not report one.  A known limit then stays.
+        """
+        if lifetime == UNLIMITED:
+            self.not_told()
+        else:
+            self.know(lifetime)
+
     def not_told(self) -> None:
         """Record that the origin does not report the lifetime.  A known lifetime stays.
 

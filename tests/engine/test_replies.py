@@ -224,6 +224,22 @@ def test_other_workers_are_told_of_an_end_that_the_origin_has_shown_to_this_one(
     assert told == ([] if is_by_hop else [world.key])
 
 
+@pytest.mark.parametrize("is_alone", [False, True])
+def test_an_owner_that_is_told_no_lifetime_does_not_lift_a_limit(world: World, is_alone: bool) -> None:
+    """An unlimited lifetime in its statement may mean that the origin reports none."""
+    limit = Lifetime(60, None)
+    world.stream.expiry.know(limit)
+    world.stream.expiry.lose()
+    late = world.sent(METADATA if is_alone else "4")
+    late.facts = late.facts._replace(said=SAID._replace(lifetime=Lifetime(None, None)))
+    if is_alone:
+        world.recorder.apply(cast(SentFetch, late), NotShareable("private"))
+    else:
+        world.hear(late)
+    assert (world.stream.expiry.latest, world.stream.expiry.is_limited) == (limit, True)
+    assert world.stream.expiry.stated == limit
+
+
 def test_a_closed_stream_that_is_open_again_is_another_one(world: World) -> None:
     world.hear(world.sent("4"), Stream_Closed="true")
     assert world.stream.tape.closed_at == "4"

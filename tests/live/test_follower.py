@@ -167,6 +167,37 @@ async def test_the_live_answer_of_a_known_record_needs_no_head(followed: Followe
     assert heads == [1, 1, 2, 2]
 
 
+async def test_what_an_owner_sends_from_memory_is_as_old_as_it_states_and_what_follows_is_new(
+    followed: Followed,
+) -> None:
+    followed.join()
+    asked, clock = await followed.asked(1), followed.bench.clock
+    asked.said = HopSaid("0.1.9", clock.now() - 30, "life", "name")
+    begin(asked, "0002")
+    await eventually(lambda: followed.position == "0002")
+    stream = followed.bench.stream
+    assert stream.sighting is not None
+    assert stream.sighting.seen_at == clock.now() - 30
+    clock.advance(5)
+    asked.inflow.say(encode_data(b"cd", base64=True) + encode_control(Control("0004", "2", True, False)))
+    await eventually(lambda: followed.position == "0004")
+    assert stream.sighting.seen_at == stream.confirmed_at("0002") == clock.now()
+
+
+async def test_bytes_that_the_owner_has_in_memory_are_as_old_as_it_states(followed: Followed) -> None:
+    followed.join()
+    asked, clock = await followed.asked(1), followed.bench.clock
+    asked.said = HopSaid("0.1.9", clock.now() - 30, "life", "name")
+    asked.begin(200, {"Content-Type": "text/event-stream", SSE_DATA_ENCODING: "base64"})
+    await eventually(lambda: len(followed.bench.upstream.asked) > 1)
+    # The catch-up read of the reader has confirmed the beginning.
+    followed.bench.stream.confirmed.clear()
+    asked.inflow.say(encode_data(b"cd", base64=True) + encode_control(Control("0004", "1", False, False)))
+    asked.inflow.say(encode_data(b"ef", base64=True) + encode_control(Control("0006", "2", True, False)))
+    await eventually(lambda: followed.position == "0006")
+    assert followed.bench.stream.confirmed_at("0002") == clock.now() - 30
+
+
 async def test_bytes_that_the_owner_has_dropped_are_dropped(followed: Followed) -> None:
     followed.join()
     said = HopSaid("0.1.9", followed.bench.clock.now(), "life", "name")

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from multidict import CIMultiDict
 
 from gateway.aio.clock import ManualClock
+from gateway.engine.answer import BodyRun
 from gateway.engine.hop_upstream import LEAST_FOLLOWED, WATCH_S, Following, HopUpstream
 from gateway.engine.others_writes import OthersWrites
-from gateway.engine.response_heads import origin_error_answer
+from gateway.engine.response_heads import Said, origin_error_answer, stream_headers
 from gateway.errors import GatewayError, UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
 from gateway.http.outgoing import RenderedHeaders
 from gateway.http.reply_parser import MOST_HEAD_BYTES, MOST_LINE_BYTES
@@ -44,7 +45,7 @@ from gateway.upstream.origin_call import Bounds, OriginCall, Shared
 from gateway.upstream.reply import Requester, Upstream
 from gateway.workers.owners import Owners
 from gateway.workers.shared_memory import SharedMemory, SlotState
-from tests.engine.bench import EngineBench, part_of_stream
+from tests.engine.bench import TEXT, BinaryOrigin, EngineBench, bring, confirm, part_of_stream
 from tests.waiting import BOUND_S, eventually, pass_turns
 
 WORDS = st.text(max_size=12)
@@ -258,6 +259,59 @@ async def test_a_read_that_joins_a_fetch_of_its_start_states_when_the_origin_was
             assert said is not None
             assert said.as_of == asked_at - 4
             answer.close()
+    finally:
+        await bench.close()
+
+
+def test_a_tag_of_a_body_whose_size_is_unknown_is_this_workers_own() -> None:
+    bench = EngineBench()
+    tags = set()
+    for incarnation in ("one", "two"):
+        stream = Stream(KEY, Tape())
+        stream.begin_incarnation(incarnation)
+        stream.learn_owner(SAME)
+        run = BodyRun(stream, "-1", "4", stream.version.edition)
+        tags.add(stream_headers(bench.read("/s"), run, "~1", Said(Outcome.MISS, False, False))["ETag"])
+    assert len(tags) == 2
+
+
+async def test_an_owner_states_the_age_of_what_a_live_answer_begins_with() -> None:
+    origin = BinaryOrigin(b"abcd")
+    bench = EngineBench(origin)
+    try:
+        subscribing = asyncio.ensure_future(bench.subscribe("/s?offset=-1"))
+        confirm(await bench.live_request(), "0004")
+        await subscribing
+        stream = bench.stream
+        await eventually(lambda: stream.is_followed)
+        read_at = bench.clock.now()
+        bench.clock.advance(20)
+        topic = bench.engine.live.join(stream)
+        assert topic is not None
+        said = HopStatements(bench.engine, "1.1.1").live
+        assert said(topic, "-1").as_of == read_at
+        assert said(topic, "0004").as_of == read_at
+        bring(bench.live[0], b"ef", "0006")
+        await eventually(lambda: topic.position == "0006")
+        assert said(topic, "0006").as_of == bench.clock.now()
+        assert said(topic, "-1").as_of == read_at
+    finally:
+        await bench.close()
+
+
+async def test_an_owner_states_when_the_origin_was_asked_for_a_404() -> None:
+    bench = EngineBench(lambda asked: asked.answer(404, TEXT, b""), absent_s=5)
+    try:
+        read = bench.read("/s?offset=-1")
+        statements = HopStatements(bench.engine, "1.1.1")
+        asked_at = bench.clock.now()
+        for _ in range(2):
+            answer = await bench.engine.catch_up(read)
+            statements.restate(read, answer)
+            said = HopSaid.of(answer.headers)
+            assert said is not None
+            assert (answer.status, said.as_of) == (404, asked_at)
+            bench.clock.advance(4)
     finally:
         await bench.close()
 
