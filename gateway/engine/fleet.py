@@ -462,7 +462,8 @@ class FleetUpstream(HopUpstream):
         said = super().said_by(reply, asked_at)
         if said is None:
             raise UpstreamUnreachable("The other member has refused the request")
-        return moved(said, asked_at)
+        clock = self._fleet.clock
+        return moved(said, asked_at, clock.wall() - (clock.now() - asked_at))
 
     def is_lost(self, error: GatewayError) -> bool:
         return is_lost(error) or (isinstance(error, UpstreamTimeout) and error.is_unsent)

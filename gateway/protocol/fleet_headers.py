@@ -9,8 +9,8 @@ read.
 Members also ask each other for their state (`PROBE`).  The answer has the field `FLEET`, too.  With the field
 `FLEET_ORDERS`, such a request is about the operator's orders.
 
-The members' monotonic clocks differ.  So the times in an owner's statement (`HopSaid`) are relative to the time of the
-answer, and the asking member adds the time of its request.
+The members' clocks differ.  So the times in an owner's statement (`HopSaid`) are relative to the time of the answer,
+and the asking member adds the time of its request.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import re
 from typing import Final, NamedTuple
 
 from gateway.protocol.fleet_orders import NO_ORDERS
+from gateway.protocol.freshness_headers import Lifetime
 from gateway.protocol.worker_headers import HopSaid
 
 FLEET: Final = "Gateway-Fleet"
@@ -90,9 +91,12 @@ class MemberAnswer(NamedTuple):
         return cls(found[1], found[2], found[3], found[5] == "leaving", found[6], found[4])
 
 
-def moved(said: HopSaid, by_s: float) -> HopSaid:
-    """Return an owner's statement with all its times moved by so many seconds."""
-    remembered = said.remembered
+def moved(said: HopSaid, now: float, wall: float) -> HopSaid:
+    """Return an owner's statement, whose times are relative, with the times of this process's clocks: `now` (monotonic
+    seconds) and `wall` (Unix seconds)."""
+    remembered, lifetime = said.remembered, said.lifetime
+    if lifetime is not None and lifetime.expires_at is not None:
+        lifetime = Lifetime(lifetime.ttl_s, lifetime.expires_at + wall)
     if remembered is not None:
-        remembered = remembered._replace(contacted_at=remembered.contacted_at + by_s)
-    return said._replace(as_of=said.as_of + by_s, remembered=remembered)
+        remembered = remembered._replace(contacted_at=remembered.contacted_at + now)
+    return said._replace(as_of=said.as_of + now, remembered=remembered, lifetime=lifetime)

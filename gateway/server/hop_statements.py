@@ -14,7 +14,7 @@ from gateway.engine.hit_for_miss import HEAD
 from gateway.engine.read import Read
 from gateway.live.topic import Topic
 from gateway.protocol.cache_status import Outcome
-from gateway.protocol.freshness_headers import SURROGATE_KEY
+from gateway.protocol.freshness_headers import SURROGATE_KEY, Lifetime
 from gateway.protocol.names import STREAM_UP_TO_DATE
 from gateway.protocol.sharing import StreamKey
 from gateway.protocol.worker_headers import HOP_OUTCOME, HOP_RECORD, HOP_SAVED, Alone, HopSaid, Remembered
@@ -43,14 +43,21 @@ class HopStatements:
         """Return a time of this process's clock as it is stated to the asking process."""
         return at - self._now() if self._is_relative else at
 
+    def _lifetime(self, stream: Stream) -> Lifetime | None:
+        """Return the lifetime as it is stated to the asking process; its expiry is relative if that process has another
+        clock."""
+        lifetime = stream.expiry.stated
+        if lifetime is None or lifetime.expires_at is None or not self._is_relative:
+            return lifetime
+        return Lifetime(lifetime.ttl_s, lifetime.expires_at - self._engine.clock.wall())
+
     def said(self, stream: Stream | None, as_of: float | None = None) -> HopSaid:
         """Return the statement about this worker's record of the stream, for the asking worker."""
         at = self._stated(self._now() if as_of is None else as_of)
         if stream is None:
             return HopSaid(self._owner, at)
-        lifetime = stream.expiry.stated
         life, name = stream.own_record().life, stream.version.incarnation
-        return HopSaid(self._owner, at, life, name, stream.identity, lifetime=lifetime)
+        return HopSaid(self._owner, at, life, name, stream.identity, lifetime=self._lifetime(stream))
 
     def live(self, topic: Topic, start: str) -> HopSaid:
         """Return the statement for a live answer, which begins now with the bytes in memory after `start`, if there
@@ -109,7 +116,7 @@ class HopStatements:
 
         `key` is the key of the stream, whose lifetime does not depend on the reader; None for an S2 stream."""
         stream = self._engine.store.find(key) if key is not None else None
-        lifetime = stream.expiry.stated if stream is not None else None
+        lifetime = self._lifetime(stream) if stream is not None else None
         return HopSaid(self._owner, self._stated(self._now()), alone=alone, lifetime=lifetime)
 
     @staticmethod
@@ -160,6 +167,9 @@ class HopStatements:
 
     def _as_of(self, read: Read, answer: Answer, stream: Stream) -> float:
         """Return the latest time at which the origin had confirmed everything in the answer."""
+        if answer.parts is None and answer.outcome is Outcome.MISS:
+            # The origin has been asked for this answer, later than the asking worker has asked this worker.
+            return self._now()
         as_of = self._now() if stream.is_followed else stream.contacted_at
         if answer.parts is not None and not answer.parts.is_empty:
             fetched_at = answer.parts.as_of

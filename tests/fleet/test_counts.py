@@ -10,9 +10,12 @@ from hypothesis import strategies as st
 
 from gateway.engine.fleet_writes import CountedWrites, SeenWrites
 from gateway.protocol.fleet_headers import MemberAnswer, MemberField, WriteCount, moved
+from gateway.protocol.freshness_headers import Lifetime
 from gateway.protocol.sharing import Group
-from gateway.protocol.worker_headers import HopSaid, Remembered
+from gateway.protocol.worker_headers import HOP_RECORD, HopSaid, Remembered
+from gateway.server.hop_statements import HopStatements
 from gateway.workers.members import MemberOwners
+from tests.engine.bench import EngineBench, part_of_stream
 
 GROUP = Group("http://origin", "/s")
 FIRST = MemberField("b", "1" * 16, "2" * 16)
@@ -93,10 +96,27 @@ def test_a_malformed_field_is_no_members(text: str) -> None:
 
 
 def test_times_of_another_clock_are_moved() -> None:
-    said = HopSaid("b", -2.0, remembered=Remembered("a/b", "1", False, -5.0, False, False, (), ()))
-    found = moved(said, 100.0)
+    facts = Remembered("a/b", "1", False, -5.0, False, False, (), ())
+    said = HopSaid("b", -2.0, remembered=facts, lifetime=Lifetime(60, 30.0))
+    found = moved(said, 100.0, 7_000.0)
     assert found.remembered is not None
     assert (found.as_of, found.remembered.contacted_at) == (98.0, 95.0)
+    assert found.lifetime == Lifetime(60, 7_030.0)
+
+
+async def test_an_owner_states_an_expiry_relative_to_its_own_wall_clock() -> None:
+    bench = EngineBench(part_of_stream(b"ab", "2"))
+    try:
+        (await bench.engine.catch_up(bench.read("/s?offset=-1"))).close()
+        for left_s in (30.0, -2.0):
+            bench.stream.expiry.know(Lifetime(None, bench.clock.wall() + left_s))
+            said = HopStatements(bench.engine, "b", is_relative=True).said(bench.stream)
+            assert said.lifetime == Lifetime(None, left_s)
+            read = HopSaid.of({HOP_RECORD: said.rendered()})
+            assert read is not None
+            assert read.lifetime == said.lifetime
+    finally:
+        await bench.close()
 
 
 def test_what_is_remembered_of_a_path_does_not_grow_with_the_path() -> None:
