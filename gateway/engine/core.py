@@ -142,7 +142,7 @@ class Engine:
         if self.others is not None:
             self.others.applying = self.writes
             self.s2_writes.tell = self.others.appended
-            self.store.tell_ended = self.others.ended
+            self.store.others = self.others
         self.fetches = FetchTable(
             shared, self.store, surroundings, limits.max_flight_bytes, self.live, self.writes, self.negative_cache
         )

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from functools import lru_cache
+from hashlib import blake2b
 from typing import Final, Protocol
 
 from multidict import CIMultiDict, CIMultiDictProxy
@@ -36,6 +37,10 @@ given a number.  The origin has shown by another reply that a stream has ended."
 _VARIES, _TO_ANOTHER = "v", "a"
 """Facts in the record of an answer: the answer varies, and the write has shown that the stream was re-created."""
 _MOST_KNOWN: Final = 1 << 16
+_MOST_TOLD: Final = 4_096
+_UNKNOWN_PER_S: Final = 16
+_MOST_UNKNOWN: Final = 64
+"""The rate and the burst of records about ends of streams of which nothing was known."""
 _WORDS: Final = ((STREAM_NEXT_OFFSET, "Stream-Next-Offset"), (STREAM_CLOSED, "Stream-Closed"))
 
 
@@ -66,7 +71,7 @@ class Applying(Protocol):
 
     def apply_appended(self, group: Group, queries: Collection[str] | None, start: int) -> None: ...
 
-    def apply_ended(self, group: Group, query: str, readers: str) -> None: ...
+    def apply_ended(self, group: Group, is_of: Callable[[StreamKey], bool], *, is_certain: bool) -> None: ...
 
 
 class ToldReply:
@@ -103,6 +108,10 @@ class OthersWrites:
         self._seen: dict[int, bytes] = {}
         """The rows of the write log, by number, as they were when this worker last looked at them."""
         self._rows: dict[int, slice] = {}
+        self._told: dict[StreamKey, None] = {}
+        """The streams whose end this worker has recorded last, and that it does not know since."""
+        self._tokens = float(_MOST_UNKNOWN)
+        self._counted_at = log.now()
         self.routes: Callable[[str], Route | None] = lambda name: None
         """Returns the route with this name."""
         self.applying: Applying
@@ -178,12 +187,40 @@ class OthersWrites:
         another stream."""
         self.appended(key.group, {key.query}, 0)
 
-    def ended(self, key: StreamKey) -> None:
-        """Record that the origin has shown, by its reply to a read, that a stream has ended."""
+    def ended(self, key: StreamKey, *, was_known: bool, is_certain: bool) -> None:
+        """Record that the origin has refused a read of a stream with 404 or 410, or has shown another stream there.
+
+        `was_known`: this worker had facts of the stream.  `is_certain`: the stream has ended, rather than being hidden
+        from one reader.
+
+        The other workers have bytes of the stream from its owner, which may have forgotten the stream since.  So an end
+        is recorded even if nothing was known.  But clients can ask for any name, and the log has room for few records.
+        So such a record is made once for each key, until the stream is known again, and at a limited rate.
+        """
+        if was_known:
+            self._told.pop(key, None)
+        elif key in self._told or not self._may_tell():
+            return
+        self._told[key] = None
+        if len(self._told) > _MOST_TOLD:
+            del self._told[next(iter(self._told))]
         self._count += 1
         name = b"%d.%d" % (self._generation, self._count)
-        text = _text(_ENDED, name, *key.group, key.query, key.partition.readers)
-        self._log.note(self.index_of(key.group), text)
+        self._log.note(self.index_of(key.group), _text(_ENDED, name, _digest(key), "1" if is_certain else ""))
+
+    def known(self, key: StreamKey) -> None:
+        """Record that this worker drops facts of a stream, which other workers may have got from it."""
+        self._told.pop(key, None)
+
+    def _may_tell(self) -> bool:
+        """Take a token for the end of a stream of which nothing was known; return False if there is none."""
+        now = self._log.now()
+        self._tokens = min(_MOST_UNKNOWN, self._tokens + (now - self._counted_at) * _UNKNOWN_PER_S)
+        self._counted_at = now
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
 
     def _end(self, write: SentRequest, text: bytes) -> None:
         request = write.request
@@ -213,13 +250,13 @@ class OthersWrites:
             return
         lost = set(news.lost) if seen is not None else set()
         for record in news.records:
-            if not self._apply(record, is_first=seen is None):
+            if not self._apply(index, record, is_first=seen is None):
                 lost.add(record.place)
         if lost:
             self._lose(index, lost)
 
-    def _apply(self, record: Record, *, is_first: bool) -> bool:
-        """Apply a record; return False if the record does not show the effects of its write.
+    def _apply(self, index: int, record: Record, *, is_first: bool) -> bool:
+        """Apply a record of this row; return False if the record does not show the effects of its write.
 
         `is_first` is true when the row is read for the first time.  Only writes that are still under way matter then.
         """
@@ -235,8 +272,9 @@ class OthersWrites:
             self.applying.apply_appended(Group(origin, path), queries or None, int(start))
             return True
         if kind == _ENDED:
-            origin, path, query, readers = (word.decode("utf-8", "surrogateescape") for word in words)
-            self.applying.apply_ended(Group(origin, path), query, readers)
+            digest, certain = words[0].decode(), bool(words[1])
+            for group in self._store.paths.in_row(index):
+                self.applying.apply_ended(group, lambda key: _digest(key) == digest, is_certain=certain)
             return True
         if kind == _BEGUN:
             write = self._written(record, words)
@@ -302,6 +340,12 @@ def _text(kind: bytes, name: bytes, *words: str) -> bytes:
     return (
         b"\0".join((kind, name, "\0".join(words).encode("utf-8", "surrogateescape"))) if words else kind + b"\0" + name
     )
+
+
+def _digest(key: StreamKey) -> str:
+    """Return a name of the key with a bounded length.  Workers do not share the salt of `hash`."""
+    words = "\0".join((*key.group, key.query, key.partition.route, key.partition.readers))
+    return blake2b(words.encode("utf-8", "surrogateescape"), digest_size=12).hexdigest()
 
 
 def _told(words: list[bytes]) -> ToldReply:

@@ -235,6 +235,8 @@ class ReplyRecorder:
             # The stream may be hidden from this reader only.  The live request, or other readers' requests, will show
             # whether the stream exists.
             stream.mark_stale()
+            if facts.said is None and not may_be_trimmed:
+                self._store.tell_ended(stream.key, was_known=stream.is_known, is_certain=False)
             return None if may_be_trimmed else Effect.REFOLLOW
         if is_outdated(stream, flight):
             # A write that was acknowledged after the request has found the stream.  The next request shows whether the
@@ -267,7 +269,7 @@ class ReplyRecorder:
         if (said := fetch.facts.said) is None:
             has_ended = self._store.end_stream(stream, End.RECREATED)
         else:
-            is_purged = stream.is_of_dropped_record(said)
+            is_purged = self._store.others is not None and stream.is_of_dropped_record(said)
             has_ended = self._store.drop_stream(stream, End.PURGED if is_purged else End.RECREATED)
         return Effect.END_READERS if has_ended else None
 

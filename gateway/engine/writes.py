@@ -33,7 +33,7 @@ from gateway.protocol.freshness_headers import lifetime_from_headers, lifetime_h
 from gateway.protocol.header_forwarding import storable_headers
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import STREAM_CLOSED, STREAM_FORKED_FROM, is_true, stated_position
-from gateway.protocol.sharing import ALLOW_ORIGIN, Group
+from gateway.protocol.sharing import ALLOW_ORIGIN, Group, StreamKey
 from gateway.tape.record_stream import RecordStream
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import SEVERAL, End, Stream
@@ -199,33 +199,45 @@ class Writes:
                 self._store.doubt_records(stream)
         self._store.doubt_replaced(group, queries, start, frozenset(awake))
 
-    def apply_ended(self, group: Group, query: str, readers: str) -> None:
-        """Doubt the streams of these readers, because the origin has shown to another worker that they have ended.
+    def apply_ended(self, group: Group, is_of: Callable[[StreamKey], bool], *, is_certain: bool) -> None:
+        """Doubt a stream at a path, because the origin has shown to another worker that it has ended.
 
-        What this worker has may belong to a later stream, so the origin is asked again.
+        What this worker has may belong to a later stream, so the origin is asked again.  `is_certain` is false if the
+        stream may only be hidden from one reader.
         """
 
         def ended(stream: Stream) -> None:
-            if stream.key.query == query and stream.key.partition.readers == readers:
+            if not is_of(stream.key):
+                return
+            if is_certain and (stream.block_count or stream.tape.tail is not None):
                 self._doubt(stream)
+            else:
+                # Bytes that are dropped would overtake a request under way, whose reply may be this very statement.
+                stream.mark_stale()
+                self._live.revalidate(stream)
 
-        self._store.withdraw_kept(group)
         self._tell(group, ended)
 
     def missing(self, sent: SentRequest, reply: WriteReply) -> None:
         """Record that the origin has answered 404 or 410 to this client; other clients may still see the stream."""
-        status, route = reply.status, sent.request.route
-        if sent.stream is None or status not in _ABSENT:
+        status, route, is_read = reply.status, sent.request.route, sent.request.mode not in WRITES
+        if status not in _ABSENT:
             return
-        is_alone = sent.request.mode in _GETS or route.is_shared
-        if is_alone or route.sharing.varies(reply.headers) or sent.is_outdated:
+        is_alone = sent.request.mode in _GETS or route.is_shared or route.sharing.varies(reply.headers)
+        if sent.stream is None:
+            if is_read and (key := sent.request.tape_key) is not None:
+                self._store.tell_ended(key, was_known=False, is_certain=not is_alone)
+            return
+        if is_alone or sent.is_outdated:
             # The stream may be hidden from this client only, or only the GET's offset may be gone.  Or a write that was
             # acknowledged after the request has found the stream.  The next request shows which case applies.
             sent.stream.mark_stale()
             self._live.revalidate(sent.stream)
+            if is_read:
+                self._store.tell_ended(sent.stream.key, was_known=sent.stream.is_known, is_certain=False)
         else:
             # The record of a write tells the other workers.
-            end_stream = self._live.drop_stream if sent.request.mode in WRITES else self._live.end_stream
+            end_stream = self._live.end_stream if is_read else self._live.drop_stream
             end_stream(sent.stream, End.GONE if status == 410 else End.DELETED)
 
     def is_under_way(self, group: Group) -> bool:

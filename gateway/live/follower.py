@@ -175,7 +175,7 @@ class Follower:
         self._asked_version = self._stream.version
         begun_at = self._next_offset
         head = await self._fetch(begun_at)
-        self._topic.moved(head.next_offset, self._clock.now(), is_confirmed=head.up_to_date)
+        self._topic.moved(head.next_offset, self._stream.contacted_at, is_confirmed=head.up_to_date)
         if self._stream.expiry.is_wanted(self._clock.now()):
             self._stream.expiry.asked(self._clock.now())
             await self._learn_lifetime()
@@ -376,7 +376,7 @@ class Follower:
                 self._store.forget_bytes(self._stream)
             if not self._stream.learn_owner(said):
                 reply.close()
-                if self._stream.is_of_dropped_record(said):
+                if self._store.others is not None and self._stream.is_of_dropped_record(said):
                     raise FollowingEnded(End.PURGED)
                 raise TailMovedBack
         if not self.is_by_hop:

@@ -60,6 +60,16 @@ class Keeper(Protocol):
         """Called when the streams of a path may have been replaced, whether or not they are in memory."""
 
 
+class OtherWorkers(Protocol):
+    """The other workers of this gateway, which may have bytes of the same streams."""
+
+    def ended(self, key: StreamKey, *, was_known: bool, is_certain: bool) -> None:
+        """Called when the origin has refused a read of a stream with 404 or 410, or has shown another stream there."""
+
+    def known(self, key: StreamKey) -> None:
+        """Called when facts of a stream are dropped, which other workers may have got from this one."""
+
+
 class TapeStore:
     """Streams by key.
 
@@ -97,8 +107,8 @@ class TapeStore:
         """The use of memory by each route: the number of tapes and blocks, and the bytes charged to the budget."""
         self.on_forget: Callable[[Stream], None] = lambda stream: None
         """Called when data derived from a stream's bytes becomes invalid, so that the data's owners can drop it."""
-        self.tell_ended: Callable[[StreamKey], None] = lambda key: None
-        """Called to tell the other workers that a stream has ended at the origin."""
+        self.others: OtherWorkers | None = None
+        """The other workers of this gateway, if there are any."""
         self.keeper: Keeper | None = None
         """Keeps bytes on disk, if there is a store on disk."""
 
@@ -343,16 +353,24 @@ class TapeStore:
     def end_stream(self, stream: Stream, why: End) -> bool:
         """Drop the stream, because the origin has shown to this worker that it has ended; tell the other workers.
         Return False if it has already ended."""
+        was_known = stream.is_known
         if not self.drop_stream(stream, why):
             return False
-        self.tell_ended(stream.key)
+        self.tell_ended(stream.key, was_known=was_known, is_certain=True)
         return True
+
+    def tell_ended(self, key: StreamKey, *, was_known: bool, is_certain: bool) -> None:
+        """Tell the other workers that the origin has refused a read of a stream, or has shown another stream there."""
+        if self.others is not None:
+            self.others.ended(key, was_known=was_known, is_certain=is_certain)
 
     def _remove(self, stream: Stream, why: End) -> None:
         if why is not _EVICTED:
             self._withdraw_kept(stream)
         elif self.keeper is not None:
             self.keeper.leaving(stream)
+        if self.others is not None and stream.is_known:
+            self.others.known(stream.key)
         stream.ended = why
         self.paths.remove(stream)
         self._count -= 1

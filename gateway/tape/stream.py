@@ -317,6 +317,11 @@ class Stream:
         record.learn(said, self.version.incarnation)
         return True
 
+    @property
+    def is_known(self) -> bool:
+        """Whether this worker has facts of the stream, which other workers may have got from it."""
+        return self.content_type is not None or self.tape.tail is not None
+
     def is_of_dropped_record(self, said: HopSaid) -> bool:
         """Return whether the owner has dropped the record that this worker's bytes came from, and nothing shows that
         the stream has ended.  It may be another stream, but live readers may continue at their offsets, as after a

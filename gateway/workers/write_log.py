@@ -67,7 +67,7 @@ class WriteLog:
     def __init__(self, shared: SharedMemory, slot: int, now: Callable[[], float]) -> None:
         self._shared = shared
         self._place = shared.first + slot
-        self._now = now
+        self.now = now
         self._width = shared.places * 8
         self.raw = shared.raw
         """The shared memory.  `raw[log.row(index)]` is the present content of a row."""
@@ -135,7 +135,7 @@ class WriteLog:
         at = shared.records_at + (place * RECORDS + number % RECORDS) * RECORD_BYTES
         raw, body = self.raw, at + _HEAD_BYTES
         raw[body : body + len(text)] = text
-        _HEAD.pack_into(raw, at, number, seen >> 16, self._now(), zlib.crc32(text), len(text), index)
+        _HEAD.pack_into(raw, at, number, seen >> 16, self.now(), zlib.crc32(text), len(text), index)
         words[cell] = value = number << 16 | min(max((seen & _UNDER_WAY) + change, 0), _UNDER_WAY)
         return value.to_bytes(8, sys.byteorder)
 

@@ -82,7 +82,7 @@ async def test_facts_in_the_owners_memory_name_no_present_tail(start: Start, lif
     assert (stream.sighting, stream.expiry.lifetime) == (None, Lifetime(60, None))
     said = said._replace(life=life)
     found = await fetches.fresh_facts(stream, read.route, read.source)
-    assert isinstance(found, TailMovedBack) is (stream.ended is End.PURGED) is (life == "another")
+    assert isinstance(found, TailMovedBack) is (stream.ended is End.RECREATED) is (life == "another")
 
 
 @pytest.mark.parametrize("is_tail_unknown", [False, True])

@@ -60,6 +60,18 @@ class Sent:
         self.facts = TapeFacts.of(self.stream, start, world.clock.wall())
 
 
+class Others:
+    """Stands in for the other workers."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[StreamKey, bool, bool]] = []
+
+    def ended(self, key: StreamKey, *, was_known: bool, is_certain: bool) -> None:
+        self.told.append((key, was_known, is_certain))
+
+    def known(self, key: StreamKey) -> None: ...
+
+
 class World:
     """A stream of which the origin has shown the bytes up to "4", where its tail was."""
 
@@ -160,10 +172,12 @@ def test_a_refused_offset_is_trimmed_and_the_stream_is_not_over(world: World) ->
 
 
 def test_where_parties_share_the_404_of_one_is_doubted() -> None:
-    world = World("shared")
+    world, others = World("shared"), Others()
+    world.store.others = others
     world.stream.was_found_by(world.source.asker + 1)
     assert world.hear(world.sent(METADATA), 404).effect is Effect.REFOLLOW
     assert (world.stream.ended, world.stream.needs_revalidation) == (None, True)
+    assert others.told == [(world.key, True, False)]
 
 
 @pytest.mark.parametrize(
@@ -196,6 +210,7 @@ def test_an_owner_that_has_dropped_its_record_has_not_shown_that_the_stream_was_
     world: World, said: HopSaid, is_doubted: bool, why: End
 ) -> None:
     """Live readers continue at their offsets, as after a purge, unless the stream may have ended."""
+    world.store.others = Others()
     world.stream.identity = None if said.identity is None else "one"
     assert world.stream.learn_owner(SAID)
     if is_doubted:
@@ -211,8 +226,8 @@ def test_an_owner_that_has_dropped_its_record_has_not_shown_that_the_stream_was_
 def test_other_workers_are_told_of_an_end_that_the_origin_has_shown_to_this_one(
     world: World, finds: str, is_by_hop: bool
 ) -> None:
-    told: list[StreamKey] = []
-    world.store.tell_ended = told.append
+    others = Others()
+    world.store.others = others
     late = world.sent(METADATA)
     if is_by_hop:
         late.facts = late.facts._replace(said=SAID)
@@ -221,7 +236,7 @@ def test_other_workers_are_told_of_an_end_that_the_origin_has_shown_to_this_one(
     else:
         world.recorder.apply_another(late)
     assert world.stream.ended is not None
-    assert told == ([] if is_by_hop else [world.key])
+    assert others.told == ([] if is_by_hop else [(world.key, True, True)])
 
 
 @pytest.mark.parametrize("is_alone", [False, True])

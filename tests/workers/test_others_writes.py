@@ -81,7 +81,7 @@ class Worker:
             log, owners = WriteLog(shared, slot, clock.now), Owners(shared, slot)
             self.others = self.writes.others = OthersWrites(log, owners, self.store, self.absent, generation=1)
             self.others.applying, self.others.routes = self.writes, {self.route.name: self.route}.get
-            self.store.tell_ended = self.others.ended
+            self.store.others = self.others
             for path in PATHS:
                 self.look(path)
         self.streams = [self.held(path, party) for path in PATHS for party in PARTIES]
@@ -136,6 +136,20 @@ class Worker:
             )
             for stream in self.streams
         ]
+
+
+def count_notes(worker: Worker) -> list[bytes]:
+    """The texts that the worker records from now on, which are no writes."""
+    told: list[bytes] = []
+    log = worker.others._log
+    note = log.note
+
+    def noted(index: int, text: bytes) -> None:
+        told.append(text)
+        note(index, text)
+
+    log.note = noted  # type: ignore[method-assign]
+    return told
 
 
 def crew(workers: int = 2) -> tuple[ManualClock, SharedMemory, list[Worker]]:
@@ -236,18 +250,67 @@ def test_a_worker_doubts_a_stream_that_the_origin_has_shown_to_another_worker_to
     assert all(stream.tape.knows_after(START) for stream in (others, elsewhere))
 
 
-@pytest.mark.parametrize("mode", [Mode.CATCHUP, Mode.APPEND])
-def test_a_404_for_a_relayed_read_is_told_to_other_workers_and_that_of_a_write_is_in_its_record(mode: Mode) -> None:
+@pytest.mark.parametrize(
+    ("mode", "is_doubted"), [(Mode.HEAD, "bytes dropped"), (Mode.CATCHUP, "asks again"), (Mode.APPEND, "asks again")]
+)
+@pytest.mark.parametrize("is_held", [True, False])
+def test_a_worker_doubts_a_stream_after_a_404_for_a_request_that_another_one_has_relayed(
+    mode: Mode, is_doubted: str, is_held: bool
+) -> None:
+    """A 404 for a GET may concern this reader alone.  That of a write is in the record of the write."""
     _, _, [one, two] = crew()
-    told: list[StreamKey] = []
-    one.store.tell_ended = told.append
-    key = one.streams[0].key
+    key, stream = one.streams[0].key, one.streams[0] if is_held else None
+    if stream is None:
+        one.store.drop_stream(one.streams[0], End.EVICTED)
     request = RelayedRequest(
         one.route, key.group, key, mode, mode.name, "/s", "", "", CIMultiDict(), "net", partition=key.partition
     )
-    one.writes.missing(SentRequest(request, one.streams[0], one.clock.now()), Head(404, CIMultiDict()))
-    assert told == ([key] if mode is not Mode.APPEND and one.streams[0].ended else [])
-    assert two.streams[0].ended is None
+    sent = SentRequest(request, stream, one.clock.now())
+    if mode is Mode.APPEND:
+        one.writes.write_started(sent)
+        one.answer(sent, 404, {})
+    else:
+        one.writes.missing(sent, Head(404, CIMultiDict()))
+    two.look("/s")
+    own = two.streams[0]
+    assert own.ended is not None or own.version.may_have_ended
+    assert own.tape.knows_after(START) is (own.ended is None and is_doubted == "asks again")
+
+
+def test_ends_of_unknown_streams_are_told_once_and_at_a_limited_rate() -> None:
+    """Clients can ask for any name, and the log has room for few records."""
+    clock, _, [one, _] = crew()
+    told = count_notes(one)
+    key = one.streams[0].key
+    for _ in range(3):
+        one.others.ended(key, was_known=False, is_certain=True)
+    assert len(told) == 1
+    one.others.ended(key, was_known=True, is_certain=True)
+    one.others.ended(key, was_known=False, is_certain=True)
+    assert len(told) == 2
+    one.store.drop_stream(one.streams[0], End.EVICTED)
+    one.others.ended(key, was_known=False, is_certain=True)
+    assert len(told) == 3
+    clock.advance(60)
+    told.clear()
+    for number in range(1_000):
+        one.others.ended(key._replace(query=f"{number}={'x' * 2_000}"), was_known=False, is_certain=True)
+    assert len(told) == 64
+    clock.advance(1)
+    for number in range(1_000):
+        one.others.ended(key._replace(query=f"{number}"), was_known=False, is_certain=True)
+    assert len(told) == 80
+    assert all(len(text) < MOST_TEXT / 2 for text in told)
+
+
+def test_a_told_end_does_not_overtake_a_request_for_a_stream_that_is_not_known() -> None:
+    _, _, [one, two] = crew()
+    stream = two.store.open(one.streams[0].key._replace(query="q"), two.clock.now())
+    before = stream.version
+    one.others.ended(stream.key, was_known=False, is_certain=True)
+    two.look("/s")
+    assert stream.version.same_incarnation_as(before)
+    assert stream.version.may_have_ended
 
 
 def test_a_404_is_not_repeated_after_another_worker_has_begun_a_write() -> None:
