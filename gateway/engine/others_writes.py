@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
@@ -38,10 +38,20 @@ _VARIES, _TO_ANOTHER = "v", "a"
 """Facts in the record of an answer: the answer varies, and the write has shown that the stream was re-created."""
 _MOST_KNOWN: Final = 1 << 16
 _MOST_TOLD: Final = 4_096
+_UNCERTAIN_AGAIN_S: Final = 1.0
 _UNKNOWN_PER_S: Final = 16
 _MOST_UNKNOWN: Final = 64
-"""The rate and the burst of records about ends of streams of which nothing was known."""
+"""The rate and the burst of records of ends that are uncertain, or of streams of which nothing was known."""
 _WORDS: Final = ((STREAM_NEXT_OFFSET, "Stream-Next-Offset"), (STREAM_CLOSED, "Stream-Closed"))
+
+
+class _Told(NamedTuple):
+    """A recorded end of a stream."""
+
+    at: float
+    row: bytes
+    """The row of the stream's path after the record."""
+    is_certain: bool
 
 
 class WriteReply(Protocol):
@@ -71,7 +81,7 @@ class Applying(Protocol):
 
     def apply_appended(self, group: Group, queries: Collection[str] | None, start: int) -> None: ...
 
-    def apply_ended(self, group: Group, is_of: Callable[[StreamKey], bool], *, is_certain: bool) -> None: ...
+    def apply_ended(self, key: StreamKey, *, is_certain: bool) -> None: ...
 
 
 class ToldReply:
@@ -108,8 +118,9 @@ class OthersWrites:
         self._seen: dict[int, bytes] = {}
         """The rows of the write log, by number, as they were when this worker last looked at them."""
         self._rows: dict[int, slice] = {}
-        self._told: dict[StreamKey, None] = {}
-        """The streams whose end this worker has recorded last, and that it does not know since."""
+        self._told: dict[StreamKey, _Told] = {}
+        """The streams whose end this worker has recorded last, the latest ones last, and of which it has dropped no
+        facts since."""
         self._tokens = float(_MOST_UNKNOWN)
         self._counted_at = log.now()
         self.routes: Callable[[str], Route | None] = lambda name: None
@@ -126,11 +137,14 @@ class OthersWrites:
         """Apply the other workers' records for the path.  Must be called before this worker uses its facts about the
         path."""
         index = self.index_of(group)
+        if self._raw[self._row(index)] != self._seen.get(index):
+            self._read(index)
+
+    def _row(self, index: int) -> slice:
         row = self._rows.get(index)
         if row is None:
             row = self._rows[index] = self._log.row(index)
-        if self._raw[row] != self._seen.get(index):
-            self._read(index)
+        return row
 
     def look_at_s2(self, group: Group) -> None:
         """Like `look`, for the path of an S2 stream.  Requests of the control plane concern all streams of an
@@ -195,26 +209,34 @@ class OthersWrites:
 
         The other workers have bytes of the stream from its owner, which may have forgotten the stream since.  So an end
         is recorded even if nothing was known.  But clients can ask for any name, and the log has room for few records.
-        So such a record is made once for each key, until the stream is known again, and at a limited rate.
+        So such an end is not recorded again before there is a further record for its path, and an uncertain end not
+        again within a second.  Both are recorded at a limited rate.
         """
-        if was_known:
-            self._told.pop(key, None)
-        elif key in self._told or not self._may_tell():
+        now, index = self._log.now(), self.index_of(key.group)
+        if not (was_known and is_certain) and (
+            self._has_told(key, index, now, is_certain=is_certain) or not self._may_tell(now)
+        ):
             return
-        self._told[key] = None
-        if len(self._told) > _MOST_TOLD:
-            del self._told[next(iter(self._told))]
         self._count += 1
         name = b"%d.%d" % (self._generation, self._count)
-        self._log.note(self.index_of(key.group), _text(_ENDED, name, _digest(key), "1" if is_certain else ""))
+        self._log.note(index, _text(_ENDED, name, _digest(key), "1" if is_certain else ""))
+        self._told.pop(key, None)
+        self._told[key] = _Told(now, self._raw[self._row(index)], is_certain)
+        if len(self._told) > _MOST_TOLD:
+            del self._told[next(iter(self._told))]
 
     def known(self, key: StreamKey) -> None:
         """Record that this worker drops facts of a stream, which other workers may have got from it."""
         self._told.pop(key, None)
 
-    def _may_tell(self) -> bool:
-        """Take a token for the end of a stream of which nothing was known; return False if there is none."""
-        now = self._log.now()
+    def _has_told(self, key: StreamKey, index: int, now: float, *, is_certain: bool) -> bool:
+        told = self._told.get(key)
+        if told is None or is_certain > told.is_certain:
+            return False
+        return told.row == self._raw[self._row(index)] if is_certain else now - told.at < _UNCERTAIN_AGAIN_S
+
+    def _may_tell(self, now: float) -> bool:
+        """Take a token for the record of such an end; return False if there is none."""
         self._tokens = min(_MOST_UNKNOWN, self._tokens + (now - self._counted_at) * _UNKNOWN_PER_S)
         self._counted_at = now
         if self._tokens < 1:
@@ -272,9 +294,11 @@ class OthersWrites:
             self.applying.apply_appended(Group(origin, path), queries or None, int(start))
             return True
         if kind == _ENDED:
-            digest, certain = words[0].decode(), bool(words[1])
+            digest = words[0].decode()
             for group in self._store.paths.in_row(index):
-                self.applying.apply_ended(group, lambda key: _digest(key) == digest, is_certain=certain)
+                for stream in tuple(self._store.group(group)):
+                    if _digest(stream.key) == digest:
+                        self.applying.apply_ended(stream.key, is_certain=bool(words[1]))
             return True
         if kind == _BEGUN:
             write = self._written(record, words)
@@ -342,6 +366,7 @@ def _text(kind: bytes, name: bytes, *words: str) -> bytes:
     )
 
 
+@lru_cache(_MOST_KNOWN)
 def _digest(key: StreamKey) -> str:
     """Return a name of the key with a bounded length.  Workers do not share the salt of `hash`."""
     words = "\0".join((*key.group, key.query, key.partition.route, key.partition.readers))

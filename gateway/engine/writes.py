@@ -199,24 +199,21 @@ class Writes:
                 self._store.doubt_records(stream)
         self._store.doubt_replaced(group, queries, start, frozenset(awake))
 
-    def apply_ended(self, group: Group, is_of: Callable[[StreamKey], bool], *, is_certain: bool) -> None:
-        """Doubt a stream at a path, because the origin has shown to another worker that it has ended.
+    def apply_ended(self, key: StreamKey, *, is_certain: bool) -> None:
+        """Doubt a stream, because the origin has shown to another worker that it has ended.
 
         What this worker has may belong to a later stream, so the origin is asked again.  `is_certain` is false if the
         stream may only be hidden from one reader.
         """
-
-        def ended(stream: Stream) -> None:
-            if not is_of(stream.key):
-                return
-            if is_certain and (stream.block_count or stream.tape.tail is not None):
-                self._doubt(stream)
-            else:
-                # Bytes that are dropped would overtake a request under way, whose reply may be this very statement.
-                stream.mark_stale()
-                self._live.revalidate(stream)
-
-        self._tell(group, ended)
+        stream = self._store.find(key)
+        if stream is None or stream.ended is not None:
+            return
+        if is_certain and (stream.block_count or stream.tape.tail is not None):
+            self._doubt(stream)
+        else:
+            # Bytes that are dropped would overtake a request under way, whose reply may be this very statement.
+            stream.mark_stale()
+            self._live.revalidate(stream)
 
     def missing(self, sent: SentRequest, reply: WriteReply) -> None:
         """Record that the origin has answered 404 or 410 to this client; other clients may still see the stream."""
@@ -226,7 +223,10 @@ class Writes:
         is_alone = sent.request.mode in _GETS or route.is_shared or route.sharing.varies(reply.headers)
         if sent.stream is None:
             if is_read and (key := sent.request.tape_key) is not None:
-                self._store.tell_ended(key, was_known=False, is_certain=not is_alone)
+                # The stream may have been created since the request was sent.
+                if (later := self._store.find(key)) is not None:
+                    later.mark_stale()
+                self._store.tell_ended(key, was_known=False, is_certain=later is None and not is_alone)
             return
         if is_alone or sent.is_outdated:
             # The stream may be hidden from this client only, or only the GET's offset may be gone.  Or a write that was

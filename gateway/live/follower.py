@@ -175,7 +175,8 @@ class Follower:
         self._asked_version = self._stream.version
         begun_at = self._next_offset
         head = await self._fetch(begun_at)
-        self._topic.moved(head.next_offset, self._stream.contacted_at, is_confirmed=head.up_to_date)
+        tail = head.next_offset
+        self._topic.moved(tail, self._topic.named_at(tail), is_confirmed=head.up_to_date)
         if self._stream.expiry.is_wanted(self._clock.now()):
             self._stream.expiry.asked(self._clock.now())
             await self._learn_lifetime()

@@ -166,6 +166,9 @@ class Topic:
         clients."""
         self.handed: dict[LiveReader, Callable[[], object]] = {}
         """The readers that are other workers, each with a function that cuts its connection.  Some may have left."""
+        self._named = "", -math.inf
+        """The tail that the origin has named last to another request than the follower's, and the time of that
+        request."""
         self._is_flushing = False
         self._has_news = False
         """Whether the topic has changed since the latest round began, so that another round must follow."""
@@ -217,8 +220,14 @@ class Topic:
 
     def tail_named(self, tail: str, asked_at: float) -> None:
         """Record that the origin has named `tail` to another request, which was sent at `asked_at`."""
+        self._named = tail, asked_at
         if self.position is not None and self.stream.tape.resolve(self.position) == tail:
             self.heard(asked_at)
+
+    def named_at(self, tail: str) -> float:
+        """Return when the origin was asked for this tail, if it has named it to the latest such request; else -inf."""
+        named, asked_at = self._named
+        return asked_at if named == tail else -math.inf
 
     def lost(self, now: float, failure: GatewayError | None) -> None:
         """Record that the follower's request has ended, regularly or with `failure`.  The tail becomes unknown."""

@@ -198,6 +198,30 @@ async def test_bytes_that_the_owner_has_in_memory_are_as_old_as_it_states(follow
     assert followed.bench.stream.confirmed_at("0002") == clock.now() - 30
 
 
+async def test_the_tail_of_a_text_is_as_old_as_the_owner_states() -> None:
+    """It is fetched before the first long-poll."""
+
+    def owner(asked: Asked) -> None:
+        asked.said = HopSaid("0.1.9", asked_at - 30, "life", "name", lifetime=Lifetime(None, None))
+        if not asked.is_live:
+            part_of_stream(b"ab" if asked.query.get("offset") == "-1" else b"", "0002")(asked)
+
+    bench = EngineBench(owner)
+    asked_at = bench.clock.now()
+    try:
+        polling = asyncio.create_task(bench.poll("/s?offset=0002"))
+        asked = await bench.live_request()
+        assert asked.query["live"] == "long-poll"
+        assert bench.stream.sighting is None or bench.stream.sighting.seen_at <= asked_at - 30
+        bench.upstream.script = lambda asked: None
+        asked.answer(
+            200, {"Content-Type": "text/plain", "Stream-Next-Offset": "0003", "Stream-Up-To-Date": "true"}, b"c"
+        )
+        await polling
+    finally:
+        await bench.close()
+
+
 async def test_bytes_that_the_owner_has_dropped_are_dropped(followed: Followed) -> None:
     followed.join()
     said = HopSaid("0.1.9", followed.bench.clock.now(), "life", "name")

@@ -279,7 +279,7 @@ def test_a_worker_doubts_a_stream_after_a_404_for_a_request_that_another_one_has
 
 def test_ends_of_unknown_streams_are_told_once_and_at_a_limited_rate() -> None:
     """Clients can ask for any name, and the log has room for few records."""
-    clock, _, [one, _] = crew()
+    clock, _, [one, two] = crew()
     told = count_notes(one)
     key = one.streams[0].key
     for _ in range(3):
@@ -288,6 +288,11 @@ def test_ends_of_unknown_streams_are_told_once_and_at_a_limited_rate() -> None:
     one.others.ended(key, was_known=True, is_certain=True)
     one.others.ended(key, was_known=False, is_certain=True)
     assert len(told) == 2
+    # A write may create the stream.
+    two.answer(two.send(Mode.CREATE), 201, {})
+    one.others.ended(key, was_known=False, is_certain=True)
+    assert len(told) == 3
+    told.pop()
     one.store.drop_stream(one.streams[0], End.EVICTED)
     one.others.ended(key, was_known=False, is_certain=True)
     assert len(told) == 3
@@ -301,6 +306,48 @@ def test_ends_of_unknown_streams_are_told_once_and_at_a_limited_rate() -> None:
         one.others.ended(key._replace(query=f"{number}"), was_known=False, is_certain=True)
     assert len(told) == 80
     assert all(len(text) < MOST_TEXT / 2 for text in told)
+
+
+def test_a_404_that_may_be_for_one_reader_alone_is_told_at_a_limited_rate() -> None:
+    clock, _, [one, two] = crew()
+    told = count_notes(one)
+    key = one.streams[0].key
+    for _ in range(5_000):
+        one.others.ended(key, was_known=True, is_certain=False)
+    assert len(told) == 1
+    one.others.ended(key, was_known=True, is_certain=True)
+    assert len(told) == 2
+    clock.advance(1)
+    one.others.ended(key, was_known=True, is_certain=False)
+    assert len(told) == 3
+    two.look("/s")
+    assert two.streams[0].version.may_have_ended
+
+
+def test_a_late_404_for_a_head_does_not_drop_the_stream_that_was_created_since() -> None:
+    _, _, [one, two] = crew()
+    key = one.streams[0].key
+    request = RelayedRequest(
+        one.route, key.group, key, Mode.HEAD, "HEAD", "/s", "", "", CIMultiDict(), "net", partition=key.partition
+    )
+    one.writes.missing(SentRequest(request, None, one.clock.now()), Head(404, CIMultiDict()))
+    two.look("/s")
+    for worker in (one, two):
+        assert worker.streams[0].needs_revalidation
+        assert worker.streams[0].tape.knows_after(START)
+
+
+def test_an_end_of_one_stream_wakes_no_other_stream_of_its_path() -> None:
+    _, _, [one, two] = crew()
+    two.store.budget_bytes = 1 << 24
+    streams = [two.held(f"/s?{number}", "other") for number in range(600)]
+    asleep = [stream for stream in streams if not stream.is_awake]
+    assert asleep
+    for number in range(70):
+        one.others.ended(one.streams[0].key._replace(query=f"zz={number}"), was_known=False, is_certain=True)
+    two.look("/s")
+    assert not any(stream.is_awake for stream in asleep)
+    assert all(two.store.paths.find(stream.key) is stream for stream in streams)
 
 
 def test_a_told_end_does_not_overtake_a_request_for_a_stream_that_is_not_known() -> None:
