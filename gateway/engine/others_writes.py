@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Final, NamedTuple, Protocol
+from math import inf
+from typing import Final, Protocol
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
@@ -27,7 +28,7 @@ from gateway.protocol.sharing import Group, StreamKey
 from gateway.tape.store import TapeStore
 from gateway.upstream.reply import Reply
 from gateway.workers.owners import Owners
-from gateway.workers.write_log import Record, WriteLog
+from gateway.workers.write_log import MOST_TEXT, Record, WriteLog
 
 _BEGUN, _ANSWERED, _UNANSWERED, _WITHOUT_EFFECT = b"B", b"A", b"U", b"N"
 _CONTROL, _APPENDED, _ENDED = b"C", b"S", b"E"
@@ -37,21 +38,29 @@ given a number.  The origin has shown by another reply that a stream has ended."
 _VARIES, _TO_ANOTHER = "v", "a"
 """Facts in the record of an answer: the answer varies, and the write has shown that the stream was re-created."""
 _MOST_KNOWN: Final = 1 << 16
-_MOST_TOLD: Final = 4_096
-_UNCERTAIN_AGAIN_S: Final = 1.0
-_UNKNOWN_PER_S: Final = 16
-_MOST_UNKNOWN: Final = 64
-"""The rate and the burst of records of ends that are uncertain, or of streams of which nothing was known."""
+_ENDS_PER_S: Final = 16
+_MOST_ENDS: Final = 64
+"""The rate and the burst of records about ends that are uncertain, or of streams of which nothing was known."""
+_LEAST_LONG: Final = MOST_TEXT // 4
+"""The key of a record with a digest is longer than this number of characters, each of which has at most four bytes."""
 _WORDS: Final = ((STREAM_NEXT_OFFSET, "Stream-Next-Offset"), (STREAM_CLOSED, "Stream-Closed"))
 
 
-class _Told(NamedTuple):
-    """A recorded end of a stream."""
+class _Tokens:
+    """Limits the rate of records about ends."""
 
-    at: float
-    row: bytes
-    """The row of the stream's path after the record."""
-    is_certain: bool
+    def __init__(self) -> None:
+        self._left = float(_MOST_ENDS)
+        self._counted_at = -inf
+
+    def take(self, now: float) -> bool:
+        """Take a token; return False if there is none."""
+        self._left = min(_MOST_ENDS, self._left + (now - self._counted_at) * _ENDS_PER_S)
+        self._counted_at = now
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
 
 
 class WriteReply(Protocol):
@@ -118,11 +127,7 @@ class OthersWrites:
         self._seen: dict[int, bytes] = {}
         """The rows of the write log, by number, as they were when this worker last looked at them."""
         self._rows: dict[int, slice] = {}
-        self._told: dict[StreamKey, _Told] = {}
-        """The streams whose end this worker has recorded last, the latest ones last, and of which it has dropped no
-        facts since."""
-        self._tokens = float(_MOST_UNKNOWN)
-        self._counted_at = log.now()
+        self._tokens_of_known, self._tokens_of_unknown = _Tokens(), _Tokens()
         self.routes: Callable[[str], Route | None] = lambda name: None
         """Returns the route with this name."""
         self.applying: Applying
@@ -209,40 +214,20 @@ class OthersWrites:
 
         The other workers have bytes of the stream from its owner, which may have forgotten the stream since.  So an end
         is recorded even if nothing was known.  But clients can ask for any name, and the log has room for few records.
-        So such an end is not recorded again before there is a further record for its path, and an uncertain end not
-        again within a second.  Both are recorded at a limited rate.
+        So only certain ends of known streams are always recorded.  The others are recorded at a limited rate.  If one
+        is left out, other workers send their bytes for `trust_s` at most.
         """
-        now, index = self._log.now(), self.index_of(key.group)
-        if not (was_known and is_certain) and (
-            self._has_told(key, index, now, is_certain=is_certain) or not self._may_tell(now)
-        ):
-            return
+        if not (was_known and is_certain):
+            tokens = self._tokens_of_known if was_known else self._tokens_of_unknown
+            if not tokens.take(self._log.now()):
+                return
         self._count += 1
         name = b"%d.%d" % (self._generation, self._count)
-        self._log.note(index, _text(_ENDED, name, _digest(key), "1" if is_certain else ""))
-        self._told.pop(key, None)
-        self._told[key] = _Told(now, self._raw[self._row(index)], is_certain)
-        if len(self._told) > _MOST_TOLD:
-            del self._told[next(iter(self._told))]
-
-    def known(self, key: StreamKey) -> None:
-        """Record that this worker drops facts of a stream, which other workers may have got from it."""
-        self._told.pop(key, None)
-
-    def _has_told(self, key: StreamKey, index: int, now: float, *, is_certain: bool) -> bool:
-        told = self._told.get(key)
-        if told is None or is_certain > told.is_certain:
-            return False
-        return told.row == self._raw[self._row(index)] if is_certain else now - told.at < _UNCERTAIN_AGAIN_S
-
-    def _may_tell(self, now: float) -> bool:
-        """Take a token for the record of such an end; return False if there is none."""
-        self._tokens = min(_MOST_UNKNOWN, self._tokens + (now - self._counted_at) * _UNKNOWN_PER_S)
-        self._counted_at = now
-        if self._tokens < 1:
-            return False
-        self._tokens -= 1
-        return True
+        certain = "1" if is_certain else ""
+        text = _text(_ENDED, name, certain, *_words(key))
+        if len(text) > MOST_TEXT:
+            text = _text(_ENDED, name, certain, _digest(key))
+        self._log.note(self.index_of(key.group), text)
 
     def _end(self, write: SentRequest, text: bytes) -> None:
         request = write.request
@@ -294,11 +279,8 @@ class OthersWrites:
             self.applying.apply_appended(Group(origin, path), queries or None, int(start))
             return True
         if kind == _ENDED:
-            digest = words[0].decode()
-            for group in self._store.paths.in_row(index):
-                for stream in tuple(self._store.group(group)):
-                    if _digest(stream.key) == digest:
-                        self.applying.apply_ended(stream.key, is_certain=bool(words[1]))
+            for ended in self._keys_of(index, words[1:]):
+                self.applying.apply_ended(ended, is_certain=bool(words[0]))
             return True
         if kind == _BEGUN:
             write = self._written(record, words)
@@ -319,6 +301,18 @@ class OthersWrites:
         else:
             self.applying.apply_without_effect(write)
         return True
+
+    def _keys_of(self, index: int, words: list[bytes]) -> list[StreamKey]:
+        """Return the keys, of streams in memory, that the words of a record may name."""
+        if len(words) > 1:
+            origin, path, query, name, readers = (word.decode("utf-8", "surrogateescape") for word in words)
+            route = self.routes(name)
+            if route is None:
+                return []
+            return [StreamKey(Group(origin, path), query, route.public._replace(readers=readers))]
+        keys = (stream.key for group in self._store.paths.in_row(index) for stream in self._store.group(group))
+        digest = words[0].decode()
+        return [key for key in keys if sum(map(len, _words(key))) > _LEAST_LONG and _digest(key) == digest]
 
     def _written(self, record: Record, words: list[bytes]) -> SentRequest | None:
         """Return another worker's write as if this worker had sent it; None if its route is not known."""
@@ -366,11 +360,13 @@ def _text(kind: bytes, name: bytes, *words: str) -> bytes:
     )
 
 
-@lru_cache(_MOST_KNOWN)
+def _words(key: StreamKey) -> tuple[str, ...]:
+    return (*key.group, key.query, key.partition.route, key.partition.readers)
+
+
 def _digest(key: StreamKey) -> str:
     """Return a name of the key with a bounded length.  Workers do not share the salt of `hash`."""
-    words = "\0".join((*key.group, key.query, key.partition.route, key.partition.readers))
-    return blake2b(words.encode("utf-8", "surrogateescape"), digest_size=12).hexdigest()
+    return blake2b("\0".join(_words(key)).encode("utf-8", "surrogateescape"), digest_size=12).hexdigest()
 
 
 def _told(words: list[bytes]) -> ToldReply:

@@ -208,10 +208,11 @@ class Writes:
         stream = self._store.find(key)
         if stream is None or stream.ended is not None:
             return
-        if is_certain and (stream.block_count or stream.tape.tail is not None):
+        if is_certain and stream.block_count:
             self._doubt(stream)
         else:
-            # Bytes that are dropped would overtake a request under way, whose reply may be this very statement.
+            # Do not begin another incarnation without need.  It would overtake the requests under way, and the reply to
+            # such a request may be this very statement.
             stream.mark_stale()
             self._live.revalidate(stream)
 
@@ -221,7 +222,7 @@ class Writes:
         if status not in _ABSENT:
             return
         is_alone = sent.request.mode in _GETS or route.is_shared or route.sharing.varies(reply.headers)
-        if sent.stream is None:
+        if sent.stream is None or sent.stream.ended is not None:
             if is_read and (key := sent.request.tape_key) is not None:
                 # The stream may have been created since the request was sent.
                 if (later := self._store.find(key)) is not None:

@@ -203,14 +203,16 @@ class Topic:
     # -- for the follower
 
     def moved(self, position: str, stated_at: float, *, is_confirmed: bool) -> None:
-        """Record that the follower has reached `position`, as the origin stated at this time; wake all readers."""
+        """Record that the follower has reached `position`, as the origin stated at this time (monotonic seconds; -inf
+        if not known), and wake all readers."""
         if self.position is not None and position != self.position and self.readers_now:
             self._delivery_times.arrived()
         self.position = position
         self.is_confirmed = is_confirmed
         self.stream.followed()
         self.failure = None
-        self.heard(stated_at)
+        if stated_at > -math.inf:
+            self.heard(stated_at)
         self._fire()
 
     def heard(self, now: float) -> None:

@@ -66,9 +66,6 @@ class OtherWorkers(Protocol):
     def ended(self, key: StreamKey, *, was_known: bool, is_certain: bool) -> None:
         """Called when the origin has refused a read of a stream with 404 or 410, or has shown another stream there."""
 
-    def known(self, key: StreamKey) -> None:
-        """Called when facts of a stream are dropped, which other workers may have got from this one."""
-
 
 class TapeStore:
     """Streams by key.
@@ -369,8 +366,6 @@ class TapeStore:
             self._withdraw_kept(stream)
         elif self.keeper is not None:
             self.keeper.leaving(stream)
-        if self.others is not None and stream.is_known:
-            self.others.known(stream.key)
         stream.ended = why
         self.paths.remove(stream)
         self._count -= 1

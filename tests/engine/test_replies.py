@@ -69,8 +69,6 @@ class Others:
     def ended(self, key: StreamKey, *, was_known: bool, is_certain: bool) -> None:
         self.told.append((key, was_known, is_certain))
 
-    def known(self, key: StreamKey) -> None: ...
-
 
 class World:
     """A stream of which the origin has shown the bytes up to "4", where its tail was."""
