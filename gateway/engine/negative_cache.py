@@ -175,10 +175,9 @@ class NegativeCache:
         return found.error if found is not None else None
 
     def asked_at(self, key: StreamKey, offset: str, request_headers: CIMultiDict[str]) -> float | None:
-        """Return when the origin was asked for the error that `find` returns (monotonic seconds); None if there is
-        none."""
-        found = self._find(key, offset, request_headers)
-        return found.asked_at if found is not None else None
+        """Return when the origin was asked for the errors that a read from `offset` may get; None if there are none."""
+        found = (self._find(key, one, request_headers) for one in (offset, METADATA))
+        return min((one.asked_at for one in found if one is not None), default=None)
 
     def _find(self, key: StreamKey, offset: str | None, request_headers: CIMultiDict[str]) -> _Remembered | None:
         if not self.groups:

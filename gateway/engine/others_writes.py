@@ -41,7 +41,7 @@ _MOST_KNOWN: Final = 1 << 16
 _ENDS_PER_S: Final = 16
 _MOST_ENDS: Final = 64
 """The rate and the burst of records about ends that are uncertain, or of streams of which nothing was known."""
-_LEAST_LONG: Final = MOST_TEXT // 4
+_LEAST_LONG: Final = MOST_TEXT // 8
 """The key of a record with a digest is longer than this number of characters, each of which has at most four bytes."""
 _WORDS: Final = ((STREAM_NEXT_OFFSET, "Stream-Next-Offset"), (STREAM_CLOSED, "Stream-Closed"))
 

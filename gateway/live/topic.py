@@ -167,8 +167,8 @@ class Topic:
         self.handed: dict[LiveReader, Callable[[], object]] = {}
         """The readers that are other workers, each with a function that cuts its connection.  Some may have left."""
         self._named = "", -math.inf
-        """The tail that the origin has named last to another request than the follower's, and the time of that
-        request."""
+        """The tail that the origin has named last to another request than the follower's live request, and the time of
+        that request."""
         self._is_flushing = False
         self._has_news = False
         """Whether the topic has changed since the latest round began, so that another round must follow."""

@@ -22,8 +22,6 @@ from gateway.tape.stream import Stream
 
 OWN: Final = ("Age", "Cache-Control", "Cache-Status", "Via")
 """Headers that the asking worker sets itself in its answers."""
-
-
 _FROM_MEMORY: Final = frozenset({Outcome.HIT, Outcome.COLLAPSED})
 """Outcomes of answers that may state a tail from memory."""
 
@@ -141,12 +139,12 @@ class HopStatements:
         if answer.status >= 500 or answer.status == 429:
             headers[HOP_RECORD] = self.failed(read.key).rendered()
             return
-        as_of: float | None
-        if stream is not None:
-            as_of = self._as_of(read, answer, stream)
-        else:
-            # A remembered 404 is repeated for `absent_s` after the origin was asked, whoever repeats it.
+        as_of: float | None = None
+        if answer.status in (404, 410):
+            # A remembered error is repeated for `absent_s` after the origin was asked, whoever repeats it.
             as_of = self._engine.negative_cache.asked_at(read.key, read.start, read.source.headers)
+        elif stream is not None:
+            as_of = self._as_of(read, answer, stream)
         said = self.said(stream, as_of)
         if answer.outcome is Outcome.STALE_IF_ERROR:
             said = said._replace(is_stale=True, remembered=self._remembered(stream))

@@ -40,7 +40,7 @@ from gateway.server.request import Request
 from gateway.tape.stream import Stream
 from gateway.tape.tape import Tape
 from gateway.upstream.client import HopClient
-from gateway.upstream.flight import OriginError
+from gateway.upstream.flight import METADATA, OriginError
 from gateway.upstream.origin_call import Bounds, OriginCall, Shared
 from gateway.upstream.reply import Requester, Upstream
 from gateway.workers.owners import Owners
@@ -299,10 +299,16 @@ async def test_an_owner_states_the_age_of_what_a_live_answer_begins_with() -> No
         await bench.close()
 
 
-async def test_an_owner_states_when_the_origin_was_asked_for_a_404() -> None:
-    bench = EngineBench(lambda asked: asked.answer(404, TEXT, b""), absent_s=5)
+@pytest.mark.parametrize(("status", "offset"), [(404, "-1"), (410, "0002")])
+async def test_an_owner_states_when_the_origin_was_asked_for_an_error(status: int, offset: str) -> None:
+    """Other workers repeat it for `absent_s` from then on, even if the stream of a trimmed offset is in memory."""
+    bench = EngineBench(lambda asked: asked.answer(status, TEXT, b""), absent_s=5)
     try:
-        read = bench.read("/s?offset=-1")
+        if status == 410:
+            bench.upstream.script = part_of_stream(b"abcd", "0004")
+            (await bench.engine.catch_up(bench.read("/s?offset=-1"))).close()
+            bench.upstream.script = lambda asked: asked.answer(410, TEXT, b"")
+        read = bench.read(f"/s?offset={offset}")
         statements = HopStatements(bench.engine, "1.1.1")
         asked_at = bench.clock.now()
         for _ in range(2):
@@ -310,8 +316,26 @@ async def test_an_owner_states_when_the_origin_was_asked_for_a_404() -> None:
             statements.restate(read, answer)
             said = HopSaid.of(answer.headers)
             assert said is not None
-            assert (answer.status, said.as_of) == (404, asked_at)
+            assert (answer.status, said.as_of) == (status, asked_at)
             bench.clock.advance(4)
+    finally:
+        await bench.close()
+
+
+async def test_an_owner_states_when_the_origin_was_asked_for_the_404_of_a_head() -> None:
+    bench = EngineBench(lambda asked: asked.answer(404, TEXT, b""), absent_s=5)
+    try:
+        read = bench.read("/s")
+        asked_at = bench.clock.now()
+        stream = bench.engine.store.open(read.key, asked_at)
+        head = await bench.engine.fetches.fresh_head(stream, METADATA, read.route, read.source)
+        assert isinstance(head, OriginError)
+        bench.clock.advance(4)
+        answer = origin_error_answer(read.route, head, Outcome.HIT)
+        HopStatements(bench.engine, "1.1.1").restate(read, answer)
+        said = HopSaid.of(answer.headers)
+        assert said is not None
+        assert said.as_of == asked_at
     finally:
         await bench.close()
 
