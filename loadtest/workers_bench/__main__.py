@@ -1,13 +1,17 @@
-"""`python -m loadtest.workers_bench`: the cost of an operation with 1, 2 and 4 workers, the spread of connections over
-workers, and the memory of each worker.
+"""`python -m loadtest.workers_bench`: the cost of an operation with 1, 2 and 4 workers and with four gateways, the
+spread of connections over workers, and the memory of each worker.
 
 Several readers of a stream at one worker share work: an event is laid and framed once, a head and a first piece are
 made once a second.  With the same readers over more workers, each of them does that work for fewer readers.  The rows
 `...-each` give each worker as many readers as one worker has, as a gateway needs more workers for more readers.
 
+Beside them stand four gateways of one process each on the same port, which share nothing (`reuse_port`).  They show
+what the processes themselves cost: each of four takes fewer requests in a turn of its event loop, and they displace one
+another from the caches of a processor.  What four workers take beyond that is the price of being one gateway.
+
 The figures are processor time of all processes of the gateway together, from `/proc/<pid>/task/*/schedstat`, divided by
-the operations.  So they hardly depend on what else the machine does.  All numbers of workers are measured in each
-round, in turns, and the least of the rounds is reported.
+the operations.  So they hardly depend on what else the machine does.  All arrangements are measured in each round, in
+turns, and the least of the rounds is reported.
 """
 
 from __future__ import annotations
@@ -18,37 +22,65 @@ import json
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import uvloop
 
 from gateway.config.gateway import GatewayConfig
+from gateway.config.listener import ListenerConfig
 from tests.offload.crowd import Client, Reply, Tally
 from tests.served import durable_gateway, served
 from tests.waiting import eventually
 from tests.workers.process import GatewayProcess
 
-WORKERS: Final = (1, 2, 4)
 CONNECTIONS: Final = 64
 _STREAMS: Final = 40
 _KIB: Final = json.dumps(["x" * 1020]).encode()
 _JSON: Final = {"Content-Type": "application/json"}
 
 
+@dataclass(frozen=True)
+class Arrangement:
+    """Gateways on one port, and the workers that each has."""
+
+    gateways: int
+    workers: int
+
+    @property
+    def processes(self) -> int:
+        """The processes that serve."""
+        return self.gateways * self.workers
+
+
+ARRANGEMENTS: Final[Mapping[str, Arrangement]] = {
+    "1 worker": Arrangement(1, 1),
+    "2 workers": Arrangement(1, 2),
+    "4 workers": Arrangement(1, 4),
+    "4 gateways": Arrangement(4, 1),
+}
+
+
 @dataclass
 class Site:
-    """An origin and a gateway, each a program of its own."""
+    """An origin and gateways, each a program of its own."""
 
     origin_url: str
-    gateway: GatewayProcess
+    gateways: list[GatewayProcess]
+    arrangement: Arrangement
+
+    @property
+    def gateway(self) -> GatewayProcess:
+        """The only one, or the first."""
+        return self.gateways[0]
 
     @property
     def pids(self) -> list[int]:
-        """All processes of the gateway."""
-        return [self.gateway.pid, *self.gateway.worker_pids()]
+        """All processes of the gateways."""
+        return [pid for gateway in self.gateways for pid in (gateway.pid, *gateway.worker_pids())]
 
     def busy_us(self) -> float:
         """The processor time that they have used."""
@@ -64,24 +96,33 @@ class Site:
 
 
 @asynccontextmanager
-async def site(workers: int) -> AsyncIterator[Site]:
-    """A gateway with so many workers."""
+async def site(arrangement: Arrangement) -> AsyncIterator[Site]:
+    """Gateways so arranged, before one origin."""
     with served(durable_gateway("origin", "--listen", "127.0.0.1:0"), "origin") as urls:
-        config = GatewayConfig.for_origin(
-            urls["origin"],
-            listen="127.0.0.1:0",
-            admin="127.0.0.1:0",
-            client_new_streams_per_s=0,
-            shutdown_timeout_s=0.3,
-            max_connections=4_000,
-            client_connections=4_000,
-            client_live_reads=4_000,
-        )
-        gateway = await GatewayProcess.start(config, workers, is_cold=True)
-        try:
-            yield Site(urls["origin"], gateway)
-        finally:
-            await gateway.stop()
+        async with AsyncExitStack() as stack:
+            gateways: list[GatewayProcess] = []
+            address = "127.0.0.1:0"
+            for _ in range(arrangement.gateways):
+                config = _config(urls["origin"], address, is_shared=arrangement.gateways > 1)
+                gateway = await GatewayProcess.start(config, arrangement.workers, is_cold=True)
+                stack.push_async_callback(gateway.stop)
+                gateways.append(gateway)
+                address = urlsplit(gateway.url).netloc
+            yield Site(urls["origin"], gateways, arrangement)
+
+
+def _config(origin: str, address: str, *, is_shared: bool) -> GatewayConfig:
+    config = GatewayConfig.for_origin(
+        origin,
+        admin="127.0.0.1:0",
+        client_new_streams_per_s=0,
+        shutdown_timeout_s=0.3,
+        max_connections=4_000,
+        client_connections=4_000,
+        client_live_reads=4_000,
+    )
+    listener = ListenerConfig(address=address, reuse_port=is_shared)
+    return config.model_copy(update={"listeners": (listener,)})
 
 
 async def _create(on: Site, streams: int, prefix: str, body: bytes = _KIB) -> None:
@@ -110,22 +151,27 @@ async def _each(
 
 
 async def hit(on: Site) -> float:
-    """A catch-up read of 1 KB that is in memory at every worker; the stream is closed, so that its tail is known.
+    """A catch-up read of 1 KB that is in memory; the stream is closed, so that its tail is known.
 
-    One connection reads.  A worker with several answers them in one turn of its loop, which is cheaper, and the figures
-    would compare the sizes of the turns.
+    One connection reads, and has read each stream before.  A worker with several answers them in one turn of its loop,
+    which is cheaper, and the figures would compare the sizes of the turns.
     """
     author = await on.author()
     for number in range(_STREAMS):
         await author.send("PUT", f"/hit/{number}", {**_JSON, "Stream-Closed": "true"}, _KIB)
     author.close()
+    (client,) = await on.clients(1)
 
-    async def ask(client: Client, number: int) -> None:
-        assert (await client.send("GET", f"/hit/{number % _STREAMS}?offset=-1")).status == 200
+    async def read(times: int) -> None:
+        for number in range(times):
+            assert (await client.send("GET", f"/hit/{number % _STREAMS}?offset=-1")).status == 200
 
-    # Enough for each worker to have an answer to each.
-    await _each(on, 16 * _STREAMS, ask, connections=16)
-    return await _each(on, 4_000, ask, connections=1)
+    await read(16 * _STREAMS)
+    before = on.busy_us()
+    await read(4_000)
+    used_us = on.busy_us() - before
+    client.close()
+    return used_us / 4_000
 
 
 async def miss(on: Site) -> float:
@@ -156,7 +202,7 @@ async def join(on: Site) -> float:
 
 async def join_at_each(on: Site) -> float:
     """The same with so few streams that each worker is joined at each of them as often as one worker is."""
-    return await _join(on, _STREAMS // on.gateway.workers)
+    return await _join(on, _STREAMS // on.arrangement.processes)
 
 
 async def _join(on: Site, streams: int) -> float:
@@ -190,7 +236,7 @@ async def delivery(on: Site) -> float:
 
 async def delivery_at_each(on: Site) -> float:
     """The same with 200 readers at each worker, so that each hands an event to as many readers."""
-    return await _delivery(on, streams=2, readers=200 * on.gateway.workers)
+    return await _delivery(on, streams=2, readers=200 * on.arrangement.processes)
 
 
 async def _delivery(on: Site, streams: int, readers: int) -> float:
@@ -235,7 +281,7 @@ async def long_poll(on: Site) -> float:
 
 async def long_poll_at_each(on: Site) -> float:
     """The same with 200 readers at each worker, so that each answers as many at once."""
-    return await _long_poll(on, streams=2, readers=200 * on.gateway.workers)
+    return await _long_poll(on, streams=2, readers=200 * on.arrangement.processes)
 
 
 async def _long_poll(on: Site, streams: int, readers: int) -> float:
@@ -340,22 +386,22 @@ async def main(argv: list[str]) -> None:
     parser.add_argument("--only", nargs="+", choices=[*OPERATIONS], default=list(OPERATIONS), metavar="NAME")
     parser.add_argument("--streams", type=int, default=10_000, help="streams that memory is measured with; 0 for none")
     options = parser.parse_args(argv)
-    least: dict[str, dict[int, float]] = {name: {} for name in options.only}
+    least: dict[str, dict[str, float]] = {name: {} for name in options.only}
     for _ in range(options.rounds):
         for name in options.only:
-            for workers in WORKERS:
-                async with site(workers) as on:
+            for title, arrangement in ARRANGEMENTS.items():
+                async with site(arrangement) as on:
                     found = await OPERATIONS[name](on)
-                least[name][workers] = round(min(found, least[name].get(workers, found)), 1)
-                print(f"{name:<10} {workers} workers {found:8.1f} µs", file=sys.stderr, flush=True)
+                least[name][title] = round(min(found, least[name].get(title, found)), 1)
+                print(f"{name:<14} {title:<10} {found:8.1f} µs", file=sys.stderr, flush=True)
     document: dict[str, Any] = {"us": least}
     if options.streams:
-        async with site(4) as on:
+        async with site(ARRANGEMENTS["4 workers"]) as on:
             document["spread"] = {count: await spread(on, count) for count in (10, 100, 1_000)}
         document["memory_mib"] = {}
-        for workers in (1, 4):
-            async with site(workers) as on:
-                document["memory_mib"][workers] = await memory(on, options.streams)
+        for title in ("1 worker", "4 workers"):
+            async with site(ARRANGEMENTS[title]) as on:
+                document["memory_mib"][title] = await memory(on, options.streams)
     print(json.dumps(document, indent=2))
 
 
