@@ -49,6 +49,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=environ.get("BENCH_SECONDS", "2"), help="per peer")
     parser.add_argument("--out", type=Path, default=Path("build/bench"), help="folder for bench.json and the charts")
     parser.add_argument("--only", nargs="+", choices=[*names, "growth"], metavar="NAME", help=", ".join(names))
+    parser.add_argument("--peers", nargs="+", metavar="NAME", help="only these peers; the default is all")
     options = parser.parse_args()
     if options.rounds < 1 or options.seconds < 1:
         parser.error("at least one round and one second are needed")
@@ -67,7 +68,7 @@ def _measure(options: argparse.Namespace) -> report.Result:
     with tempfile.TemporaryDirectory(prefix="bench-") as name, all_running(tools, cores, Path(name)) as peers:
         stage = Stage(tools, cores, peers, Path(name), options.seconds, hard)
         for benchmark in chosen:
-            notes += _run(benchmark, stage, options.rounds)
+            notes += _run(benchmark, stage, options.rounds, options.peers)
         if not options.only or "growth" in options.only:
             print("growth", file=sys.stderr, flush=True)
             growths = growth.measure(stage)
@@ -79,13 +80,14 @@ def _measure(options: argparse.Namespace) -> report.Result:
     return report.Result(machine, tools.versions(), settings, rows, growths, notes)
 
 
-def _run(benchmark: Benchmark, stage: Stage, rounds: int) -> list[str]:
+def _run(benchmark: Benchmark, stage: Stage, rounds: int, only: Sequence[str] | None) -> list[str]:
     """Fill the benchmark's rows; return one line for each peer that could not be measured."""
     rows = {row.key: row for row in benchmark.rows}
+    peers = [peer for peer in benchmark.peers if only is None or peer in only]
     failed: dict[str, str] = {}
     for number in range(min(rounds, benchmark.most_rounds)):
         print(f"{benchmark.name}, round {number + 1}", file=sys.stderr, flush=True)
-        for peer in _turned(benchmark.peers, number):
+        for peer in _turned(peers, number):
             if peer in failed:
                 continue
             try:
@@ -100,7 +102,7 @@ def _run(benchmark: Benchmark, stage: Stage, rounds: int) -> list[str]:
 
 
 def _turned(peers: Sequence[str], by: int) -> list[str]:
-    by %= len(peers)
+    by %= max(1, len(peers))
     return [*peers[by:], *peers[:by]]
 
 

@@ -10,8 +10,8 @@ what the processes themselves cost: each of four takes fewer requests in a turn 
 another from the caches of a processor.  What four workers take beyond that is the price of being one gateway.
 
 The figures are processor time of all processes of the gateway together, from `/proc/<pid>/task/*/schedstat`, divided by
-the operations.  So they hardly depend on what else the machine does.  All arrangements are measured in each round, in
-turns, and the least of the rounds is reported.
+the operations.  A machine's speed may change by half from minute to minute.  So all arrangements are measured in each
+round, one after the other, and ratios are medians of the ratios within a round.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -62,6 +63,9 @@ ARRANGEMENTS: Final[Mapping[str, Arrangement]] = {
     "4 workers": Arrangement(1, 4),
     "4 gateways": Arrangement(4, 1),
 }
+
+
+RATIOS: Final = (("4 workers", "1 worker"), ("4 gateways", "1 worker"), ("4 workers", "4 gateways"))
 
 
 @dataclass
@@ -185,12 +189,21 @@ async def miss(on: Site) -> float:
 
 
 async def post(on: Site) -> float:
-    """An append of 100 bytes."""
-    await _create(on, _STREAMS, "post", b"[1]")
+    """An append of 100 bytes; each of the connections appends to a stream of its own."""
+    return await _post(on, CONNECTIONS)
+
+
+async def post_shared(on: Site) -> float:
+    """The same with eight connections for each stream: every worker applies the writes of all of them."""
+    return await _post(on, CONNECTIONS // 8)
+
+
+async def _post(on: Site, streams: int) -> float:
+    await _create(on, streams, "post", b"[1]")
     body = json.dumps(["y" * 96]).encode()
 
     async def ask(client: Client, number: int) -> None:
-        assert (await client.send("POST", f"/post/{number % _STREAMS}", _JSON, body)).status in (200, 204)
+        assert (await client.send("POST", f"/post/{number % streams}", _JSON, body)).status in (200, 204)
 
     return await _each(on, 4_000, ask)
 
@@ -328,6 +341,7 @@ OPERATIONS: Final[Mapping[str, Callable[[Site], Awaitable[float]]]] = {
     "join": join,
     "join-each": join_at_each,
     "post": post,
+    "post-shared": post_shared,
     "miss": miss,
 }
 
@@ -386,15 +400,21 @@ async def main(argv: list[str]) -> None:
     parser.add_argument("--only", nargs="+", choices=[*OPERATIONS], default=list(OPERATIONS), metavar="NAME")
     parser.add_argument("--streams", type=int, default=10_000, help="streams that memory is measured with; 0 for none")
     options = parser.parse_args(argv)
-    least: dict[str, dict[str, float]] = {name: {} for name in options.only}
+    found: dict[str, dict[str, list[float]]] = {name: {title: [] for title in ARRANGEMENTS} for name in options.only}
     for _ in range(options.rounds):
         for name in options.only:
             for title, arrangement in ARRANGEMENTS.items():
                 async with site(arrangement) as on:
-                    found = await OPERATIONS[name](on)
-                least[name][title] = round(min(found, least[name].get(title, found)), 1)
-                print(f"{name:<14} {title:<10} {found:8.1f} µs", file=sys.stderr, flush=True)
-    document: dict[str, Any] = {"us": least}
+                    each_us = await OPERATIONS[name](on)
+                found[name][title].append(each_us)
+                print(f"{name:<14} {title:<10} {each_us:8.1f} µs", file=sys.stderr, flush=True)
+    document: dict[str, Any] = {
+        "us": {name: {title: round(median(us), 1) for title, us in of.items()} for name, of in found.items()},
+        "ratio": {
+            name: {f"{one} to {other}": _ratio(of[one], of[other]) for one, other in RATIOS}
+            for name, of in found.items()
+        },
+    }
     if options.streams:
         async with site(ARRANGEMENTS["4 workers"]) as on:
             document["spread"] = {count: await spread(on, count) for count in (10, 100, 1_000)}
@@ -403,6 +423,11 @@ async def main(argv: list[str]) -> None:
             async with site(ARRANGEMENTS[title]) as on:
                 document["memory_mib"][title] = await memory(on, options.streams)
     print(json.dumps(document, indent=2))
+
+
+def _ratio(of: list[float], to: list[float]) -> float:
+    """The median of the ratios in each round."""
+    return round(median(one / other for one, other in zip(of, to, strict=True)), 2)
 
 
 if __name__ == "__main__":
