@@ -269,10 +269,26 @@ class _Attempt:
                 return self._answered_now(await self._fresh(NOW))
             case _:
                 fetched = await self._fetch_tail()
+                if isinstance(fetched, Beyond):
+                    return await self._ask_again()
                 if fetched is not None:
                     return await self.answer_from(*fetched)
                 self._may_wait_again()
         return None
+
+    async def _ask_again(self) -> Answer | None:
+        """Ask again whether the offset is beyond the tail.
+
+        An earlier read's request was answered so, but may have been sent before the origin reached the offset.  Returns
+        None if the read must continue.
+        """
+        head = await self._fresh(self._progress.at)
+        return self._answer_beyond(head, _COLLAPSED) if isinstance(head, Beyond) else None
+
+    def _answer_beyond(self, head: Beyond, outcome: Outcome) -> Answer:
+        """Answer with the tail, to which the read moves back."""
+        self._check()
+        return self._answer(outcome, Send(head.tail, head.up_to_date, head.is_closed), fwd_status=200)
 
     def _may_wait_again(self) -> None:
         """Let the read wait for its follower again, because the read has advanced or has used another read's fetch."""
@@ -377,10 +393,11 @@ class _Attempt:
             if left <= 0 or not await topic.changed.wait_within(self._clock, left):
                 return None
 
-    async def _fetch_tail(self) -> tuple[Flight, bool] | None:
+    async def _fetch_tail(self) -> tuple[Flight, bool] | Beyond | None:
         """Fetch the bytes after the present position; return the attached flight, and whether this read launched it.
 
         Returns None if a flight already under way has brought bytes or has ended.  The read must then continue.
+        Returns a `Beyond` if such a flight has found that the position is beyond the tail.
         """
         stream, read, progress = self.stream, self._read, self._progress
         flight = self._fetches.pending(stream, progress.at)
@@ -407,7 +424,7 @@ class _Attempt:
                     raise Uncacheable(head)
                 elif head is not None:
                     await flight.until_over()
-                    return None
+                    return head if isinstance(head, Beyond) else None
             finally:
                 flight.unwatch()
         joined = self._fetches.join_fetch(stream, progress.at, read.route, read.source)
@@ -426,15 +443,13 @@ class _Attempt:
             head = flight.error
         if isinstance(head, NotShareable):
             raise Uncacheable(head)
-        if isinstance(head, StreamHead | Beyond):
-            self._check()
         if isinstance(head, Beyond):
             self.parts.drop_last()
-            outcome = _MISS if is_launched else _COLLAPSED
-            return self._answer(outcome, Send(head.tail, head.up_to_date, head.is_closed), fwd_status=200)
+            return self._answer_beyond(head, _MISS if is_launched else _COLLAPSED)
         if not isinstance(head, StreamHead):
             self.parts.drop_last()
             return self._failed(head)
+        self._check()
         at = self._progress.at
         if at != self._read.start:
             outcome = _REVALIDATED if head.next_offset == at else _JOINED

@@ -448,7 +448,7 @@ class _Opening:
             # The origin refuses an offset that it has issued itself.  The client did not send this offset, so the
             # stream was replaced.
             is_by_origin = stream.own_record().said is None
-            (reads.live.end_stream if is_by_origin else reads.live.drop_stream)(stream, End.RECREATED)
+            reads.live.drop_stream(stream, End.RECREATED, is_by_origin=is_by_origin)
             raise TailMovedBack
         if isinstance(reply, OriginError) and reply.status == 410 and known != start:
             # The origin has trimmed beyond the bytes in memory.  Start again from the client's offset.

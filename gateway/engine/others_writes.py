@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from functools import lru_cache
 from hashlib import blake2b
-from math import inf
 from typing import Final, Protocol
 
 from multidict import CIMultiDict, CIMultiDictProxy
@@ -22,6 +21,8 @@ from gateway.engine.negative_cache import NegativeCache
 from gateway.engine.relayed_request import RelayedRequest, SentRequest
 from gateway.engine.route import Route
 from gateway.engine.s2.request import parse_basin, parse_path
+from gateway.limits.accounts import Account
+from gateway.limits.rate_limits import Rate
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import STREAM_CLOSED, STREAM_NEXT_OFFSET, stated_position
 from gateway.protocol.sharing import Group, StreamKey
@@ -38,29 +39,11 @@ given a number.  The origin has shown by another reply that a stream has ended."
 _VARIES, _TO_ANOTHER = "v", "a"
 """Facts in the record of an answer: the answer varies, and the write has shown that the stream was re-created."""
 _MOST_KNOWN: Final = 1 << 16
-_ENDS_PER_S: Final = 16
-_MOST_ENDS: Final = 64
-"""The rate and the burst of records about ends that are uncertain, or of streams of which nothing was known."""
+_OF_KNOWN, _OF_UNKNOWN = Rate(16, 64), Rate(16, 64)
+"""The rates of records about uncertain ends of streams of which something was known, and about ends of others."""
 _LEAST_LONG: Final = MOST_TEXT // 8
 """The key of a record with a digest is longer than this number of characters, each of which has at most four bytes."""
 _WORDS: Final = ((STREAM_NEXT_OFFSET, "Stream-Next-Offset"), (STREAM_CLOSED, "Stream-Closed"))
-
-
-class _Tokens:
-    """Limits the rate of records about ends."""
-
-    def __init__(self) -> None:
-        self._left = float(_MOST_ENDS)
-        self._counted_at = -inf
-
-    def take(self, now: float) -> bool:
-        """Take a token; return False if there is none."""
-        self._left = min(_MOST_ENDS, self._left + (now - self._counted_at) * _ENDS_PER_S)
-        self._counted_at = now
-        if self._left < 1:
-            return False
-        self._left -= 1
-        return True
 
 
 class WriteReply(Protocol):
@@ -127,7 +110,7 @@ class OthersWrites:
         self._seen: dict[int, bytes] = {}
         """The rows of the write log, by number, as they were when this worker last looked at them."""
         self._rows: dict[int, slice] = {}
-        self._tokens_of_known, self._tokens_of_unknown = _Tokens(), _Tokens()
+        self._ends = Account("ends of streams")
         self.routes: Callable[[str], Route | None] = lambda name: None
         """Returns the route with this name."""
         self.applying: Applying
@@ -218,8 +201,8 @@ class OthersWrites:
         is left out, other workers send their bytes for `trust_s` at most.
         """
         if not (was_known and is_certain):
-            tokens = self._tokens_of_known if was_known else self._tokens_of_unknown
-            if not tokens.take(self._log.now()):
+            rate = _OF_KNOWN if was_known else _OF_UNKNOWN
+            if not rate.took_one(self._ends, self._log.now()):
                 return
         self._count += 1
         name = b"%d.%d" % (self._generation, self._count)

@@ -6,9 +6,8 @@ so.  It stops being pending when a later write is acknowledged and the gateway h
 an earlier stream.  Pending writes are recorded by path rather than by stream record, so that they also count for
 records that are created later.
 
-While a write to a path is under way, reads of the path are answered from memory as usual, with two exceptions.  No 404
-or 410 is repeated (`gateway.engine.negative_cache`), and no further offset is recorded as beyond the tail
-(`gateway.engine.reply_recorder`).  When the write ends, `gateway.engine.writes` changes the versions of the path's
+While a write to a path is under way, reads of the path are answered from memory as usual, but no 404 or 410 is repeated
+(`gateway.engine.negative_cache`).  When the write ends, `gateway.engine.writes` changes the versions of the path's
 streams, and `gateway.tape.decide` decides later reads by these versions.
 
 While a DELETE and a creating write are both pending, the origin may re-create the stream without any reply that shows

@@ -165,8 +165,6 @@ class ReplyRecorder:
             stream.caching = manner.caching_after(stream.caching, up_to_date=up_to_date)
         elif not _may_be_of_predecessor(stream, facts):
             stream.record_head(headers, lifetime)
-        if is_beyond and not self._writes.is_under_way(stream.key.group):
-            stream.beyond.record(start)
         stream.is_weighed = False
 
     def apply_remembered(self, fetch: SentFetch, said: HopSaid, remembered: Remembered) -> None:
@@ -250,8 +248,9 @@ class ReplyRecorder:
             stream.mark_stale()
             return Effect.REFOLLOW if flight.start == facts.tail else None
         # An owner that answers for the origin has told the other workers itself.
-        end_stream = self._store.end_stream if facts.said is None else self._store.drop_stream
-        return Effect.END_READERS if end_stream(stream, End.GONE if status == 410 else End.DELETED) else None
+        why = End.GONE if status == 410 else End.DELETED
+        has_ended = self._store.drop_stream(stream, why, is_by_origin=facts.said is None)
+        return Effect.END_READERS if has_ended else None
 
     def apply_another(self, fetch: SentFetch) -> Effect | None:
         """End the record in memory, because a reply belongs to another stream.
@@ -266,11 +265,10 @@ class ReplyRecorder:
             # stream.
             stream.mark_stale()
             return Effect.REFOLLOW
-        if (said := fetch.facts.said) is None:
-            has_ended = self._store.end_stream(stream, End.RECREATED)
-        else:
-            is_purged = self._store.others is not None and stream.is_of_dropped_record(said)
-            has_ended = self._store.drop_stream(stream, End.PURGED if is_purged else End.RECREATED)
+        said = fetch.facts.said
+        is_purged = said is not None and self._store.others is not None and stream.is_of_dropped_record(said)
+        why = End.PURGED if is_purged else End.RECREATED
+        has_ended = self._store.drop_stream(stream, why, is_by_origin=said is None)
         return Effect.END_READERS if has_ended else None
 
 

@@ -112,13 +112,8 @@ class Writes:
 
     def apply_started(self, write: SentRequest) -> None:
         """Apply the beginning of a write."""
-        group = write.request.group
         self._pending.add_write(write)
-        self._negative_cache.forget_path(group)
-        for stream in self._store.awake(group):
-            # The stream remembers offsets that were beyond the tail.  The write may move the tail past these offsets at
-            # any moment.
-            stream.forget_beyond()
+        self._negative_cache.forget_path(write.request.group)
 
     def apply_answered(self, write: SentRequest, reply: WriteReply) -> None:
         """Apply the effects of a write from the head of its answer."""
@@ -227,6 +222,7 @@ class Writes:
                 # The stream may have been created since the request was sent.
                 if (later := self._store.find(key)) is not None:
                     later.mark_stale()
+                    self._live.revalidate(later)
                 self._store.tell_ended(key, was_known=False, is_certain=later is None and not is_alone)
             return
         if is_alone or sent.is_outdated:
@@ -238,12 +234,8 @@ class Writes:
                 self._store.tell_ended(sent.stream.key, was_known=sent.stream.is_known, is_certain=False)
         else:
             # The record of a write tells the other workers.
-            end_stream = self._live.end_stream if is_read else self._live.drop_stream
-            end_stream(sent.stream, End.GONE if status == 410 else End.DELETED)
-
-    def is_under_way(self, group: Group) -> bool:
-        """Return whether a write to the path is under way, so that the tail may move at any moment."""
-        return self._pending.is_under_way(group)
+            why = End.GONE if status == 410 else End.DELETED
+            self._live.drop_stream(sent.stream, why, is_by_origin=is_read)
 
     def tail_is_short(self, stream: Stream) -> None:
         """Handle a reply from the origin whose tail is before the tail that a write's acknowledgement has stated.
@@ -509,6 +501,5 @@ class Writes:
 
 
 def _appended(stream: Stream) -> None:
-    stream.forget_beyond()
     stream.acknowledged_without_offset()
     stream.mark_stale(may_have_ended=False)

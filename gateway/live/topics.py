@@ -285,7 +285,7 @@ class LiveTopics:
         why = await follower.run()
         if why is not None:
             is_by_origin = why is not End.PURGED and not follower.is_by_hop
-            (self.end_stream if is_by_origin else self.drop_stream)(topic.stream, why)
+            self.drop_stream(topic.stream, why, is_by_origin=is_by_origin)
 
     def detach(self, topic: Topic) -> None:
         """Remove a live reader from the topic."""
@@ -307,14 +307,9 @@ class LiveTopics:
             topic.end_readers(why)
             self.table.remove(topic)
 
-    def drop_stream(self, stream: Stream, why: End) -> None:
-        """End the stream and its live readers."""
-        if self._store.drop_stream(stream, why):
-            self.end_readers(stream, why)
-
-    def end_stream(self, stream: Stream, why: End) -> None:
-        """End the stream and its live readers, and tell the other workers (`TapeStore.end_stream`)."""
-        if self._store.end_stream(stream, why):
+    def drop_stream(self, stream: Stream, why: End, *, is_by_origin: bool = False) -> None:
+        """End the stream (`TapeStore.drop_stream`) and its live readers."""
+        if self._store.drop_stream(stream, why, is_by_origin=is_by_origin):
             self.end_readers(stream, why)
 
     def restart(self, stream: Stream) -> None:

@@ -148,7 +148,6 @@ def decide(stream: Stream, read: Progress, now: float) -> Decision:
     | The type is unknown.                                         | (see below)          | Ask FACTS                |
     | The stream is not trusted.                                   | (see below)          | Ask EXISTENCE            |
     | The read starts at the tail, which is known.                 | Send the tail        | Wait there               |
-    | The read starts beyond the tail, which is known.             | Send the tail        | Send the tail            |
     | The read starts at the tail.                                 | Ask TAIL             | Ask TAIL                 |
     | The read begins with bytes that need a confirmation.         | Ask CONFIRMATION     | Ask CONFIRMATION         |
     | The origin has not named the offset where the read starts.   |                      | Ask BYTES                |
@@ -189,14 +188,13 @@ def _after_failure(stream: Stream, read: Progress, now: float, failed_at: float)
 
 def _catch_up(stream: Stream, read: Progress, now: float) -> Decision:
     tape, at = stream.tape, read.at
-    if read.start == NOW or (stream.beyond and stream.lies_beyond(read.start)):
+    if read.start == NOW:
         if (tail := known_tail(stream, read.max_age_s, now)) is not None:
             if (step := _alone(stream, read, now, Send(tail, True, tape.is_closed_at(tail)))) is not None:
                 return step
         elif read.may_connect and tape.tail is not None:
             return Wait(Awaited.CONNECTION, at)
-        if read.start == NOW:
-            return Ask(Question.TAIL, NOW)
+        return Ask(Question.TAIL, NOW)
     if (
         read.has_held
         and not read.is_confirmed
@@ -256,8 +254,6 @@ def _begin_live(stream: Stream, read: Progress, now: float) -> Decision:
                 return Wait(Awaited.CHANGE, at)
         return Ask(Question.TAIL, NOW)
     if start != START and not tape.has_seen(start):
-        if tape.tail is not None and stream.lies_beyond(start) and stream.tail_until(tape.tail) > now:
-            return Send(tape.tail, True, tape.is_closed_at(tape.tail))
         # The offset may be before the tail, beyond it, or invalid.
         return Ask(Question.BYTES, start)
     if not read.is_lifetime_asked and tape.knows_after(start) and stream.expiry.is_wanted(now):

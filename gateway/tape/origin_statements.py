@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from gateway.protocol.freshness_headers import Lifetime, Reuse
-from gateway.protocol.names import START, is_before
+from gateway.protocol.names import START
 from gateway.protocol.stream_version import Version
 
 MOST_CONFIRMED: Final = 4
@@ -174,27 +174,6 @@ class FirstTail(NamedTuple):
     at: str
     version: Version
     """The stream's version when the gateway asked the origin."""
-
-
-MAX_BEYOND: Final = 16
-"""The most offsets beyond the tail that are remembered for one stream."""
-
-
-class OffsetsBeyond(dict[str, None]):
-    """Offsets that the origin treats as beyond its tail: at most `MAX_BEYOND`, the oldest first."""
-
-    __slots__ = ()
-
-    def record(self, offset: str) -> None:
-        """Record that the origin treats `offset` as beyond its tail."""
-        self[offset] = None
-        if len(self) > MAX_BEYOND:
-            del self[next(iter(self))]
-
-    def passed(self, tail: str) -> None:
-        """Forget the offsets that are no longer beyond the tail, which has moved to `tail`."""
-        for offset in [offset for offset in self if not is_before(tail, offset)]:
-            del self[offset]
 
 
 LEAST_TTL_S: Final = 1.0

@@ -124,8 +124,6 @@ class Crowd:
             del awake[stream]
             stream.is_awake = False
             stream.heard = self._version
-            # A write that begins while the stream sleeps may reach offsets that lie beyond the tail now.
-            stream.forget_beyond()
             self._holds_records(stream)
             dozing[stream] = None
         return [stream for stream, _ in evict_oldest(dozing, MOST_DOZING)]

@@ -339,21 +339,18 @@ class TapeStore:
         self._book(stream, -stream.drop_all(), blocks=-blocks)
         self.withdraw(stream)
 
-    def drop_stream(self, stream: Stream, why: End) -> bool:
-        """End the stream; return False if it has already ended.  The caller ends the live readers."""
+    def drop_stream(self, stream: Stream, why: End, *, is_by_origin: bool = False) -> bool:
+        """End the stream; return False if it has already ended.  The caller ends the live readers.
+
+        `is_by_origin`: a reply of the origin to a read of this worker has shown the end, so the other workers are told.
+        """
         if stream.ended is not None:
             return False
+        was_known = stream.is_known
         self._order.forget(stream.key)
         self._remove(stream, why)
-        return True
-
-    def end_stream(self, stream: Stream, why: End) -> bool:
-        """Drop the stream, because the origin has shown to this worker that it has ended; tell the other workers.
-        Return False if it has already ended."""
-        was_known = stream.is_known
-        if not self.drop_stream(stream, why):
-            return False
-        self.tell_ended(stream.key, was_known=was_known, is_certain=True)
+        if is_by_origin:
+            self.tell_ended(stream.key, was_known=was_known, is_certain=True)
         return True
 
     def tell_ended(self, key: StreamKey, *, was_known: bool, is_certain: bool) -> None:
@@ -384,7 +381,6 @@ class TapeStore:
             stream.tape.forget_facts()
             stream.begin_incarnation(self._mint())
             stream.lost_tail()
-            stream.beyond.clear()
             stream.confirmed.clear()
             self.withdraw(stream)
 

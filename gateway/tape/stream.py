@@ -30,7 +30,6 @@ from gateway.tape.origin_statements import (
     Confirmations,
     Expiry,
     FirstTail,
-    OffsetsBeyond,
     Sighting,
 )
 from gateway.tape.tape import Tape
@@ -112,8 +111,6 @@ class Stream:
     tail_read_at: float = 0.0
     """When a read last added to the bucket, or began the fetch of a stream of which nothing was in memory (monotonic
     seconds)."""
-    beyond: OffsetsBeyond = field(default_factory=OffsetsBeyond)
-    """Offsets that the origin treats as beyond its tail."""
     head_headers: CIMultiDict[str] | None = None
     """Headers that only replies to HEAD have, from the latest of these replies: lifetime and Last-Modified."""
     found_by: int | None = None
@@ -271,8 +268,8 @@ class Stream:
             cost += headers_cost(self.head_headers)
         if self.surrogate_keys:
             cost += surrogate_keys_cost(self.surrogate_keys)
-        if self.other_queries or self.beyond:
-            cost += texts_cost((*self.other_queries, *self.beyond))
+        if self.other_queries:
+            cost += texts_cost(self.other_queries)
         return cost
 
     @property
@@ -401,7 +398,6 @@ class Stream:
             return
         if current is None or current.at != sighting.at:
             self.version = self.version.tail_changed()
-            self.beyond.passed(sighting.at)
         self.sighting = sighting
 
     def lost_tail(self) -> None:
@@ -433,18 +429,6 @@ class Stream:
             return False
         self.tail_read_level = TAIL_READ_BURST
         return True
-
-    def forget_beyond(self) -> None:
-        """Forget which offsets lie beyond the tail, because a write may be about to reach them.  Answers that name the
-        tail for such an offset become invalid."""
-        if self.beyond:
-            self.beyond.clear()
-            self.version = self.version.tail_changed()
-
-    def lies_beyond(self, offset: str) -> bool:
-        """Return whether the origin has treated `offset` as beyond its tail, and the known tail is still before
-        `offset`."""
-        return offset in self.beyond and self.tape.tail is not None and is_before(self.tape.tail, offset)
 
     def has_expired(self, now: float, wall: float) -> bool:
         """Return whether the stream's known lifetime may have passed at the origin.  `wall` is Unix seconds.

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from gateway.auth.remembered_verdicts import Allowed
 from gateway.engine import catchup, reply_recorder, route
+from gateway.engine.answer import Answer
 from gateway.engine.catchup import _Attempt
 from gateway.engine.confirming import Patience
 from gateway.engine.live_start import LiveReads
@@ -22,6 +23,7 @@ from gateway.live.topic import Topic
 from gateway.ops.access_log.live_reads import JoinedRead
 from gateway.protocol import target
 from gateway.protocol.cache_status import Outcome
+from gateway.protocol.names import START
 from gateway.protocol.stream_version import Version
 from gateway.server import request_keys
 from gateway.server.live_requests import LiveRequests
@@ -134,9 +136,12 @@ def late_append_names_the_tail() -> Patches:
     return [(decide, "is_furthest", always)]
 
 
-@mutant("an offset beyond the tail is asked for again while a write is under way")
+@mutant("an earlier read's request does not show that an offset is beyond the tail")
 def offset_stays_beyond_the_tail() -> Patches:
-    return [(Stream, "forget_beyond", nothing), (Writes, "is_under_way", never)]
+    async def from_earlier(attempt: _Attempt) -> Answer:
+        return attempt._answer_beyond(Beyond(attempt.stream.tape.tail or START, True, False), Outcome.COLLAPSED)
+
+    return [(_Attempt, "_ask_again", from_earlier)]
 
 
 @mutant("a live read may repeat the tail that its fetch was told, until a write")

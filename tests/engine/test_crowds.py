@@ -67,14 +67,13 @@ async def test_a_write_looks_at_a_bounded_number_of_streams(
 
         monkeypatch.setattr(Stream, name, counted)
 
-    for name in ("forget_beyond", "has_expired", "acknowledged", "mark_stale"):
+    for name in ("has_expired", "acknowledged", "mark_stale"):
         count(name)
     await write(bench, mode, status, "0004" if status == 204 else None)
-    assert looks["forget_beyond"] > 0
-    # The awake ones, and the writer's own.
-    assert max(looks.values()) <= awake + 3, looks
+    # A refused write changes nothing.  Others concern the awake streams, and the writer's own.
+    assert (0 if status == 403 else 1) <= max(looks.values(), default=0) <= awake + 3, looks
     # Each look takes about a microsecond, and other clients wait meanwhile.
-    assert max(looks.values()) <= 1_000
+    assert max(looks.values(), default=0) <= 1_000
 
 
 async def test_a_sleeping_stream_knows_acknowledged_writes_when_it_is_looked_up(start: Start) -> None:

@@ -47,8 +47,8 @@ class Live:
         self.ended: list[Stream] = []
         self.restarted: list[Stream] = []
 
-    def drop_stream(self, stream: Stream, why: End) -> None:
-        self._store.drop_stream(stream, why)
+    def drop_stream(self, stream: Stream, why: End, *, is_by_origin: bool = False) -> None:
+        self._store.drop_stream(stream, why, is_by_origin=is_by_origin)
         self.ended.append(stream)
 
     def revalidate(self, stream: Stream) -> None:
@@ -211,9 +211,3 @@ def test_a_relayed_read_that_finds_nothing_has_the_next_read_ask_the_origin(
     sent = world.send(mode)
     world.writes.missing(sent, cast(Reply, Head(status, CIMultiDict())))
     assert (world.ends, world.doubted) == ([None, None], [True, False])
-
-
-def test_an_offset_beyond_the_tail_is_forgotten_when_a_write_begins(world: World) -> None:
-    world.own.beyond.record("9")
-    world.send(Mode.APPEND)
-    assert not world.own.lies_beyond("9")

@@ -282,14 +282,13 @@ def is_repeated(kept: Kept, answer: RememberedAnswer) -> bool:
     return kept.bench.clock.now() < answer.until and answer.is_unchanged()
 
 
-@pytest.mark.parametrize("event", [Stream.lost_tail, Stream.forget_beyond, Stream.followed])
+@pytest.mark.parametrize("event", [Stream.lost_tail, Stream.followed])
 @pytest.mark.parametrize("names_tail", [False, True])
 def test_an_answer_that_names_the_tail_is_repeated_until_the_tail_may_have_moved(
     event: Callable[[Stream], None], names_tail: bool
 ) -> None:
     kept = Kept(1 << 20)
     stream = at_its_tail(kept)
-    stream.beyond.record("00000009")
     answer = hit(kept, stream, names_tail=names_tail)
     assert is_repeated(kept, answer)
     event(stream)

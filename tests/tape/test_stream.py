@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from gateway.protocol.freshness_headers import Lifetime
 from gateway.protocol.sharing import Group, Partition, StreamKey
-from gateway.tape.origin_statements import MAX_BEYOND, FirstTail, Sighting
+from gateway.tape.origin_statements import FirstTail, Sighting
 from gateway.tape.stream import End, Stream
 from gateway.tape.tape import Tape
 from tests.effort import examples
@@ -232,19 +232,6 @@ def test_without_a_burst_the_second_tail_read_in_a_second_counts_as_often() -> N
     stream = new_stream()
     times = 100.0, 101.1, 102.2, 103.1
     assert [stream.count_tail_read(at, 1.0, allows_burst=False) for at in times] == [False, False, False, True]
-
-
-def test_offsets_beyond_the_tail_are_remembered_until_the_tail_passes_them() -> None:
-    stream = at_tail("5")
-    for offset in ("7", "9"):
-        stream.beyond.record(offset)
-    assert [stream.lies_beyond(offset) for offset in ("5", "6", "7", "9")] == [False, False, True, True]
-    stream.tape.reached("8")
-    stream.saw_tail(Sighting("8", 101.0, 120.0))
-    assert [stream.lies_beyond(offset) for offset in ("7", "9")] == [False, True]
-    for number in range(100):
-        stream.beyond.record(f"9{number:03d}")
-    assert len(stream.beyond) == MAX_BEYOND
 
 
 def test_a_query_whose_writes_end_beyond_the_tail_names_another_stream() -> None:

@@ -306,7 +306,7 @@ async def test_an_owner_states_when_the_origin_was_asked_for_an_error(status: in
     try:
         if status == 410:
             bench.upstream.script = part_of_stream(b"abcd", "0004")
-            (await bench.engine.catch_up(bench.read("/s?offset=-1"))).close()
+            assert await bench.body() == (200, b"abcd")
             bench.upstream.script = lambda asked: asked.answer(410, TEXT, b"")
         read = bench.read(f"/s?offset={offset}")
         statements = HopStatements(bench.engine, "1.1.1")
@@ -318,6 +318,10 @@ async def test_an_owner_states_when_the_origin_was_asked_for_an_error(status: in
             assert said is not None
             assert (answer.status, said.as_of) == (status, asked_at)
             bench.clock.advance(4)
+            if status == 410:
+                # The origin still has the stream, which shows nothing about the trimmed offset.
+                bench.upstream.script = part_of_stream(b"", "0004")
+                assert await bench.body("/s?offset=0004") == (200, b"")
     finally:
         await bench.close()
 

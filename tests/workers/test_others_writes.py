@@ -53,7 +53,6 @@ class Live:
 
     def __init__(self, store: TapeStore) -> None:
         self.drop_stream = store.drop_stream
-        self.end_stream = store.end_stream
 
     def revalidate(self, stream: Stream) -> None: ...
 
@@ -98,7 +97,6 @@ class Worker:
         self.store.store(stream, START, "4", [b"abcd"], now)
         stream.tape.reached("4")
         stream.saw_tail(Sighting("4", now, now + 100, now + 100))
-        stream.beyond.record("7")
         return stream
 
     def send(self, mode: Mode, path: str = "/s") -> SentRequest:
@@ -132,7 +130,6 @@ class Worker:
                 stream.tape.tail,
                 stream.block_count,
                 stream.tail_until("4") > self.clock.now(),
-                bool(stream.beyond),
             )
             for stream in self.streams
         ]
@@ -242,7 +239,7 @@ def test_a_worker_doubts_a_stream_that_the_origin_has_shown_to_another_worker_to
 ) -> None:
     """A purge or another worker's statement ends a record at one worker only."""
     _, _, [one, two] = crew()
-    assert (one.store.end_stream if is_shown_by_origin else one.store.drop_stream)(one.streams[0], End.DELETED)
+    assert one.store.drop_stream(one.streams[0], End.DELETED, is_by_origin=is_shown_by_origin)
     two.look("/s")
     own, others, elsewhere, _ = two.streams
     assert own.tape.knows_after(START) is not is_shown_by_origin
