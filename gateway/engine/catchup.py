@@ -269,26 +269,10 @@ class _Attempt:
                 return self._answered_now(await self._fresh(NOW))
             case _:
                 fetched = await self._fetch_tail()
-                if isinstance(fetched, Beyond):
-                    return await self._ask_again()
                 if fetched is not None:
                     return await self.answer_from(*fetched)
                 self._may_wait_again()
         return None
-
-    async def _ask_again(self) -> Answer | None:
-        """Ask again whether the offset is beyond the tail.
-
-        An earlier read's request was answered so, but may have been sent before the origin reached the offset.  Returns
-        None if the read must continue.
-        """
-        head = await self._fresh(self._progress.at)
-        return self._answer_beyond(head, _COLLAPSED) if isinstance(head, Beyond) else None
-
-    def _answer_beyond(self, head: Beyond, outcome: Outcome) -> Answer:
-        """Answer with the tail, to which the read moves back."""
-        self._check()
-        return self._answer(outcome, Send(head.tail, head.up_to_date, head.is_closed), fwd_status=200)
 
     def _may_wait_again(self) -> None:
         """Let the read wait for its follower again, because the read has advanced or has used another read's fetch."""
@@ -393,11 +377,12 @@ class _Attempt:
             if left <= 0 or not await topic.changed.wait_within(self._clock, left):
                 return None
 
-    async def _fetch_tail(self) -> tuple[Flight, bool] | Beyond | None:
+    async def _fetch_tail(self) -> tuple[Flight, bool] | None:
         """Fetch the bytes after the present position; return the attached flight, and whether this read launched it.
 
-        Returns None if a flight already under way has brought bytes or has ended.  The read must then continue.
-        Returns a `Beyond` if such a flight has found that the position is beyond the tail.
+        Returns None if a flight already under way has brought bytes or has ended.  The read must then continue.  But if
+        that flight's reply says that the position is beyond the tail, the read fetches: the origin may have reached the
+        position since that flight was sent.
         """
         stream, read, progress = self.stream, self._read, self._progress
         flight = self._fetches.pending(stream, progress.at)
@@ -422,9 +407,11 @@ class _Attempt:
                     # The reply may not be shared, so the readers that wait for it cannot use it.  Relay all of them
                     # now.  Otherwise they would launch fetches one after the other.
                     raise Uncacheable(head)
+                elif isinstance(head, Beyond):
+                    self._check()
                 elif head is not None:
                     await flight.until_over()
-                    return head if isinstance(head, Beyond) else None
+                    return None
             finally:
                 flight.unwatch()
         joined = self._fetches.join_fetch(stream, progress.at, read.route, read.source)
@@ -443,13 +430,15 @@ class _Attempt:
             head = flight.error
         if isinstance(head, NotShareable):
             raise Uncacheable(head)
+        if isinstance(head, StreamHead | Beyond):
+            self._check()
         if isinstance(head, Beyond):
             self.parts.drop_last()
-            return self._answer_beyond(head, _MISS if is_launched else _COLLAPSED)
+            outcome = _MISS if is_launched else _COLLAPSED
+            return self._answer(outcome, Send(head.tail, head.up_to_date, head.is_closed), fwd_status=200)
         if not isinstance(head, StreamHead):
             self.parts.drop_last()
             return self._failed(head)
-        self._check()
         at = self._progress.at
         if at != self._read.start:
             outcome = _REVALIDATED if head.next_offset == at else _JOINED

@@ -96,8 +96,8 @@ class LiveReads:
         while True:
             opening.progress.follower = self.live.find_topic(stream)
             match decide(stream, opening.progress, self.clock.now()):
-                case Send(end, _, is_closed):
-                    return LiveStart(end, Beyond(end, True, is_closed), None)
+                case Send():
+                    raise AssertionError("a live read is answered only after it has joined")
                 case Wait(_, at):
                     return LiveStart(at, opening.head, opening.tail) if at == read.start else LiveStart(at, None, None)
                 case Ask(question, at):

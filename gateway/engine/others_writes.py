@@ -40,7 +40,7 @@ _VARIES, _TO_ANOTHER = "v", "a"
 """Facts in the record of an answer: the answer varies, and the write has shown that the stream was re-created."""
 _MOST_KNOWN: Final = 1 << 16
 _OF_KNOWN, _OF_UNKNOWN = Rate(16, 64), Rate(16, 64)
-"""The rates of records about uncertain ends of streams of which something was known, and about ends of others."""
+"""The rates of records about uncertain ends of known streams, and about all ends of unknown streams."""
 _LEAST_LONG: Final = MOST_TEXT // 8
 """The key of a record with a digest is longer than this number of characters, each of which has at most four bytes."""
 _WORDS: Final = ((STREAM_NEXT_OFFSET, "Stream-Next-Offset"), (STREAM_CLOSED, "Stream-Closed"))

@@ -30,6 +30,7 @@ from gateway.protocol.names import (
     STREAM_CURSOR,
     STREAM_NEXT_OFFSET,
     STREAM_UP_TO_DATE,
+    is_before,
 )
 from gateway.tape.stream import Stream
 from gateway.upstream.flight import OriginError
@@ -50,7 +51,7 @@ def _cache_control(read: Read, stream: Stream, at_tail: bool) -> str:
     """Return the Cache-Control of an answer.
 
     Bytes before the tail get the origin's directives, or the directives of section 8.1 if the origin has sent none.  An
-    answer that states the tail must be revalidated.
+    answer that states the tail (`at_tail`), or moves the reader back, must be revalidated.
     """
     scope = "private" if read.is_private else "public"
     if at_tail:
@@ -115,7 +116,8 @@ def stream_headers(read: Read, run: BodyRun, size: int | str, said: Said) -> CIM
         # The string is unique in this process only, and other workers use the same name.
         size = f"{size}~{run.edition.incarnation}"
     add(_ETAG, mint(name, _tagged_start(run.start, size), end, said.is_closed))
-    cache_control = _cache_control(read, stream, said.up_to_date or cursor is not None)
+    at_tail = said.up_to_date or cursor is not None or is_before(end, run.start)
+    cache_control = _cache_control(read, stream, at_tail)
     if stream.caching.is_verbatim and "no-transform" not in cache_control:
         cache_control += ", no-transform"
     add(_CACHE_CONTROL, cache_control)

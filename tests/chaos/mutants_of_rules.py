@@ -10,10 +10,9 @@ from typing import Any, Final
 
 from gateway.auth.remembered_verdicts import Allowed
 from gateway.engine import catchup, reply_recorder, route
-from gateway.engine.answer import Answer
 from gateway.engine.catchup import _Attempt
 from gateway.engine.confirming import Patience
-from gateway.engine.live_start import LiveReads
+from gateway.engine.live_start import LiveReads, _Opening
 from gateway.engine.relayed_request import SentRequest
 from gateway.engine.reply_classifier import TapeFacts
 from gateway.engine.sse import SseOpening
@@ -23,7 +22,6 @@ from gateway.live.topic import Topic
 from gateway.ops.access_log.live_reads import JoinedRead
 from gateway.protocol import target
 from gateway.protocol.cache_status import Outcome
-from gateway.protocol.names import START
 from gateway.protocol.stream_version import Version
 from gateway.server import request_keys
 from gateway.server.live_requests import LiveRequests
@@ -39,7 +37,7 @@ from gateway.tape.record_stream import RecordStream
 from gateway.tape.stream import End, Stream
 from gateway.tape.tape import Tape
 from gateway.telemetry.access_record import CloseReason
-from gateway.upstream.flight import Beyond
+from gateway.upstream.flight import Beyond, Flight, Head
 from tests.chaos.mutant import Mutant, Patches, always, never, nothing, registrar
 
 RULED: Final[list[Mutant]] = []
@@ -138,10 +136,34 @@ def late_append_names_the_tail() -> Patches:
 
 @mutant("an earlier read's request does not show that an offset is beyond the tail")
 def offset_stays_beyond_the_tail() -> Patches:
-    async def from_earlier(attempt: _Attempt) -> Answer:
-        return attempt._answer_beyond(Beyond(attempt.stream.tape.tail or START, True, False), Outcome.COLLAPSED)
+    real = _Attempt._fetch_tail
 
-    return [(_Attempt, "_ask_again", from_earlier)]
+    async def from_earlier(attempt: _Attempt) -> tuple[Flight, bool] | None:
+        flight = attempt._fetches.pending(attempt.stream, attempt._progress.at)
+        if flight is None:
+            return await real(attempt)
+        attempt.parts.attach(flight)
+        return flight, False
+
+    return [(_Attempt, "_fetch_tail", from_earlier)]
+
+
+@mutant("an earlier read's request does not show a live read that its offset is beyond the tail")
+def live_offset_stays_beyond_the_tail() -> Patches:
+    real = _Opening._fresh
+
+    async def from_earlier(opening: _Opening, start: str) -> Head:
+        flight = opening._reads.fetches.pending(opening._stream, start)
+        if flight is None or not flight.is_sent:
+            return await real(opening, start)
+        await flight.until_known()
+        assert flight.head is not None
+        return flight.head
+
+    async def no_earlier(opening: _Opening, start: str) -> None:
+        return None
+
+    return [(_Opening, "_fresh", from_earlier), (_Opening, "_joined", no_earlier)]
 
 
 @mutant("a live read may repeat the tail that its fetch was told, until a write")

@@ -127,6 +127,13 @@ def world() -> World:
     return World()
 
 
+def test_a_404_for_a_read_that_knew_no_stream_has_the_origin_asked_about_one_created_since(world: World) -> None:
+    sent = world.send(Mode.CATCHUP)
+    sent.stream = None
+    world.writes.missing(sent, cast(Reply, Head(404, CIMultiDict())))
+    assert (world.ends, world.doubted, world.live.restarted) == ([None, None], [True, False], [world.own])
+
+
 def test_a_delete_ends_the_streams_of_all_parties_and_their_live_readers(world: World) -> None:
     world.write(Mode.DELETE, 204)
     # Under other credentials the path may name another stream.

@@ -19,7 +19,7 @@ from gateway.engine.writes import Writes
 from gateway.errors import TailMovedBack
 from gateway.protocol.freshness_headers import Lifetime
 from gateway.protocol.names import START
-from gateway.protocol.sharing import Group, StreamKey
+from gateway.protocol.sharing import StreamKey
 from gateway.protocol.target import parse_target
 from gateway.protocol.worker_headers import HopSaid, Remembered
 from gateway.tape.eviction import POLICIES
@@ -86,10 +86,6 @@ class World:
         self.stream = self.store.open(self.key, self.clock.now())
         self.hear(self.sent(START))
         self.store.store(self.stream, START, "4", [b"abcd"], self.clock.now())
-
-    def is_under_way(self, group: Group) -> bool:
-        """Whether a write to the path is under way; none is."""
-        return False
 
     def sent(self, start: str) -> Sent:
         return Sent(self, start)

@@ -981,6 +981,19 @@ async def test_a_read_beyond_the_tail_is_answered_by_a_request_that_was_sent_aft
     assert len(beyond()) == 2
 
 
+async def test_caches_do_not_keep_an_answer_that_moves_a_reader_back(start: Start) -> None:
+    """The origin does not mark its reply up to date here."""
+
+    def script(asked: Asked) -> None:
+        asked.answer(200, {**BINARY, "Stream-Next-Offset": "0002"}, b"ab" if asked.query["offset"] == "-1" else b"")
+
+    bench = start(script)
+    assert await bench.body() == (200, b"ab")
+    answer = await bench.engine.catch_up(bench.read("/s?offset=0003"))
+    assert answer.headers["Cache-Control"] == "no-cache"
+    answer.close()
+
+
 async def test_an_append_that_is_answered_late_does_not_make_its_end_the_tail(start: Start) -> None:
     """Two appends are under way; the second one is acknowledged first, and read."""
     origin = BinaryOrigin(b"ab")

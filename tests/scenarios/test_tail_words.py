@@ -192,26 +192,6 @@ async def test_what_a_follower_brings_closed_while_the_origin_is_asked_is_up_to_
     assert (found.body, found.is_closed, found.is_up_to_date) == (b'["a","b"]', True, True)
 
 
-async def test_an_offset_that_the_tail_comes_past_while_it_is_asked_for_is_behind_it_no_more(
-    edge: Edge, origin: RunningOrigin, counters: Counters, faults: Faults
-) -> None:
-    await edge.put("/s", b'["a"]', JSON)
-    tail = (await edge.get("/s")).next_offset
-    beyond = tail.partition("_")[0] + "_9999999999999999"
-    assert (await edge.get(f"/s?offset={beyond}")).next_offset == tail
-    connecting = faults.hold(kind=Kind.SSE, when="request", times=1)
-    events = await edge.begin(f"/s?offset={tail}&live=sse")
-    await bounded(connecting.waiting(1))
-    reading = edge.asking(f"/s?offset={beyond}")
-    live = edge.gateway.engine.live
-    await eventually(lambda: any(len(topic.changed) == 2 for topic in live.topics()))
-    await edge.send_to(origin.url, "POST", "/s", {"Content-Type": JSON}, b'["b"]')
-    connecting.release()
-    found = await bounded(reading)
-    assert (found.body, found.next_offset > tail) == (b'["b"]', True)
-    events.leave()
-
-
 @pytest.mark.parametrize("live", ["", "&live=long-poll"])
 async def test_an_offset_beyond_the_tail_is_asked_for_although_the_tail_is_fresh(
     hostile: Hostile, start: Start, live: str
