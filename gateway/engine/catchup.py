@@ -434,6 +434,9 @@ class _Attempt:
             self._check()
         if isinstance(head, Beyond):
             self.parts.drop_last()
+            if self._progress.at != self._read.start:
+                # The origin has stated this position, so the stream was created again.
+                raise TailMovedBack
             outcome = _MISS if is_launched else _COLLAPSED
             return self._answer(outcome, Send(head.tail, head.up_to_date, head.is_closed), fwd_status=200)
         if not isinstance(head, StreamHead):

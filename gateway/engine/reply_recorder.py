@@ -148,7 +148,9 @@ class ReplyRecorder:
             raise TailMovedBack
         if is_closed and tape.closed_at is None and (tape.tail is not None or stream.sighting is not None):
             stream.lost_tail()
-        is_short = not up_to_date and not (facts.said is not None and facts.said.is_tail_unknown)
+        # A reply to a read beyond the tail ends at the tail, and says nothing about the stream's bytes.
+        ends_at_tail = up_to_date or is_beyond
+        is_short = not ends_at_tail and not (facts.said is not None and facts.said.is_tail_unknown)
         tape.reached(offset, is_short=is_short, is_closed=is_closed)
         if up_to_date and stream.acked is not None:
             stream.read_up_to_tail(facts.version, offset)
@@ -161,10 +163,11 @@ class ReplyRecorder:
         stream.origins_named_at = self._clock.now()
         if manner.surrogate_keys:
             self._store.tag(stream, manner.surrogate_keys)
-        if lifetime is None:
+        if lifetime is not None:
+            if not _may_be_of_predecessor(stream, facts):
+                stream.record_head(headers, lifetime)
+        elif not is_beyond:
             stream.caching = manner.caching_after(stream.caching, up_to_date=up_to_date)
-        elif not _may_be_of_predecessor(stream, facts):
-            stream.record_head(headers, lifetime)
         stream.is_weighed = False
 
     def apply_remembered(self, fetch: SentFetch, said: HopSaid, remembered: Remembered) -> None:

@@ -47,14 +47,14 @@ _IMMUTABLE_S = 60
 _STALE_WHILE_REVALIDATE_S = 300
 
 
-def _cache_control(read: Read, stream: Stream, at_tail: bool) -> str:
+def _cache_control(read: Read, stream: Stream, *, must_revalidate: bool) -> str:
     """Return the Cache-Control of an answer.
 
-    Bytes before the tail get the origin's directives, or the directives of section 8.1 if the origin has sent none.  An
-    answer that states the tail (`at_tail`), or moves the reader back, must be revalidated.
+    Bytes before the tail get the origin's directives, or the directives of section 8.1 if the origin has sent none.
+    `must_revalidate`: the answer states the tail, or moves the reader back to it.
     """
     scope = "private" if read.is_private else "public"
-    if at_tail:
+    if must_revalidate:
         return f"{scope}, no-cache" if read.is_private else "no-cache"
     if stream.caching.cache_control is not None and not read.is_private:
         return stream.caching.cache_control
@@ -116,8 +116,8 @@ def stream_headers(read: Read, run: BodyRun, size: int | str, said: Said) -> CIM
         # The string is unique in this process only, and other workers use the same name.
         size = f"{size}~{run.edition.incarnation}"
     add(_ETAG, mint(name, _tagged_start(run.start, size), end, said.is_closed))
-    at_tail = said.up_to_date or cursor is not None or is_before(end, run.start)
-    cache_control = _cache_control(read, stream, at_tail)
+    must_revalidate = said.up_to_date or cursor is not None or is_before(end, run.start)
+    cache_control = _cache_control(read, stream, must_revalidate=must_revalidate)
     if stream.caching.is_verbatim and "no-transform" not in cache_control:
         cache_control += ", no-transform"
     add(_CACHE_CONTROL, cache_control)

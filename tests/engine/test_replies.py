@@ -26,7 +26,7 @@ from gateway.tape.eviction import POLICIES
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
 from gateway.telemetry.metrics import NoMetrics
-from gateway.upstream.flight import METADATA, Flight, NotShareable, OriginError, StreamHead
+from gateway.upstream.flight import METADATA, Beyond, Flight, NotShareable, OriginError, StreamHead
 from gateway.upstream.reply import Reply
 
 PART: Final = {
@@ -120,6 +120,13 @@ def test_a_part_names_the_tail_and_settles_doubts(world: World) -> None:
     found = world.hear(world.sent("4"))
     assert found == Applied(StreamHead("4", up_to_date=True, is_closed=False), None, "4")
     assert not world.stream.needs_revalidation
+
+
+def test_a_reply_to_a_read_beyond_the_tail_says_nothing_of_the_bytes(world: World) -> None:
+    caching = world.stream.caching
+    found = world.hear(world.sent("7"), Stream_Up_To_Date=None, Cache_Control="no-cache")
+    assert found.head == Beyond("4", up_to_date=False, is_closed=False)
+    assert (world.stream.caching, world.stream.tape.is_short("4")) == (caching, False)
 
 
 @pytest.mark.parametrize(("status", "end"), [(404, End.DELETED), (410, End.GONE)])

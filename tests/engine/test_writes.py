@@ -981,7 +981,7 @@ async def test_a_read_beyond_the_tail_is_answered_by_a_request_that_was_sent_aft
     assert len(beyond()) == 2
 
 
-async def test_caches_do_not_keep_an_answer_that_moves_a_reader_back(start: Start) -> None:
+async def test_caches_must_revalidate_an_answer_that_moves_a_reader_back(start: Start) -> None:
     """The origin does not mark its reply up to date here."""
 
     def script(asked: Asked) -> None:
