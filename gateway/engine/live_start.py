@@ -51,6 +51,8 @@ class LiveStart(NamedTuple):
     """The origin's answer to a request for that position, if one was sent."""
     tail: str | None
     """The tail, if the origin has stated it in answer to this read."""
+    is_unconfirmed: bool = False
+    """Whether the read begins with bytes in memory that the origin was asked to confirm and has failed to."""
 
 
 class LiveReads:
@@ -99,7 +101,8 @@ class LiveReads:
                 case Send():
                     raise AssertionError("a live read is answered only after it has joined")
                 case Wait(_, at):
-                    return LiveStart(at, opening.head, opening.tail) if at == read.start else LiveStart(at, None, None)
+                    head, tail = (opening.head, opening.tail) if at == read.start else (None, None)
+                    return LiveStart(at, head, tail, opening.is_unconfirmed)
                 case Ask(question, at):
                     if (found := await opening.ask_origin(question, at)) is not None:
                         return found
@@ -350,6 +353,8 @@ class _Opening:
         """The origin's answer to a request for the offset at which the read starts, if one was sent."""
         self.tail: str | None = None
         """The tail, if the origin has stated it in answer to this read."""
+        self.is_unconfirmed = False
+        """Whether the origin has failed to answer, and the read goes on with the bytes in memory."""
 
     async def ask_origin(self, question: Question, at: str) -> LiveStart | None:
         """Ask the origin.  Returns where the read begins, or None if the answer leaves the position open.  Raises like
@@ -366,7 +371,9 @@ class _Opening:
                 confirmed = await reads.confirming.confirm(read, stream)
                 reads.check_ended(stream)
                 is_there = stream.outlasts_failure(reads.clock.now(), reads.clock.wall())
-                if confirmed is not None and not (has_failed(confirmed) and is_there):
+                if confirmed is not None and has_failed(confirmed) and is_there:
+                    self.is_unconfirmed = True
+                elif confirmed is not None:
                     self.tail = _named_tail(reads.expect_stream(confirmed)) or self.tail
             case Question.LIFETIME:
                 progress.is_lifetime_asked = True
@@ -460,7 +467,9 @@ class _Opening:
                 return None
             if start not in (NOW, known) and not stream.tape.knows_after(start):
                 return await self._check_offset(start)
-        if not has_failed(reply) or not stream.tape.knows_after(start) or not is_there:
+        if has_failed(reply) and stream.tape.knows_after(start) and is_there:
+            self.is_unconfirmed = True
+        else:
             reads.expect_stream(reply)
         return None
 

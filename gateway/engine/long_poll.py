@@ -88,7 +88,7 @@ class LongPoll:
         is not the origin's present stream, or another GatewayError.
         """
         try:
-            start, head, _ = await self._reads.settle_start(read, stream, wants_lifetime=True)
+            start, head, _, is_unconfirmed = await self._reads.settle_start(read, stream, wants_lifetime=True)
             if isinstance(head, Beyond):
                 # The offset is beyond the tail, where a wait might never end.  Answer with the tail immediately.
                 return self._polled(
@@ -101,7 +101,8 @@ class LongPoll:
                     is_closed=head.is_closed,
                 )
             read, outcome = read._replace(start=start), Outcome.HIT
-            if head is None and stream.expiry.lifetime is None and stream.tape.knows_after(start):
+            is_unconfirmed |= head is None and stream.expiry.lifetime is None
+            if is_unconfirmed and stream.tape.knows_after(start):
                 outcome = Outcome.STALE_IF_ERROR
             topic = self._reads.attach(read, stream)
             is_waiting = False

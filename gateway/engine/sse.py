@@ -148,7 +148,7 @@ class Sse:
         GatewayError.
         """
         version = stream.version
-        start, _, tail = await self._reads.settle_start(read, stream)
+        start, _, tail, _ = await self._reads.settle_start(read, stream)
         at = stream.tape.resolve(start)
         first = FirstTail(tail, version) if tail is not None else None
         topic = self._reads.attach(read, stream)

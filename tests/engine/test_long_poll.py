@@ -9,6 +9,7 @@ import pytest
 
 from gateway.aio.timers import TICK_S
 from gateway.errors import UpstreamUnreachable
+from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
 from gateway.tape.stream import End
 from tests.engine.bench import BINARY, BinaryOrigin, EngineBench, LongPoll, Start, bring, confirm
@@ -459,3 +460,24 @@ async def test_a_closure_that_the_origin_named_is_told_whatever_happens_to_the_r
     bench.upstream.script = lambda asked: asked.answer(404)
     (answer,) = (await polling).answers
     assert answer.status == 404 or answer.headers["Stream-Closed"] == "true"
+
+
+@pytest.mark.parametrize("is_trusted", [False, True])
+async def test_bytes_that_a_failing_origin_does_not_confirm_are_sent_as_stale(start: Start, is_trusted: bool) -> None:
+    """The origin may have trimmed them since it last confirmed them."""
+
+    def script(asked: Asked) -> None:
+        body = b"ab" if asked.method == "GET" and asked.query.get("offset") == "-1" else b""
+        asked.answer(200, {**BINARY, "Stream-Next-Offset": "0002"}, body)
+
+    bench = start(script, trust_s=2, retry_attempts=0)
+    for _ in range(2):
+        await bench.body()
+    bench.clock.advance(3)
+    if is_trusted:
+        # This shows that the stream is there, and nothing about its first bytes.
+        assert await bench.body("/s?offset=0002") == (200, b"")
+    bench.upstream.script = lambda asked: asked.answer(503)
+    client = await bench.poll("/s?offset=-1&live=long-poll")
+    assert [(answer.status, answer.outcome) for answer in client.answers] == [(200, Outcome.STALE_IF_ERROR)]
+    assert client.bodies == [b"ab"]
