@@ -294,6 +294,7 @@ class RunningGateway:
                 # The content of a credential's file may change, although the configuration stays the same.
                 names = (f"route.{route}.origin_credentials" for route in anew)
                 change = replace(change, changed=(*change.changed, *names))
+            self.engine.take_members(change.config.fleet)
             # Resolve the names of origins again: an origin may have moved, even if its URL has not changed.
             self.engine.client.exchanges.renew()
             self.engine.limit_clients(portion(change.config, self.workers).limits)

@@ -23,6 +23,7 @@ RELOADABLE: Final = frozenset(
         "server.console_writes",
         "server.shutdown_timeout_s",
         "cache.plan",
+        "fleet.members",
         "limits.cache_bytes",
         "limits.client_bytes",
         "limits.memory_max_bytes",
@@ -43,7 +44,9 @@ RELOADABLE: Final = frozenset(
         *(f"origins.{name}" for name in OriginsConfig.model_fields),
     }
 )
-"""The values outside routes that take effect on reload.  All values of routes take effect on reload."""
+"""The values outside routes that take effect on reload.  All values of routes take effect on reload.
+
+`fleet.members` needs a restart if this gateway's own part in the fleet changes too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,7 @@ def change(now: GatewayConfig, wanted: GatewayConfig) -> Change:
             value, other = getattr(old, field), getattr(new, field)
             is_table = isinstance(value, BaseModel)
             names = _differences(name, value.model_dump(), other.model_dump()) if is_table else (name,)
-            if name in RELOADABLE:
+            if name in RELOADABLE and (section != "fleet" or now.fleet.may_take_members(wanted.fleet)):
                 changed.extend(names)
                 updates[field] = other
             else:

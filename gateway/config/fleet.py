@@ -96,6 +96,10 @@ class FleetConfig(Model):
         """The listener for the other members; None without a fleet."""
         return FleetListenerConfig(address=self.listen) if self.is_on else None
 
+    def may_take_members(self, wanted: Self) -> bool:
+        """Return whether a running gateway can use the members of `wanted`: its own part in the fleet is the same."""
+        return self.is_on and all(getattr(self, name) == getattr(wanted, name) for name in ("name", "listen", "secret"))
+
     @model_validator(mode="after")
     def _goes_together(self) -> Self:
         if not self.name:

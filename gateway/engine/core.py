@@ -10,6 +10,7 @@ from typing import Any
 
 from gateway.aio.timers import Wheel
 from gateway.bridge.bridge import Bridge
+from gateway.config.fleet import FleetConfig
 from gateway.config.gateway import GatewayConfig
 from gateway.config.limits import LimitsConfig
 from gateway.config.origin_tls import OriginTls
@@ -433,6 +434,11 @@ class Engine:
         self.client.exchanges.configure_http2(config.http2_origins)
         self.client.exchanges.share_among(len(self.origins), len(config.routes))
         return changed
+
+    def take_members(self, fleet: FleetConfig) -> None:
+        """Use this list of the fleet's members from now on."""
+        if self.fleet is not None:
+            self.fleet.replace_members(fleet.members)
 
     def take_routes(self, routes: RouteTable) -> None:
         """Keep the streams of these routes on disk, and no others."""

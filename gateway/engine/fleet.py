@@ -7,6 +7,9 @@ cannot reach a member has the same effect at once.  `Fleet.members` has the reas
 A member that often fails must not lose and get its streams twice a second: one that answers probes but not requests, or
 one that is too busy for some seconds.  So after a failure it is asked again only after a while, which doubles with each
 such loss (`Member.lose`).
+
+The list of members may change while the gateway runs (`Fleet.replace_members`).  A member that comes is in the position
+of one that returns, and a member that goes in the position of one that has drained.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import hashlib
 import json
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
@@ -27,7 +30,7 @@ from typing import Final
 from multidict import CIMultiDict
 
 from gateway.aio.clock import Clock, Timer
-from gateway.config.fleet import FleetConfig
+from gateway.config.fleet import FleetConfig, MemberConfig
 from gateway.config.gateway import GatewayConfig
 from gateway.engine.fleet_orders import FleetOrders
 from gateway.engine.fleet_writes import CountedWrites
@@ -36,7 +39,7 @@ from gateway.errors import GatewayError, UpstreamTimeout, UpstreamUnreachable
 from gateway.http.outgoing import RenderedHeaders
 from gateway.http.reply_parser import Interim
 from gateway.protocol.coding import AcceptedCodings
-from gateway.protocol.fleet_headers import FLEET, PROBE, MemberAnswer, MemberField, moved
+from gateway.protocol.fleet_headers import FLEET, NOT_LISTED, PROBE, MemberAnswer, MemberField, moved
 from gateway.protocol.fleet_orders import FLEET_ORDERS, OutcomeAsk, Since
 from gateway.protocol.member_session import ANOTHER_SERVER, MemberKey
 from gateway.protocol.worker_headers import HopSaid
@@ -71,6 +74,10 @@ _LEAST_BODIES: Final = 64
 """Answers that have ended are forgotten when there are this many, and again at twice the number that was kept."""
 _NOT_ASKED: Final = "not asked yet"
 _FAILED: Final = "a request has failed"
+_GONE: Final = "it has left this member's list"
+_NOT_IN_ITS_LIST: Final = "this member has left its list"
+_MOST_LEFT: Final = 1_024
+"""The most processes that are remembered after they have left the list."""
 
 _log = logging.getLogger("gateway.fleet")
 
@@ -134,6 +141,11 @@ class Member:
         if (pending := self._pending) is not None:
             self._pending = None
             pending.give_up()
+
+    def leave(self) -> None:
+        """End the probes for good, because the member has left the list."""
+        self.stop()
+        self.why_not = _GONE
 
     def judge(self, why_not: str, *, differs: bool = False) -> None:
         """Record why the member is not asked for streams; empty if it is.  A change is logged.  `differs`: the operator
@@ -209,6 +221,12 @@ class Member:
         text = reply.headers.get(FLEET)
         answer = MemberAnswer.parse(text) if text is not None else None
         reply.close()
+        if reply.status == NOT_LISTED:
+            # The answers that the member has begun before go on.
+            self._is_late = self._is_doubted = False
+            self.judge(_NOT_IN_ITS_LIST)
+            self._go_on()
+            return
         if answer is None:
             self.judge(ANOTHER_SERVER)
         elif answer.config != self._fleet.field.config:
@@ -263,7 +281,7 @@ class Member:
 
 
 class Fleet:
-    """The other members of the fleet, as one member sees them."""
+    """The other members of the fleet, as one member sees them.  Owner of the list of members."""
 
     def __init__(self, config: FleetConfig, clock: Clock, rng: Random, client: MemberClient | None = None) -> None:
         self.clock = clock
@@ -286,6 +304,10 @@ class Fleet:
         """A digest of this member's `server.node_name`."""
         self.on_silent: Callable[[int], object] = lambda index: None
         """Called with the index of a member that sends nothing more of the answers that it has begun."""
+        self.on_members: Callable[[], object] = lambda: None
+        """Called when the list of members has changed."""
+        self._left: dict[str, str] = {}
+        """The processes that are answered no more, by the names of members that have left the list."""
         self._met: dict[str, tuple[str, float]] = {}
         """By the name of each member: its latest process, and when this one first heard of it."""
         self._told: set[str] = set()
@@ -294,7 +316,7 @@ class Fleet:
         self.has_started = False
         """Whether the start is over.  A member that answers later has come or returned, and is asked for its streams
         gradually."""
-        self._has_stopped = False
+        self._is_probing = self._has_stopped = False
         self.members: Final = {
             index: Member(self, index, member.name, member.url)
             for index, member in enumerate(config.members)
@@ -353,6 +375,7 @@ class Fleet:
 
     async def start(self) -> None:
         """Begin the probes, and wait for the first answers and the other members' orders, but not for long."""
+        self._is_probing = True
         for member in self.members.values():
             member.probe()
         self.member_answered()
@@ -361,6 +384,55 @@ class Fleet:
                 await self._all_answered.wait()
                 await self.orders.settled()
         self.orders.is_new, self.has_started = False, True
+
+    def replace_members(self, members: Iterable[MemberConfig]) -> None:
+        """Use a new list of members, which contains this member, from now on.
+
+        A member that comes is probed, and is asked for its streams gradually.  A member that goes is asked for nothing
+        more, and its process gets no new answers.  Its streams go to the others.  Answers under way are completed.  A
+        member whose URL has changed is asked at the new one, as a member that comes.
+        """
+        listed = {one.name: one.url for one in members if one.name != self.field.name}
+        gone = [index for index, one in self.members.items() if listed.get(one.name) != one.url]
+        for index in gone:
+            self._remove(index, is_listed=self.members[index].name in listed)
+        known = set(self._names_of_others())
+        come = [self._add(name, url) for name, url in listed.items() if name not in known]
+        if not gone and not come:
+            return
+        self.client.use_members({one.name: one.url for one in self.members.values()})
+        self.on_members()
+        if self._is_probing and not self._has_stopped:
+            for member in come:
+                member.probe()
+        self.member_answered()
+        self._on_told.set()
+
+    def _add(self, name: str, url: str) -> Member:
+        index = self.owners.add(name)
+        member = self.members[index] = Member(self, index, name, url)
+        self._left.pop(name, None)
+        _log.warning("member %s at %s has come into the list", name, url)
+        return member
+
+    def _remove(self, index: int, *, is_listed: bool) -> None:
+        """Remove a member.  `is_listed`: it stays in the list with another URL."""
+        member = self.members.pop(index)
+        member.leave()
+        self.owners.remove(index)
+        self.orders.forget(member.name)
+        self._told.discard(member.name)
+        if not is_listed and (met := self._met.pop(member.name, None)) is not None:
+            self._left[member.name] = met[0]
+            while len(self._left) > _MOST_LEFT:
+                del self._left[next(iter(self._left))]
+        _log.warning("member %s at %s has left the list", member.name, member.url)
+
+    def has_left(self, sender: MemberField) -> bool:
+        """Return whether the sender of a request is the process of a member that has left the list.
+
+        Another process of that name is answered, as a member is that starts before this one has it in its list."""
+        return self._left.get(sender.name) == sender.instance
 
     def member_answered(self) -> None:
         """Record that a member has answered a probe, or has failed to."""
@@ -431,7 +503,8 @@ class FleetUpstream(HopUpstream):
                 reply.cut()
 
     def body_begins(self, owner: int, reply: Reply) -> None:
-        self._fleet.members[owner].answered()
+        if (member := self._fleet.members.get(owner)) is not None:
+            member.answered()
         if reply.has_arrived:
             return
         if len(self._bodies) >= self._most_bodies:
@@ -469,7 +542,8 @@ class FleetUpstream(HopUpstream):
         return is_lost(error) or (isinstance(error, UpstreamTimeout) and error.is_unsent)
 
     def lost(self, owner: int) -> None:
-        self._fleet.members[owner].doubt()
+        if (member := self._fleet.members.get(owner)) is not None:
+            member.doubt()
 
     async def close(self) -> None:
         self._fleet.stop()

@@ -214,6 +214,10 @@ class FleetOrders:
             return None
         return self._counts.get((asked.process, asked.number))
 
+    def forget(self, member: str) -> None:
+        """Forget another member, because it has left the fleet.  The orders that it has given stay."""
+        self._covered.pop(member, None)
+
     async def close(self) -> None:
         """End all tasks."""
         await self._tasks.close()

@@ -21,7 +21,7 @@ from gateway.engine.fleet import Fleet
 from gateway.engine.fleet_writes import SeenWrites
 from gateway.engine.route import Route
 from gateway.protocol.cache_status import Outcome
-from gateway.protocol.fleet_headers import FLEET, PROBE, MemberField
+from gateway.protocol.fleet_headers import FLEET, NOT_LISTED, PROBE, MemberField
 from gateway.protocol.fleet_orders import FLEET_ORDERS, OutcomeAsk, Since
 from gateway.protocol.sharing import Group
 from gateway.server.authorising import Authoriser
@@ -34,6 +34,7 @@ from gateway.server.request_admission import Admission
 _FURTHER: Final = 1_024
 """The most connections of each member in addition to one for each followed stream."""
 _REFUSED: Final = b"Only members of the fleet are answered here\n"
+_LEFT: Final = b"The asking member has left this member's list\n"
 _DIFFERS: Final = b"The configurations of the two members differ\n"
 _BEHIND: Final = b"This member cannot fetch the purges that the other one knows\n"
 _NOT_DONE: Final = b"it cannot carry it out\n"
@@ -63,6 +64,9 @@ class FleetHandler(HopHandler):
         if sender is None or session is None or session.peer != sender.name:
             request.keeps_alive = False
             return self._refuse(context, 403, CIMultiDict(), _REFUSED)
+        if fleet.has_left(sender):
+            request.keeps_alive = False
+            return self._refuse(context, NOT_LISTED, CIMultiDict(), _LEFT)
         answer = fleet.answer(is_leaving=self._engine.drain.is_set).rendered()
         if request.method == PROBE:
             context.outcome = Outcome.HIT
@@ -130,7 +134,10 @@ def member_clients(
     def make_handler(admission: Admission) -> FleetHandler:
         return FleetHandler(node, engine, routes, admission, authoriser, fleet)
 
-    most = (limits.followed_streams + _FURTHER) * max(1, len(fleet.members)) + MOST_UNPROVED
-    clients = hop_clients(limits, engine, make_handler, most, MemberClients)
+    def most() -> int:
+        return (limits.followed_streams + _FURTHER) * max(1, len(fleet.members)) + MOST_UNPROVED
+
+    clients = hop_clients(limits, engine, make_handler, most(), MemberClients)
     clients.key = fleet.key
+    fleet.on_members = lambda: clients.allow(most())
     return clients

@@ -34,6 +34,10 @@ class MemberClients(Clients):
         self._unproved: dict[MemberConnection, str | None] = {}
         """The addresses of the connections of which nothing is proved.  The latest is last."""
 
+    def allow(self, most: int) -> None:
+        """Allow this number of connections from now on."""
+        self.use_limits(self.limits.model_copy(update={"max_connections": most, "client_connections": most}))
+
     def accepted(self, connection: MemberConnection) -> None:
         """Record a new connection, and cut another one if there are too many."""
         unproved, address = self._unproved, connection.client

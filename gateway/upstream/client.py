@@ -107,6 +107,11 @@ class Exchanges:
         self.shared.renew(now)
         self.live.renew(now)
 
+    def retire_host(self, endpoint: Endpoint) -> None:
+        """Close the connections to the host once their exchanges have ended."""
+        self.shared.retire_host(endpoint)
+        self.live.retire_host(endpoint)
+
     def uses_http2(self, endpoint: Endpoint) -> bool:
         """Return whether requests to the host are sent over HTTP/2."""
         return endpoint in self._http2_hosts
@@ -228,8 +233,18 @@ class MemberClient(HopClient):
     def __init__(self, key: MemberKey, urls: Mapping[str, str]) -> None:
         """`urls` are the members' URLs by name."""
         super().__init__(())
-        names = {endpoint_of(url): name for name, url in urls.items()}
-        self._exchanges.dialer = MemberDialer(self._exchanges.tasks, key, names)
+        self._exchanges.dialer = self._dialer = MemberDialer(self._exchanges.tasks, key, _names(urls))
+
+    def use_members(self, urls: Mapping[str, str]) -> None:
+        """Send requests to these members only from now on.  Connections to other members are closed once their
+        exchanges have ended."""
+        for endpoint in self._dialer.use_names(_names(urls)):
+            self._exchanges.retire_host(endpoint)
+
+
+def _names(urls: Mapping[str, str]) -> dict[Endpoint, str]:
+    """Return the names of members by endpoint, from their URLs by name."""
+    return {endpoint_of(url): name for name, url in urls.items()}
 
 
 class _RoutedExchange(Exchange):

@@ -421,6 +421,17 @@ class ConnectionPool:
         for connection in [one for of_host in self._http2.values() for one in of_host]:
             connection.retire()
 
+    def retire_host(self, endpoint: Endpoint) -> None:
+        """Close the idle connections to the host now, and its busy connections after their exchanges."""
+        for carrier in tuple(self._busy):
+            if isinstance(carrier, OriginConnection) and carrier.endpoint == endpoint:
+                carrier.retire()
+        for idle in tuple(self._idle):
+            if idle.endpoint == endpoint:
+                idle.drop()
+        for connection in tuple(self._http2.get(endpoint, ())):
+            connection.retire()
+
     def _drop_idle(self) -> None:
         for connection in tuple(self._idle):
             connection.drop()

@@ -254,12 +254,25 @@ class MemberDialer(Dialer):
         """`names` are the names of the members."""
         super().__init__(tasks)
         self._key = key
-        self._names = names
-        self._turns = {endpoint: asyncio.Semaphore(MOST_GREETINGS) for endpoint in names}
+        self._members: dict[Endpoint, tuple[str, asyncio.Semaphore]] = {}
+        """The name of each member, and the turns to connect to it."""
+        self.use_names(names)
+
+    def use_names(self, names: Mapping[Endpoint, str]) -> list[Endpoint]:
+        """Connect to these members only from now on.  Return the endpoints that have led to other members before."""
+        others = [endpoint for endpoint, (name, _) in self._members.items() if names.get(endpoint) != name]
+        for endpoint in others:
+            del self._members[endpoint]
+        for endpoint in names.keys() - self._members.keys():
+            self._members[endpoint] = names[endpoint], asyncio.Semaphore(MOST_GREETINGS)
+        return others
 
     async def dial(self, endpoint: Endpoint, owner: ConnectionOwner, within_s: float) -> OriginConnection:
         """Make a connection within `within_s` seconds, after a wait of at most as long for earlier dials."""
-        loop, turn = asyncio.get_running_loop(), self._turns[endpoint]
+        loop, member = asyncio.get_running_loop(), self._members.get(endpoint)
+        if member is None:
+            raise NotConnected("no member is there")
+        name, turn = member
         try:
             async with asyncio.timeout(within_s):
                 await turn.acquire()
@@ -267,7 +280,7 @@ class MemberDialer(Dialer):
             raise ConnectTimedOut from error
 
         async def connect(address: str) -> OriginConnection:
-            connection = MemberConnection(loop, owner, endpoint, self._key, self._names[endpoint])
+            connection = MemberConnection(loop, owner, endpoint, self._key, name)
             connection.new_parser = _HopReplyParser
             await self._connect(connection, address, is_http2=False)
             try:
@@ -275,6 +288,8 @@ class MemberDialer(Dialer):
             except BaseException:
                 connection.drop()
                 raise
+            if failure is None and self._members.get(endpoint) is not member:
+                failure = NotConnected("the member has left the list")
             if failure is not None:
                 connection.drop()
                 raise failure

@@ -22,10 +22,15 @@ from gateway.workers.shared_memory import HASHES
 
 
 class MemberOwners:
-    """The owner of each stream, as one member sees it now.  Members are named by their index in the configuration."""
+    """The owner of each stream, as one member sees it now.
+
+    Members are named by their index.  The first members have the indexes of the list, and each later one has an index
+    that no other member has had.
+    """
 
     def __init__(self, names: Sequence[str], own: int, secret: bytes) -> None:
-        self._names = names
+        self._names = dict(enumerate(names))
+        self._next = len(names)
         self._own = own
         self._key = hashlib.blake2b(b"owners", digest_size=32, key=secret).digest()
         self._marks = {self._mark(name): index for index, name in enumerate(names)}
@@ -46,6 +51,19 @@ class MemberOwners:
     def cell_of(self, origin: str, path: str) -> int:
         """Return the number of the cell of a path at an origin, which is the same at all members."""
         return path_hash(self._key, origin, path) % HASHES
+
+    def add(self, name: str) -> int:
+        """Add another member, which is not reached yet.  Return its index."""
+        index, self._next = self._next, self._next + 1
+        self._names[index] = name
+        self._marks[self._mark(name)] = index
+        return index
+
+    def remove(self, member: int) -> None:
+        """Remove another member.  Its streams get other owners."""
+        self.set_reached(member, is_reached=False)
+        self._weights.pop(member, None)
+        del self._marks[self._mark(self._names.pop(member))]
 
     def set_reached(self, member: int, *, is_reached: bool) -> None:
         """Record whether a member can be reached.  A member always reaches itself."""

@@ -53,6 +53,42 @@ def test_a_value_that_needs_a_restart_keeps_its_old_value_and_is_named(
     assert (again.config, again.changed, list(again.needs_restart)) == (result.config, (), waiting)
 
 
+FLEET: dict[str, Any] = {
+    "name": "a",
+    "listen": "127.0.0.1:1",
+    "members": [{"name": "a", "url": "http://a:1"}],
+    "secret": "s" * 32,
+}
+OTHERS = [*FLEET["members"], {"name": "b", "url": "http://b:1"}]
+
+
+def in_fleet(**fleet: Any) -> GatewayConfig:
+    return configured(server={"workers": 1}, fleet=fleet)
+
+
+def test_a_changed_list_of_members_is_taken_by_a_gateway_whose_own_part_is_the_same() -> None:
+    now = in_fleet(**FLEET)
+    for members in (OTHERS, [{"name": "a", "url": "http://other:1"}]):
+        wanted = in_fleet(**{**FLEET, "members": members})
+        result = change(now, wanted)
+        assert (result.config.fleet, result.changed, result.needs_restart) == (wanted.fleet, ("fleet.members",), ())
+
+
+@pytest.mark.parametrize(
+    "own",
+    [{"listen": "127.0.0.1:2"}, {"secret": "t" * 32}, {"name": "b"}, {}],
+    ids=["listen", "secret", "name", "none"],
+)
+def test_a_changed_list_of_members_waits_for_a_restart_with_another_part_of_this_gateway(own: dict[str, Any]) -> None:
+    alone = in_fleet()
+    now, wanted = in_fleet(**FLEET) if own else alone, in_fleet(**{**FLEET, **own, "members": OTHERS})
+    result = change(now, wanted)
+    assert (result.config.fleet, result.changed) == (now.fleet, ())
+    assert set(result.needs_restart) >= {f"fleet.{name}" for name in ("members", *own)}
+    back = change(wanted, alone)
+    assert (back.config.fleet, back.changed) == (wanted.fleet, ())
+
+
 def test_a_changed_table_in_a_section_is_named_by_its_keys() -> None:
     now, wanted = configured(), configured(cache={"plan": {"file": "a.json", "pin_share": 0.2}})
     result = change(now, wanted)

@@ -29,6 +29,8 @@ class Site:
         self.clock = clock
         self._ports = ExitStack()
         self.urls = {name: f"http://127.0.0.1:{self._ports.enter_context(kept_port())}" for name in names}
+        self.listed = names
+        """The names in the list of a member that starts or reloads its configuration."""
         self.members: dict[str, Edge] = {}
         self._dead: list[Edge] = []
         self.reloaded: dict[str, Any] = {}
@@ -46,7 +48,7 @@ class Site:
         parts = {
             "name": name,
             "listen": self.urls[name].removeprefix("http://"),
-            "members": [{"name": one, "url": url} for one, url in self.urls.items()],
+            "members": [{"name": one, "url": self.urls[one]} for one in self.listed],
             "secret": SECRET,
             **(fleet or {}),
         }
@@ -74,6 +76,13 @@ class Site:
         for name in self.urls:
             await self.start(name, **more)
         await self.until_joined()
+
+    async def list_members(self, *names: str, at: tuple[str, ...]) -> None:
+        """Let some members reload their configuration, in which the fleet has these members."""
+        self.listed = names
+        for name in at:
+            change = await self.members[name].gateway.reload()
+            assert (change.changed, change.needs_restart) == (("fleet.members",), ())
 
     def fleet(self, name: str) -> Fleet:
         """A member's view of its fleet."""

@@ -46,6 +46,36 @@ def test_a_lost_member_moves_only_its_own_streams(names: list[str], path: str, d
 
 
 @given(names=NAMES, path=st.text(max_size=12), data=st.data())
+def test_a_changed_list_gives_the_owners_of_a_list_that_was_always_so(
+    names: list[str], path: str, data: st.DataObject
+) -> None:
+    own = data.draw(st.sampled_from(names))
+    first = data.draw(st.lists(st.sampled_from(names), unique=True).filter(lambda some: own in some))
+    owners = MemberOwners(first, first.index(own), SECRET)
+    cell, indexes = owners.cell_of("http://origin", path), {name: index for index, name in enumerate(first)}
+    for index in indexes.values():
+        owners.set_reached(index, is_reached=True)
+    used = set(indexes.values())
+    for name in data.draw(st.lists(st.sampled_from(names).filter(lambda one: one != own))) if len(names) > 1 else []:
+        before, owner = owners.epoch, owners.other_owner(cell)
+        if name in indexes:
+            index = indexes.pop(name)
+            owners.remove(index)
+            assert owners.epoch > before
+            assert owner == index or owners.other_owner(cell) == owner
+        else:
+            indexes[name] = index = owners.add(name)
+            assert index not in used
+            used.add(index)
+            assert (owners.epoch, owners.weight(index), owners.is_reached(index)) == (before, 1.0, False)
+            owners.set_reached(index, is_reached=True)
+            assert owners.other_owner(cell) in (index, owner)
+    last = owners.other_owner(cell)
+    found = own if last is None else next(name for name, one in indexes.items() if one == last)
+    assert found == _owner(list(indexes), set(indexes), own, path)
+
+
+@given(names=NAMES, path=st.text(max_size=12), data=st.data())
 def test_members_that_disagree_ask_each_other_in_no_circle(names: list[str], path: str, data: st.DataObject) -> None:
     views = {name: set(data.draw(st.lists(st.sampled_from(names)))) | {name} for name in names}
     weights = {name: data.draw(st.lists(WEIGHTS, min_size=len(names), max_size=len(names))) for name in names}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from random import Random
 from typing import Any, cast
@@ -13,10 +14,11 @@ from gateway.config.fleet import FleetConfig, MemberConfig
 from gateway.engine.fleet import PROBE_S, RAMP_PROBES, Fleet
 from gateway.errors import GatewayError, UpstreamTimeout, UpstreamUnreachable
 from gateway.ops.admin.origins import member_lines
-from gateway.protocol.fleet_headers import FLEET, MemberAnswer
+from gateway.protocol.fleet_headers import FLEET, MemberAnswer, MemberField
 from gateway.protocol.member_session import ANOTHER_VERSION
 from gateway.upstream.client import MemberClient
 from gateway.upstream.failures import NotAMember
+from tests.waiting import pass_turns
 
 
 class Client:
@@ -24,10 +26,14 @@ class Client:
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
+        self.urls: dict[str, str] = {}
 
     def ask(self, requester: Any, call: object) -> Any:
         self.asked.append(requester)
         return self
+
+    def use_members(self, urls: dict[str, str]) -> None:
+        self.urls = urls
 
     def give_up(self) -> None:
         """Do nothing."""
@@ -193,6 +199,65 @@ def test_a_member_that_answers_probes_and_no_request_is_lost_at_a_later_failure(
     probes.answer()
     probes.member.doubt()
     assert (probes.is_reached(), probes.member.why_not) == (False, "a request has failed")
+
+
+def listed(*names: str) -> list[MemberConfig]:
+    """A list of members."""
+    return [MemberConfig(name=name, url=f"http://{name}:1") for name in names]
+
+
+def test_a_member_that_comes_is_probed_once_the_probes_have_begun() -> None:
+    probes = Probes()
+    probes.fleet.replace_members(listed("a", "b", "c"))
+    assert (len(probes.client.asked), probes.client.urls) == (1, {"b": "http://b:1", "c": "http://c:1"})
+    probes.fleet.stop()
+    probes.fleet.replace_members(listed("a", "b", "c", "d"))
+    assert len(probes.client.asked) == 1
+
+
+def test_a_member_that_has_left_is_neither_probed_nor_lost() -> None:
+    probes = Probes()
+    probes.answer()
+    probes.fleet.replace_members(listed("a"))
+    assert (probes.is_reached(), probes.client.urls) == (False, {})
+    count = len(probes.client.asked)
+    probes.member.doubt()
+    probes.member.lose()
+    probes.clock.advance(60)
+    assert (len(probes.client.asked), probes.member.losses) == (count, 0)
+    assert member_lines(probes.fleet) == ""
+    probes.fleet.replace_members(listed("a", "b"))
+    (member,) = probes.fleet.members.values()
+    assert (member is probes.member, member.why_not) == (False, "not asked yet")
+
+
+async def test_a_member_that_drains_does_not_wait_for_one_that_leaves_the_list() -> None:
+    probes = Probes()
+    probes.answer()
+    draining = asyncio.create_task(probes.fleet.until_told(20.0))
+    await pass_turns()
+    assert not draining.done()
+    probes.fleet.replace_members(listed("a"))
+    await pass_turns()
+    assert draining.done()
+
+
+def test_the_processes_that_have_left_the_list_are_remembered_within_a_bound() -> None:
+    fleet = Probes().fleet
+    names = [f"m{number}" for number in range(1_030)]
+
+    def sender(name: str, process: str = "1") -> MemberField:
+        return MemberField(name, process * 16, fleet.field.config)
+
+    for name in names:
+        fleet.replace_members(listed("a", name))
+        fleet.met(name, sender(name).instance)
+        assert not fleet.has_left(sender(name))
+    fleet.replace_members(listed("a"))
+    assert [name for name in names if not fleet.has_left(sender(name))] == names[:6]
+    assert not fleet.has_left(sender(names[-1], "2")), "another process of that name"
+    fleet.replace_members(listed("a", names[-1]))
+    assert not fleet.has_left(sender(names[-1]))
 
 
 def not_a_member() -> GatewayError:

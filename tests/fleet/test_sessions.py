@@ -24,7 +24,7 @@ from gateway.protocol.member_session import (
 from gateway.server.member_connection import MOST_UNPROVED_OF_ADDRESS
 from gateway.upstream.connection_pool import UNBOUNDED, ConnectionPool
 from gateway.upstream.dialer import MOST_GREETINGS, MemberDialer
-from gateway.upstream.failures import ConnectTimedOut
+from gateway.upstream.failures import ConnectTimedOut, NotConnected
 from gateway.upstream.incoming import Intake
 from gateway.upstream.origin_call import endpoint_of
 from tests.fleet.site import Site
@@ -226,6 +226,40 @@ async def test_strangers_that_greet_leave_room_for_greetings(site: Site) -> None
     assert await late[0].readline()
     for _, one in (*strangers, late, *others):
         one.close()
+
+
+async def test_a_member_that_has_left_the_list_is_not_connected_to() -> None:
+    begin, asked, has_ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answered = B.answered(await reader.readline())
+        assert answered is not None
+        asked.set()
+        await begin.wait()
+        writer.write(answered[0])
+        await reader.read()
+        has_ended.set()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    endpoint = endpoint_of(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    tasks, pool = Tasks(), ConnectionPool(UNBOUNDED, Intake())
+    dialer = MemberDialer(tasks, A, {endpoint: "b"})
+    assert dialer.use_names({endpoint: "b"}) == []
+    dial = asyncio.create_task(dialer.dial(endpoint, pool, 20.0))
+    await asked.wait()
+    # Another member has the address now.
+    assert dialer.use_names({endpoint: "c"}) == [endpoint]
+    begin.set()
+    with pytest.raises(NotConnected):
+        (await asyncio.wait_for(dial, 20)).drop()
+    await asyncio.wait_for(has_ended.wait(), 20)
+    assert dialer.use_names({}) == [endpoint]
+    with pytest.raises(NotConnected):
+        await dialer.dial(endpoint, pool, 20.0)
+    server.close()
+    pool.close()
+    await tasks.close()
 
 
 async def test_a_member_proves_itself_before_its_first_request_and_makes_few_connections_at_once() -> None:

@@ -8,7 +8,7 @@ from tests.effort import examples
 from tests.fleet.simulation.walk import walk
 
 CLIENTS = ("write", "read", "read_on", "write_and_read", "join")
-FAULTS = ("purge", "disagree", "stall", "part", "kill", "drain")
+FAULTS = ("purge", "disagree", "stall", "part", "unlist", "kill", "drain")
 
 
 @pytest.mark.parametrize("seed", range(examples(1, 60)))

@@ -1,9 +1,9 @@
 """A random walk through the life of a fleet.
 
-Members die, drain, return, stall, and disagree about who can be reached.  Meanwhile clients create, append to, delete
-and read six streams through any member, operators purge, and live readers stay.  From time to time all faults end.
-Then the readers must have everything, the origin must have one live request for each stream that has readers, and
-writes must be read at once.
+Members die, drain, return, stall, leave the lists of others, and disagree about who can be reached.  Meanwhile clients
+create, append to, delete and read six streams through any member, operators purge, and live readers stay.  From time to
+time all faults end.  Then the readers must have everything, the origin must have one live request for each stream that
+has readers, and writes must be read at once.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class Walk:
         if has_faults:
             self._steps += [
                 (4, self._purge), (3, self._disagree), (2, self._stall), (2, self._resume), (2, self._part),
-                (2, self._mend), (0.6, self._kill), (0.3, self._drain), (2, self._return),
+                (2, self._mend), (1, self._unlist), (1, self._list), (0.6, self._kill), (0.3, self._drain),
+                (2, self._return),
             ]  # fmt: skip
 
     async def step(self) -> None:
@@ -192,7 +193,8 @@ class Walk:
         """Let a member believe that another one is lost."""
         member, _ = self._anywhere()
         self._world.trouble()
-        self._rng.choice(list(self._world.fleet(member).members.values())).lose()
+        if others := list(self._world.fleet(member).members.values()):
+            self._rng.choice(others).lose()
 
     async def _stall(self) -> None:
         self._world.trouble()
@@ -210,6 +212,17 @@ class Walk:
     async def _mend(self) -> None:
         self._world.trouble()
         self._world.network.parted.clear()
+
+    async def _unlist(self) -> None:
+        """Remove another member from a member's list, if it is there.  No request may fail because of that."""
+        name = self._rng.choice(list(self._world.members))
+        gone = self._rng.choice([one for one in NAMES if one != name])
+        listed = [one.name for one in self._world.fleet(name).members.values() if one.name != gone]
+        self._world.list_members(name, [name, *listed])
+
+    async def _list(self) -> None:
+        """Give a member the whole list."""
+        self._world.list_members(self._rng.choice(list(self._world.members)), NAMES)
 
     async def _kill(self) -> None:
         if len(self._world.members) > 1:

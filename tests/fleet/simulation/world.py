@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from contextlib import suppress
 from random import Random
 from typing import Any, Final
 
 from gateway.app import RunningGateway, start_gateway
+from gateway.config.fleet import MemberConfig
 from gateway.config.gateway import GatewayConfig
 from gateway.engine.fleet import Fleet
 from gateway.origin.app import Origin, OriginSettings, RunningOrigin, start_origin
@@ -83,6 +85,10 @@ class World:
         gateway.listeners.close()
         await gateway.engine.close()
 
+    def list_members(self, name: str, listed: Iterable[str]) -> None:
+        """Change the list of a member."""
+        self.fleet(name).replace_members(MemberConfig(name=one, url=f"http://{HOSTS[one]}:4439") for one in listed)
+
     async def drain(self, name: str) -> None:
         """Let a member end in order: the others take its streams, then it dies."""
         gateway = self.members[name]
@@ -115,6 +121,7 @@ class World:
         for name in NAMES:
             if name not in self.members:
                 await self.start_member(name)
+            self.list_members(name, NAMES)
         for _ in range(200):
             await asyncio.sleep(0.5)
             if all(not one.why_not for name in NAMES for one in self.fleet(name).members.values()):
