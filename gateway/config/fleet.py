@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
+from ipaddress import ip_address
 from typing import Annotated, Any, Final, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 
-from gateway.config.addresses import parse_address
+from gateway.config.addresses import Address, parse_address
 from gateway.config.listener import ListenerConfig
 from gateway.config.model import MisfitError, Model
 from gateway.config.values import OriginUrl
@@ -15,11 +17,38 @@ from gateway.config.values import OriginUrl
 _NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
 LEAST_SECRET_CHARS: Final = 32
 MOST_MEMBERS: Final = 64
+_OWN_PART: Final = ("name", "listen", "secret", "members_dns")
 
 
 def _member_name(text: str) -> str:
-    if text and not _NAME.fullmatch(text):
-        raise ValueError(f"a member's name is letters, digits and . _ - inside, 63 at most, got {text!r}")
+    if not text or _NAME.fullmatch(text):
+        return text
+    if (place := _ip_place(text)) is not None:
+        return str(place)
+    raise ValueError(
+        f"a member's name is letters, digits and . _ - inside, 63 at most, or an IP address with its port, got {text!r}"
+    )
+
+
+def _ip_place(text: str) -> Address | None:
+    """Return the IP address and port that are written here; None if it is something else."""
+    with suppress(ValueError):
+        place = parse_address(text)
+        ip_address(place.host)
+        return place if place.port else None
+    return None
+
+
+def _dns_place(text: str) -> str:
+    if text:
+        expected = f"expected NAME:PORT such as gateway-headless.default.svc:4439, got {text!r}"
+        host, _, port = text.rpartition(":")
+        try:
+            place = parse_address(f"{host.removesuffix('.')}:{port}")
+        except ValueError:
+            raise ValueError(expected) from None
+        if not place.host or not place.port or _ip_place(str(place)) is not None:
+            raise ValueError(expected)
     return text
 
 
@@ -68,7 +97,9 @@ class FleetConfig(Model):
     """The members of the fleet, and this gateway's part in it.  Without members there is no fleet."""
 
     name: Annotated[str, AfterValidator(_member_name)] = Field(
-        default="", description="Name of this gateway among fleet.members. Empty: no fleet."
+        default="",
+        description="Name of this gateway among fleet.members. Empty: no fleet, unless fleet.members_dns is set; then "
+        "its address, HOST:PORT, by default that of fleet.listen.",
     )
     listen: Annotated[str, AfterValidator(_fleet_address)] = Field(
         default="", description="HOST:PORT at which only the other members are answered. Clients need no access to it."
@@ -80,6 +111,11 @@ class FleetConfig(Model):
         description="All members, this one included: a list of { name = NAME, url = URL }, the same at every member. "
         "In a variable: NAME=URL, separated by commas.",
     )
+    members_dns: Annotated[str, AfterValidator(_dns_place)] = Field(
+        default="",
+        description="NAME:PORT, in place of fleet.members: all members are at the addresses of this name, such as that "
+        "of a headless service, and are asked at this port. Looked up again when its records expire, after 1 to 60 s.",
+    )
     secret: Annotated[SecretStr, AfterValidator(_fleet_secret)] = Field(
         default=SecretStr(""),
         description="Secret that all members share, of at least 32 characters. Members prove to each other that they "
@@ -89,7 +125,13 @@ class FleetConfig(Model):
     @property
     def is_on(self) -> bool:
         """Whether this gateway is a member of a fleet."""
-        return bool(self.name)
+        return bool(self.name or self.members_dns)
+
+    @property
+    def dns_name(self) -> Address:
+        """The name and the port of `members_dns`."""
+        host, _, port = self.members_dns.rpartition(":")
+        return Address(host, int(port))
 
     @property
     def listener(self) -> FleetListenerConfig | None:
@@ -98,10 +140,13 @@ class FleetConfig(Model):
 
     def may_take_members(self, wanted: Self) -> bool:
         """Return whether a running gateway can use the members of `wanted`: its own part in the fleet is the same."""
-        return self.is_on and all(getattr(self, name) == getattr(wanted, name) for name in ("name", "listen", "secret"))
+        return self.is_on and all(getattr(self, name) == getattr(wanted, name) for name in _OWN_PART)
 
     @model_validator(mode="after")
     def _goes_together(self) -> Self:
+        if self.members_dns:
+            self._goes_with_dns()
+            return self
         if not self.name:
             for field in ("members", "listen"):
                 if getattr(self, field):
@@ -117,8 +162,29 @@ class FleetConfig(Model):
         if self.name not in seen:
             known = ", ".join(seen) or "none"
             raise MisfitError(f"no member is named {self.name!r} (members: {known})", "name")
+        self._has_listener_and_secret()
+        return self
+
+    def _has_listener_and_secret(self) -> None:
         if not self.listen:
             raise MisfitError("is needed: the address at which the other members reach this one", "listen")
         if not self.secret.get_secret_value():
             raise MisfitError("is needed: a secret that all members share", "secret")
-        return self
+
+    def _goes_with_dns(self) -> None:
+        if self.members:
+            raise MisfitError("cannot be set together with fleet.members", "members_dns")
+        self._has_listener_and_secret()
+        host, port = parse_address(self.listen).host, self.dns_name.port
+        if self.name:
+            place = _ip_place(self.name)
+            if place is None or place.port != port:
+                raise MisfitError(
+                    f"with fleet.members_dns, it is this gateway's IP address with the port {port}, got {self.name!r}",
+                    "name",
+                )
+        elif host and _ip_place(f"[{host}]:1" if ":" in host else f"{host}:1") is None:
+            raise MisfitError(
+                f"is needed, because fleet.listen is at no IP address: this gateway's IP address with the port {port}",
+                "name",
+            )

@@ -32,6 +32,7 @@ from multidict import CIMultiDict
 from gateway.aio.clock import Clock, Timer
 from gateway.config.fleet import FleetConfig, MemberConfig
 from gateway.config.gateway import GatewayConfig
+from gateway.engine.fleet_dns import MembersByDns
 from gateway.engine.fleet_orders import FleetOrders
 from gateway.engine.fleet_writes import CountedWrites
 from gateway.engine.hop_upstream import HopUpstream, handed, is_lost
@@ -300,6 +301,8 @@ class Fleet:
             self.field.instance, clock.now, self._ask_about_orders, self._names_of_others, self._knows_orders
         )
         """The operator's orders, at any member."""
+        self.by_dns: MembersByDns | None = None
+        """Finds the members by DNS; None if the configuration lists them."""
         self.node = ""
         """A digest of this member's `server.node_name`."""
         self.on_silent: Callable[[int], object] = lambda index: None
@@ -375,6 +378,8 @@ class Fleet:
 
     async def start(self) -> None:
         """Begin the probes, and wait for the first answers and the other members' orders, but not for long."""
+        if self.by_dns is not None:
+            await self.by_dns.start()
         self._is_probing = True
         for member in self.members.values():
             member.probe()
@@ -546,6 +551,8 @@ class FleetUpstream(HopUpstream):
             member.doubt()
 
     async def close(self) -> None:
+        if self._fleet.by_dns is not None:
+            await self._fleet.by_dns.close()
         self._fleet.stop()
         await self._fleet.orders.close()
         await super().close()

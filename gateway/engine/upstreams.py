@@ -10,8 +10,10 @@ from random import Random
 from typing import NamedTuple
 
 from gateway.aio.clock import Clock
+from gateway.config.fleet import FleetConfig
 from gateway.config.gateway import GatewayConfig
 from gateway.engine.fleet import Fleet, FleetUpstream
+from gateway.engine.fleet_dns import MembersByDns, member_at, own_address
 from gateway.engine.hop_upstream import HopUpstream
 from gateway.engine.negative_cache import NegativeCache
 from gateway.engine.others_writes import OthersWrites
@@ -40,6 +42,19 @@ class Upstreams(NamedTuple):
     """Sends requests to the owners among the members of the fleet."""
 
 
+def make_fleet(config: FleetConfig, clock: Clock, rng: Random) -> Fleet:
+    """Make this member's view of its fleet.  Raises ConfigError if its own address is needed and not known."""
+    if not config.members_dns:
+        return Fleet(config, clock, rng)
+    from gateway.upstream.dns_records import address_records
+
+    own = own_address(config)
+    alone = config.model_copy(update={"name": str(own), "members": (member_at(own),)})
+    fleet = Fleet(alone, clock, rng)
+    fleet.by_dns = MembersByDns(config.dns_name.host, own, address_records, fleet.replace_members, clock)
+    return fleet
+
+
 def make_upstreams(
     origins: Upstream,
     config: GatewayConfig,
@@ -48,9 +63,12 @@ def make_upstreams(
     clock: Clock,
     rng: Random,
 ) -> Upstreams:
-    """Make the upstreams over the client of the origins.  `kept` is this process's memory of streams."""
+    """Make the upstreams over the client of the origins.  `kept` is this process's memory of streams.
+
+    Raises ConfigError as `make_fleet` does.
+    """
     if config.fleet.is_on:
-        fleet = Fleet(config.fleet, clock, rng)
+        fleet = make_fleet(config.fleet, clock, rng)
         fleet.configure(config)
         by_fleet = FleetUpstream(origins, fleet, clock)
         return Upstreams(by_fleet, origins, fleet=fleet, by_fleet=by_fleet)

@@ -89,6 +89,16 @@ def test_a_changed_list_of_members_waits_for_a_restart_with_another_part_of_this
     assert (back.config.fleet, back.changed) == (wanted.fleet, ())
 
 
+def test_members_by_dns_in_place_of_a_list_need_a_restart() -> None:
+    name = "10.0.0.1:1"
+    now = in_fleet(**{**FLEET, "name": name, "members": [{"name": name, "url": f"http://{name}"}]})
+    wanted = in_fleet(**{**FLEET, "name": name, "members": [], "members_dns": "gateway.test:1"})
+    for before, after in ((now, wanted), (wanted, now)):
+        result = change(before, after)
+        assert (result.config.fleet, result.changed) == (before.fleet, ())
+        assert set(result.needs_restart) == {"fleet.members", "fleet.members_dns"}
+
+
 def test_a_changed_table_in_a_section_is_named_by_its_keys() -> None:
     now, wanted = configured(), configured(cache={"plan": {"file": "a.json", "pin_share": 0.2}})
     result = change(now, wanted)

@@ -64,6 +64,47 @@ def test_each_mistake_has_one_line(tmp_path: Path, changes: dict[str, str], line
     assert "\n" not in str(caught.value)
 
 
+BY_DNS = {"members_dns": '"gateway-headless.ns.svc:4439"', "listen": '":4439"', "secret": f'"{SECRET}"'}
+
+
+def test_members_by_dns_need_no_name_and_no_list(tmp_path: Path) -> None:
+    fleet = _load(tmp_path, BY_DNS)
+    assert (
+        _load(
+            tmp_path,
+            {},
+            DURABLE_GATEWAY_FLEET__MEMBERS_DNS="gateway-headless.ns.svc:4439",
+            DURABLE_GATEWAY_FLEET__LISTEN=":4439",
+            DURABLE_GATEWAY_FLEET__SECRET=SECRET,
+        )
+        == fleet
+    )
+    assert _load(tmp_path, {**BY_DNS, "name": '"10.0.0.1:4439"', "members_dns": '"gateway.svc.:4439"'})
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"members": RIGHT["members"]}, "fleet.members_dns: cannot be set together with fleet.members"),
+        ({"members_dns": '"gateway"'}, "fleet.members_dns: expected NAME:PORT such as gateway-headless."),
+        ({"members_dns": '"gateway:0"'}, "fleet.members_dns: expected NAME:PORT"),
+        ({"members_dns": '":4439"'}, "fleet.members_dns: expected NAME:PORT"),
+        ({"members_dns": '"10.0.0.1:4439"'}, "fleet.members_dns: expected NAME:PORT"),
+        ({"members_dns": '"[::1]:4439"'}, "fleet.members_dns: expected NAME:PORT"),
+        ({"name": '"a"'}, "fleet.name: with fleet.members_dns, it is this gateway's IP address with the port 4439"),
+        ({"name": '"10.0.0.1:1"'}, "fleet.name: with fleet.members_dns, it is this gateway's IP address with the port"),
+        ({"listen": '"gateway-0:4439"'}, "fleet.name: is needed, because fleet.listen is at no IP address"),
+        ({"listen": '""'}, "fleet.listen: is needed: the address at which the other members reach this one"),
+        ({"secret": '""'}, "fleet.secret: is needed: a secret that all members share"),
+    ],
+)  # fmt: skip
+def test_each_mistake_in_members_by_dns_has_one_line(tmp_path: Path, changes: dict[str, str], line: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        _load(tmp_path, {**BY_DNS, **changes})
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("workers", ["2", '"auto"'])
 def test_a_member_has_one_process(tmp_path: Path, workers: str) -> None:
     with pytest.raises(ConfigError, match=r"fleet\.name: needs server\.workers = 1"):

@@ -81,6 +81,55 @@ def test_the_schemas_see_a_misspelt_key() -> None:
         kubernetes_validate.validate(document, RELEASES[0], strict=True)
 
 
+FLEET = {
+    path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in sorted((FOLDER / "fleet").glob("*.yaml"))
+}
+MEMBER = FLEET["deployment-patch"]["spec"]["template"]["spec"]["containers"][0]
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_every_manifest_of_a_fleet_is_of_its_kinds_schema(release: str) -> None:
+    import kubernetes_validate
+
+    release = kubernetes_validate.latest_version() if release == NEWEST else release
+    patched = yaml.safe_load((FOLDER / "deployment.yaml").read_text(encoding="utf-8"))
+    container = patched["spec"]["template"]["spec"]["containers"][0]
+    assert container["name"] == MEMBER["name"]
+    for key in MEMBER.keys() - {"name"}:
+        container[key] += MEMBER[key]
+    for document in (patched, FLEET["service"], FLEET["networkpolicy"]):
+        kubernetes_validate.validate(document, release, strict=True)
+
+
+def test_pods_of_a_fleet_find_each_other_by_the_headless_service(tmp_path: Path) -> None:
+    service, policy = FLEET["service"], FLEET["networkpolicy"]["spec"]
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["publishNotReadyAddresses"]
+    assert service["spec"]["selector"] == policy["podSelector"]["matchLabels"] == LABELS
+    (rule,) = policy["ingress"]
+    assert rule["from"] == [{"podSelector": {"matchLabels": LABELS}}]
+    assert rule["ports"] == [{"port": "fleet"}]
+    given = {"POD_IP": "10.1.2.3", "NODE_NAME": "durable-gateway-6d5f-abcde", "SECRET": "s" * 64}
+    environ = environment()
+    for one in MEMBER["env"]:
+        value = one.get("value") or given[one["name"].rpartition("__")[2]]
+        environ[one["name"]] = value.replace("$(POD_IP)", given["POD_IP"])
+    del environ["POD_IP"]
+    file = tmp_path / "gateway.toml"
+    file.write_text(DOCUMENTS["ConfigMap"]["data"]["gateway.toml"], encoding="utf-8")
+    config = load_config(file, environ=environ).config
+    port = config.fleet.dns_name.port
+    assert config.fleet.dns_name.host == service["metadata"]["name"]
+    assert config.fleet.name == f"10.1.2.3:{port}"
+    assert config.server.node_name == given["NODE_NAME"]
+    assert (
+        [port] == [one["port"] for one in service["spec"]["ports"]] == [one["containerPort"] for one in MEMBER["ports"]]
+    )
+    listener = config.fleet.listener
+    assert listener is not None
+    assert listener.address == f":{port}"
+
+
 def test_there_is_one_of_each_and_all_have_one_name() -> None:
     assert set(DOCUMENTS) == {
         *("ConfigMap", "Deployment", "HorizontalPodAutoscaler", "NetworkPolicy", "PodDisruptionBudget", "Service"),

@@ -102,8 +102,14 @@ def auth_lines(services: AuthServices) -> str:
 
 
 def member_lines(fleet: Fleet | None) -> str:
-    """Return a line for each other member of the fleet.  `[+]` means that the member is asked for streams."""
+    """Return a line for each other member of the fleet.  `[+]` means that the member is asked for streams.
+
+    If the members come from DNS, the first line has the outcome of the latest look-up.
+    """
     lines = []
+    if fleet is not None and (by_dns := fleet.by_dns) is not None:
+        mark, outcome = ("-", by_dns.problem) if by_dns.problem else ("+", f"{by_dns.found} addresses")
+        lines.append(f"[{mark}] members at {by_dns.name}: {outcome}\n")
     for one in () if fleet is None else fleet.members.values():
         where = f"member {one.name} at {one.url}"
         if one.why_not:

@@ -1,0 +1,359 @@
+"""Gateways that find each other by the addresses of a name."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import ExitStack
+from typing import Any, Final, cast
+
+import pytest
+
+from gateway.aio.clock import ManualClock
+from gateway.config.addresses import Address
+from gateway.config.errors import ConfigError
+from gateway.config.fleet import MOST_MEMBERS, FleetConfig, MemberConfig
+from gateway.config.gateway import GatewayConfig
+from gateway.engine import fleet_dns
+from gateway.engine.fleet_dns import MembersByDns, listed_members, own_address, source_address
+from gateway.origin.app import RunningOrigin
+from gateway.upstream.dns_records import AddressRecords, address_records
+from tests.fleet.dns_server import NAME, DnsServer, dns_server
+from tests.fleet.site import SECRET, Site
+from tests.fleet.test_members import STEP_S, Verifier
+from tests.fleet.test_orders import PRINCIPAL, REVOKED, order, revocations
+from tests.waiting import eventually, pass_turns, time_passing
+
+HOSTS: Final = ("127.0.0.1", "127.0.0.2", "127.0.0.3")
+FAULTS: Final = {
+    "refused": "no DNS server has given a valid answer",
+    "servfail": "no DNS server has given a valid answer",
+    "silent": "no DNS server has answered in time",
+    "garbage": "no DNS server has answered in time",
+}
+
+
+class DnsSite(Site):
+    """A fleet at one port of several addresses.  Members are named by their addresses."""
+
+    def __init__(self, origin: RunningOrigin, clock: ManualClock, dns: DnsServer, port: int) -> None:
+        super().__init__(origin, clock, ())
+        self.dns = dns
+        self.port = port
+        self.names = tuple(f"{host}:{port}" for host in HOSTS)
+        self.urls = {name: f"http://{name}" for name in self.names}
+
+    def config(self, name: str, fleet: dict[str, Any] | None = None, **more: Any) -> GatewayConfig:
+        parts = {"name": "", "members": [], "members_dns": f"{NAME}:{self.port}", **(fleet or {})}
+        return super().config(name, parts, **{"node_name": "at-" + name.partition(":")[0], **more})
+
+    async def lines(self, name: str) -> str:
+        """What `/readyz?verbose` says of the fleet."""
+        edge = self.members[name]
+        answer = await edge.send_to(edge.gateway.admin_url, "GET", "/readyz?verbose", {"Host": "127.0.0.1"})
+        return "".join(f"{line}\n" for line in answer.body.decode().splitlines() if "member" in line)
+
+    def by_dns(self, name: str) -> MembersByDns:
+        found = self.fleet(name).by_dns
+        assert found is not None
+        return found
+
+    async def until_looked_up(self, name: str, count: int = 1) -> None:
+        """Let time pass until the member has looked up the name so many times."""
+        by_dns = self.by_dns(name)
+        wanted = by_dns.looked_up + count
+        async with time_passing(self.clock, 10 * STEP_S):
+            await eventually(lambda: by_dns.looked_up >= wanted)
+
+
+@pytest.fixture
+async def dns(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[DnsServer]:
+    async with dns_server(monkeypatch) as server:
+        yield server
+
+
+@pytest.fixture
+async def site(origin: RunningOrigin, clock: ManualClock, dns: DnsServer) -> AsyncIterator[DnsSite]:
+    """A fleet whose members the test starts, at a port that is free at all addresses."""
+    with ExitStack() as kept:
+        port = 0
+        for host in HOSTS:
+            one = kept.enter_context(socket.socket())
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            one.bind((host, port))
+            port = one.getsockname()[1]
+        found = DnsSite(origin, clock, dns, port)
+        yield found
+        await found.close()
+
+
+async def test_members_come_and_go_with_the_addresses_of_the_name(site: DnsSite) -> None:
+    a, b, c = site.names
+    site.dns.addresses = list(HOSTS[:2])
+    for name in (a, b):
+        await site.start(name)
+    await site.until_joined()
+    assert set(site.dns.asked) == {"A"}
+    await site.members[a].put("/s", b"0 ")
+    readers = [Verifier(await site.members[name].begin("/s?offset=-1&live=sse")) for name in (a, b)]
+    await eventually(lambda: {reader.body for reader in readers} == {"0 "})
+    await eventually(lambda: site.counters.parked == 1)
+    site.dns.addresses = list(HOSTS)
+    await site.start(c)
+    async with time_passing(site.clock, STEP_S):
+        await eventually(site.have_joined)
+        readers.append(Verifier(await site.members[c].begin("/s?offset=-1&live=sse")))
+        await eventually(lambda: site.counters.parked == 1)
+        assert (await site.members[c].post("/s", b"1 ")).status == 204
+        await eventually(lambda: {reader.body for reader in readers} == {"0 1 "})
+        site.dns.addresses = [HOSTS[0], HOSTS[2]]
+        await eventually(lambda: site.reached(a) == {c} and site.reached(c) == {a})
+        assert (await site.members[a].post("/s", b"2 ")).status == 204
+        await eventually(lambda: {reader.body for reader in readers} == {"0 1 2 "})
+    assert await site.lines(a) == f"[+] members at {NAME}: 2 addresses\n[+] member {c} at http://{c}\n"
+    assert not any(reader.is_over for reader in readers)
+    for reader in readers:
+        await reader.leave()
+
+
+@pytest.mark.parametrize("fault", [*FAULTS, "empty", "absent"])
+async def test_a_look_up_that_fails_keeps_the_members_and_has_one_line(
+    site: DnsSite, fault: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(fleet_dns, "_LOOK_UP_S", 0.2)
+    a, b, _ = site.names
+    site.dns.addresses = list(HOSTS[:2])
+    for name in (a, b):
+        await site.start(name)
+    await site.until_joined()
+    match fault:
+        case "empty":
+            site.dns.addresses, why = [], "the name has no such address"
+        case "absent":
+            monkeypatch.setattr("tests.fleet.dns_server.NAME", "another.test")
+            why = "the name does not exist"
+        case _:
+            site.dns.fault, why = fault, FAULTS[fault]
+    caplog.clear()
+    await site.until_looked_up(a, 3)
+    assert site.reached(a) == {b}
+    lines = [one.message for one in caplog.records if one.message.startswith("fleet.members_dns") and one.levelno >= 30]
+    assert lines.count(line := f"fleet.members_dns = {NAME}: {why}; the present members stay") in (1, 2)
+    assert set(lines) == {line}
+    assert (await site.lines(a)).startswith(
+        f"[-] members at {NAME}: {why}; the present members stay\n[+] member {b} at "
+    )
+    monkeypatch.setattr("tests.fleet.dns_server.NAME", NAME)
+    site.dns.fault, site.dns.addresses = "", list(HOSTS[:2])
+    await site.until_looked_up(a)
+    assert (await site.lines(a)).startswith(f"[+] members at {NAME}: 2 addresses\n")
+    assert f"fleet.members_dns = {NAME}: the addresses are usable again" in caplog.text
+
+
+async def test_a_gateway_that_starts_without_dns_serves_and_joins_later(
+    site: DnsSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b, _ = site.names
+    site.dns.fault = "servfail"
+    for name in (a, b):
+        await site.start(name)
+    await site.members[a].put("/s", b"x", Stream_Closed="true")
+    assert (await site.members[b].get("/s?offset=-1")).body == b"x"
+    await order(site, a, "revoke", PRINCIPAL)
+    assert (site.reached(a), revocations(site, b)) == (set(), [])
+    site.dns.fault, site.dns.addresses = "", list(HOSTS[:2])
+    async with time_passing(site.clock, STEP_S):
+        await eventually(site.have_joined)
+        await eventually(lambda: revocations(site, b) == [REVOKED])
+
+
+async def test_a_member_has_the_orders_before_the_others_have_its_address(site: DnsSite) -> None:
+    a, b, _ = site.names
+    site.dns.addresses = [HOSTS[0]]
+    await site.start(a)
+    await order(site, a, "revoke", PRINCIPAL)
+    site.dns.addresses = list(HOSTS[:2])
+    await site.start(b)
+    assert (site.reached(a), revocations(site, b)) == (set(), [REVOKED])
+
+
+async def test_of_too_many_addresses_the_first_are_members(site: DnsSite, caplog: pytest.LogCaptureFixture) -> None:
+    a, b, _ = site.names
+    site.dns.addresses = [*(f"127.1.0.{number}" for number in range(1, 201)), *HOSTS[:2]]
+    for name in (a, b):
+        await site.start(name)
+    async with time_passing(site.clock, STEP_S):
+        await eventually(lambda: site.reached(a) == {b} and site.reached(b) == {a})
+    assert len(site.fleet(a).members) == MOST_MEMBERS - 1
+    line = f"fleet.members_dns = {NAME}: there are too many addresses: only the first {MOST_MEMBERS} are members"
+    await site.until_looked_up(a)
+    assert [one.message for one in caplog.records].count(line) == 2, "once at each member"
+
+
+async def test_a_reload_does_not_change_the_members(site: DnsSite) -> None:
+    a, b, _ = site.names
+    site.dns.addresses = list(HOSTS[:2])
+    for name in (a, b):
+        await site.start(name)
+    await site.until_joined()
+    site.reloaded = {"trust_s": 7.0}
+    await site.members[a].gateway.reload()
+    assert [one.name for one in site.fleet(a).members.values()] == [b]
+
+
+async def test_a_gateway_whose_address_is_not_among_the_addresses_says_so(site: DnsSite) -> None:
+    a, b, _ = site.names
+    site.dns.addresses = [HOSTS[1]]
+    await site.start(b)
+    await site.start(a)
+    assert (await site.lines(a)).startswith(f"[-] members at {NAME}: {a} is not among the addresses: fleet.name may")
+    await site.until_looked_up(a)
+    assert [one.name for one in site.fleet(a).members.values()] == [b]
+
+
+# -- the time of the next look-up
+
+
+class LookUps:
+    """The look-ups of one gateway, whose answers the test gives."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.answers: list[AddressRecords | OSError] = []
+        self.lists: list[list[str]] = []
+        self.asked = 0
+        self.by_dns = MembersByDns(NAME, Address("10.0.0.1", 1), self.look_up, self.take, self.clock)
+
+    async def look_up(self, name: str, *, is_v6: bool, within_s: float) -> AddressRecords:
+        self.asked += 1
+        answer = self.answers.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    def take(self, members: list[MemberConfig]) -> None:
+        self.lists.append([one.name for one in members])
+
+    async def pause(self) -> float:
+        """The seconds until the next look-up, to a tenth."""
+        before, tenths = self.by_dns.looked_up, 0
+        self.answers.append(OSError("none"))
+        while self.answers:
+            self.clock.advance(0.1)
+            tenths += 1
+            await asyncio.sleep(0)
+        await eventually(lambda: self.by_dns.looked_up > before)
+        return tenths / 10
+
+
+@pytest.mark.parametrize(("ttl_s", "pause_s"), [(0.0, 1.0), (1.0, 1.0), (7.0, 7.0), (60.0, 60.0), (86_400.0, 60.0)])
+async def test_the_name_is_looked_up_again_when_its_records_expire_within_bounds(ttl_s: float, pause_s: float) -> None:
+    look_ups = LookUps()
+    look_ups.answers = [AddressRecords(("10.0.0.2",), ttl_s)]
+    await look_ups.by_dns.start()
+    assert await look_ups.pause() == pytest.approx(pause_s, abs=0.11)
+    assert await look_ups.pause() == pytest.approx(5.0, abs=0.11)
+    assert look_ups.lists == [["10.0.0.1:1", "10.0.0.2:1"]]
+    await look_ups.by_dns.close()
+    look_ups.clock.advance(100)
+    await pass_turns()
+    assert (look_ups.by_dns.looked_up, look_ups.asked) == (3, 3)
+
+
+@pytest.mark.parametrize("answers", [True, False])
+async def test_the_end_waits_a_moment_for_a_look_up_under_way(answers: bool) -> None:
+    outcomes: list[str] = []
+    begun, gate = asyncio.Event(), asyncio.Event()
+
+    async def look_up(name: str, *, is_v6: bool, within_s: float) -> AddressRecords:
+        begun.set()
+        try:
+            await gate.wait()
+        except asyncio.CancelledError:
+            outcomes.append("cancelled")
+            raise
+        outcomes.append("answered")
+        return AddressRecords((), 1.0)
+
+    clock = ManualClock()
+    by_dns = MembersByDns(NAME, Address("10.0.0.1", 1), look_up, lambda members: None, clock)
+    starting = asyncio.create_task(by_dns.start())
+    await begun.wait()
+    closing = asyncio.create_task(by_dns.close())
+    await pass_turns()
+    assert not closing.done()
+    if answers:
+        gate.set()
+    await closing
+    await asyncio.gather(starting, return_exceptions=True)
+    begun.clear()
+    clock.advance(100)
+    await pass_turns()
+    assert (outcomes, begun.is_set()) == (["answered" if answers else "cancelled"], False)
+
+
+# -- addresses
+
+
+async def test_a_member_with_an_address_of_ipv6_asks_for_such_addresses(dns: DnsServer) -> None:
+    dns.addresses, dns.ttl_s = ["10.0.0.1", "fd00::2", "fd00:0:0::1"], 9
+    assert await address_records(NAME, is_v6=False, within_s=5) == (("10.0.0.1",), 9.0)
+    found = await address_records(f"{NAME}.", is_v6=True, within_s=5)
+    assert (set(found.addresses), found.ttl_s) == ({"fd00::1", "fd00::2"}, 9.0)
+    assert dns.asked == ["A", "AAAA"]
+    members, problem = listed_members(("fd00::2", "fd00::1"), Address("fd00::2", 1))
+    assert [(one.name, one.url) for one in members] == [
+        ("[fd00::2]:1", "http://[fd00::2]:1"),
+        ("[fd00::1]:1", "http://[fd00::1]:1"),
+    ]
+    assert problem == ""
+
+
+def test_all_members_use_the_same_of_too_many_addresses() -> None:
+    addresses = [f"10.0.{high}.{low}" for high in range(2) for low in range(100, 0, -1)]
+    first = [f"10.0.0.{low}:1" for low in range(1, MOST_MEMBERS + 1)]
+    for own, given in ((Address("10.0.0.9", 1), addresses), (Address("10.0.0.10", 1), addresses[::-1] * 2)):
+        members, problem = listed_members(given, own)
+        assert members[0].name == str(own)
+        assert sorted(one.name for one in members) == sorted(first)
+        assert problem == f"there are too many addresses: only the first {MOST_MEMBERS} are members"
+    # This gateway has the others in its list, and they do not have this one.
+    members, _ = listed_members(addresses, Address("10.0.1.9", 1))
+    assert [one.name for one in members] == ["10.0.1.9:1", *first[:-1]]
+
+
+def part(**values: str) -> FleetConfig:
+    known = {"listen": "0.0.0.0:4439", "members_dns": f"{NAME}:4439", "secret": SECRET}
+    return FleetConfig(**cast("Any", {**known, **values}))
+
+
+def test_the_own_address_is_the_name_or_that_of_the_listener_or_that_of_the_machine() -> None:
+    def source(kind: socket.AddressFamily) -> str:
+        return "10.0.0.7" if kind == socket.AF_INET else "fd00::7"
+
+    def only_v4(kind: socket.AddressFamily) -> str:
+        if kind == socket.AF_INET6:
+            raise OSError
+        return "10.0.0.7"
+
+    def nothing(kind: socket.AddressFamily) -> str:
+        raise OSError
+
+    assert str(own_address(part(name="10.0.0.9:4439"), nothing)) == "10.0.0.9:4439"
+    assert str(own_address(part(name="[fd00:0::9]:4439"), nothing)) == "[fd00::9]:4439"
+    assert str(own_address(part(listen="10.0.0.8:5000"), nothing)) == "10.0.0.8:4439"
+    assert str(own_address(part(), source)) == str(own_address(part(listen=":4439"), source)) == "10.0.0.7:4439"
+    assert str(own_address(part(listen="[::]:4439"), source)) == "[fd00::7]:4439"
+    assert str(own_address(part(listen="[::]:4439"), only_v4)) == "10.0.0.7:4439"
+    with pytest.raises(ConfigError, match=r"^fleet\.name: is needed: this machine has no address"):
+        own_address(part(), nothing)
+
+
+def test_the_source_address_is_an_address_of_this_machine() -> None:
+    try:
+        address = source_address(socket.AF_INET)
+    except OSError:
+        pytest.skip("this machine reaches no other networks")
+    with socket.socket() as own:
+        own.bind((address, 0))
