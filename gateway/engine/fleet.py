@@ -8,8 +8,9 @@ A member that often fails must not lose and get its streams twice a second: one 
 one that is too busy for some seconds.  So after a failure it is asked again only after a while, which doubles with each
 such loss (`Member.lose`).
 
-The list of members may change while the gateway runs (`Fleet.replace_members`).  A member that comes is in the position
-of one that returns, and a member that goes in the position of one that has drained.
+The list of members may change while the gateway runs (`Fleet.replace_members`).  A member that comes into the list is
+asked for its streams gradually.  A member that leaves the list loses its streams to the others at once, and its process
+gets no new answers.  The same holds for a process once another one answers at the member's URL in the list.
 """
 
 from __future__ import annotations
@@ -76,9 +77,10 @@ _LEAST_BODIES: Final = 64
 _NOT_ASKED: Final = "not asked yet"
 _FAILED: Final = "a request has failed"
 _GONE: Final = "it has left this member's list"
-_NOT_IN_ITS_LIST: Final = "this member has left its list"
+_NOT_IN_ITS_LIST: Final = "this member is not in its list"
 _MOST_LEFT: Final = 1_024
-"""The most processes that are remembered after they have left the list."""
+"""The most processes that are remembered after they have left the list, and the most that have asked without being in
+the list."""
 
 _log = logging.getLogger("gateway.fleet")
 
@@ -144,9 +146,12 @@ class Member:
             pending.give_up()
 
     def leave(self) -> None:
-        """End the probes for good, because the member has left the list."""
+        """End the probes for good, because the member has left the list.  If it has not answered in time, its answers
+        are cut, because no further probe would show that it hangs."""
         self.stop()
         self.why_not = _GONE
+        if self._is_late:
+            self._fleet.on_silent(self._index)
 
     def judge(self, why_not: str, *, differs: bool = False) -> None:
         """Record why the member is not asked for streams; empty if it is.  A change is logged.  `differs`: the operator
@@ -222,10 +227,15 @@ class Member:
         text = reply.headers.get(FLEET)
         answer = MemberAnswer.parse(text) if text is not None else None
         reply.close()
+        if answer is not None and not answer.is_leaving:
+            # A process that leaves may answer for a while after the next one has started.
+            self._fleet.identify(self.name, answer.instance)
         if reply.status == NOT_LISTED:
             # The answers that the member has begun before go on.
             self._is_late = self._is_doubted = False
             self.judge(_NOT_IN_ITS_LIST)
+            if answer is not None:
+                self._fleet.orders.notice(self.name, answer.orders)
             self._go_on()
             return
         if answer is None:
@@ -241,8 +251,6 @@ class Member:
         if answer is not None and answer.node == self._fleet.node and not self._is_namesake:
             self._is_namesake = True
             _log.warning("member %s has the same server.node_name as this one", self.name)
-        if answer is not None:
-            self._fleet.met(answer.name, answer.instance)
         instance = answer.instance if answer is not None else ""
         if instance != self._instance and not self._is_leaving:
             # The earlier process has ended, perhaps with its machine, so that nothing has closed its connections.
@@ -309,10 +317,15 @@ class Fleet:
         """Called with the index of a member that sends nothing more of the answers that it has begun."""
         self.on_members: Callable[[], object] = lambda: None
         """Called when the list of members has changed."""
-        self._left: dict[str, str] = {}
-        """The processes that are answered no more, by the names of members that have left the list."""
+        self._left: dict[tuple[str, str], None] = {}
+        """The processes that are answered no more, each with its member's name: those of members that have left the
+        list, and those that were replaced."""
+        self._unlisted: dict[tuple[str, str], None] = {}
+        """The processes that have asked under a name that is not in the list."""
         self._met: dict[str, tuple[str, float]] = {}
         """By the name of each member: its latest process, and when this one first heard of it."""
+        self._identified: dict[str, str] = {}
+        """By the name of each member: the latest process that has answered at the member's URL in the list."""
         self._told: set[str] = set()
         """The members that have asked for this member's state since it is leaving."""
         self._on_told = asyncio.Event()
@@ -416,28 +429,55 @@ class Fleet:
     def _add(self, name: str, url: str) -> Member:
         index = self.owners.add(name)
         member = self.members[index] = Member(self, index, name, url)
-        self._left.pop(name, None)
         _log.warning("member %s at %s has come into the list", name, url)
         return member
 
     def _remove(self, index: int, *, is_listed: bool) -> None:
-        """Remove a member.  `is_listed`: it stays in the list with another URL."""
+        """Remove a member.  `is_listed`: it stays in the list with another URL.  Its process is then answered until
+        another process answers at that URL."""
         member = self.members.pop(index)
-        member.leave()
         self.owners.remove(index)
+        member.leave()
         self.orders.forget(member.name)
         self._told.discard(member.name)
-        if not is_listed and (met := self._met.pop(member.name, None)) is not None:
-            self._left[member.name] = met[0]
-            while len(self._left) > _MOST_LEFT:
-                del self._left[next(iter(self._left))]
+        if not is_listed:
+            self._leave_earlier(member.name, "")
+            self._met.pop(member.name, None)
+            self._identified.pop(member.name, None)
         _log.warning("member %s at %s has left the list", member.name, member.url)
 
     def has_left(self, sender: MemberField) -> bool:
-        """Return whether the sender of a request is the process of a member that has left the list.
+        """Return whether the sender of a request is a process that has left the list, or that was replaced.
 
-        Another process of that name is answered, as a member is that starts before this one has it in its list."""
-        return self._left.get(sender.name) == sender.instance
+        Another process of that name is answered like a new member that is not in the list yet."""
+        return (sender.name, sender.instance) in self._left
+
+    def is_listed(self, name: str) -> bool:
+        """Return whether a member of this name is in the list."""
+        return any(member.name == name for member in self.members.values())
+
+    def identify(self, name: str, instance: str) -> None:
+        """Record which process answers at a member's URL in the list.  Any earlier process of this name was replaced,
+        and is answered no more."""
+        self._left.pop((name, instance), None)
+        self._leave_earlier(name, instance)
+        self._identified[name] = instance
+        self.met(name, instance)
+
+    def _leave_earlier(self, name: str, instance: str) -> None:
+        """Answer no known process of this name any more, except one."""
+        met = self._met.get(name)
+        for earlier in {self._identified.get(name), met[0] if met is not None else None} - {instance, None}:
+            _remember(self._left, (name, str(earlier)))
+
+    def probed(self, sender: MemberField) -> None:
+        """Record that a process has asked for this member's state.  The first time, a process that is not in the list
+        has a line in the log."""
+        self.met(sender.name, sender.instance)
+        process = sender.name, sender.instance
+        if process not in self._unlisted and not self.is_listed(sender.name):
+            _remember(self._unlisted, process)
+            _log.warning("a gateway named %s asks that is not in the list of members (process %s)", *process)
 
     def member_answered(self) -> None:
         """Record that a member has answered a probe, or has failed to."""
@@ -475,6 +515,13 @@ class Fleet:
         self._on_told.set()
         for member in self.members.values():
             member.stop()
+
+
+def _remember(processes: dict[tuple[str, str], None], process: tuple[str, str]) -> None:
+    """Add a process, and forget the earliest one if there are too many."""
+    processes[process] = None
+    if len(processes) > _MOST_LEFT:
+        del processes[next(iter(processes))]
 
 
 @lru_cache(64)

@@ -100,7 +100,7 @@ class FleetOrders:
         """The outcomes of the latest orders."""
         self._lock = asyncio.Lock()
         self._tasks = Tasks()
-        self._fetching: dict[str, asyncio.Task[bool]] = {}
+        self._fetching: dict[str, asyncio.Task[str]] = {}
         self.is_new = True
         """Whether this member has not answered a read yet, so that it cannot have missed a purge."""
         self.missed = 0
@@ -144,44 +144,49 @@ class FleetOrders:
     def is_behind(self, member: str, digest: str) -> bool:
         """Return whether a member that knows the orders with this digest may know more than this one has carried
         out."""
-        return digest != self._carried_out and self._covered.get(member) != digest
+        return digest not in (NO_ORDERS, self._carried_out, self._covered.get(member))
 
     def notice(self, member: str, digest: str) -> None:
         """Begin to fetch the orders that only the other member knows, if there are any."""
         if self.is_behind(member, digest):
             self._fetch(member)
 
-    async def caught_up(self, member: str, digest: str) -> bool:
-        """Carry out the orders that the other member knows.  Return whether that has succeeded."""
+    async def caught_up(self, member: str, process: str, digest: str) -> bool:
+        """Carry out the orders that a process of the other member knows.  Return whether that has succeeded.
+
+        The process may learn of further orders meanwhile, so the digest of its answer may be another one.  But if
+        another process answers at the member's URL, it may not know the orders of the first one."""
         if (begun := self._fetching.get(member)) is not None:
             # The other member may have answered before it knew all of its orders.
             await asyncio.wait([begun])
-        return not self.is_behind(member, digest) or await asyncio.shield(self._fetch(member))
+        return not self.is_behind(member, digest) or await asyncio.shield(self._fetch(member)) == process
 
     async def settled(self) -> None:
         """Wait until no orders are being fetched."""
         while self._fetching:
             await asyncio.wait(list(self._fetching.values()))
 
-    def _fetch(self, member: str) -> asyncio.Task[bool]:
+    def _fetch(self, member: str) -> asyncio.Task[str]:
         task = self._fetching.get(member)
         if task is None:
             task = self._fetching[member] = self._tasks.start(self._fetched(member), f"orders of {member}")
             task.add_done_callback(lambda _: self._fetching.pop(member, None))
         return task
 
-    async def _fetched(self, member: str) -> bool:
+    async def _fetched(self, member: str) -> str:
+        """Carry out the orders that the other member knows.  Return the process that has answered; empty if that has
+        failed."""
         try:
             status, body = await self._ask(member, self.log.asked(is_new=self.is_new), _LOOK_S)
             if status != 200:
-                return False
+                return ""
             news = OrderNews.parse(body, self._now())
         except (GatewayError, ValueError) as error:
             _log.warning("the purges and revocations that member %s knows cannot be fetched: %s", member, error)
-            return False
+            return ""
         async with self._lock:
             await self._take(member, news)
-        return True
+        return news.process
 
     async def _take(self, member: str, news: OrderNews) -> None:
         actions = self.actions
@@ -206,11 +211,12 @@ class FleetOrders:
 
     def news(self, asked: Since) -> OrderNews:
         """Return the orders that another member does not know."""
-        return self.log.since(asked, [] if self.actions is None else self.actions.in_effect())
+        news = self.log.since(asked, [] if self.actions is None else self.actions.in_effect())
+        return news._replace(process=self._process)
 
-    async def done(self, member: str, digest: str, asked: OutcomeAsk) -> int | None:
+    async def done(self, member: str, process: str, digest: str, asked: OutcomeAsk) -> int | None:
         """Carry out the orders of another member, and return the outcome of one of them; None if it has failed."""
-        if not await self.caught_up(member, digest):
+        if not await self.caught_up(member, process, digest):
             return None
         return self._counts.get((asked.process, asked.number))
 

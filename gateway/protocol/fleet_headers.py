@@ -26,7 +26,8 @@ FLEET: Final = "Gateway-Fleet"
 PROBE: Final = "OPTIONS"
 """The method of the requests by which members learn of each other's state."""
 NOT_LISTED: Final = 410
-"""The status of all answers to a process that has left the receiver's list of members."""
+"""The status of all answers to a process that has left the receiver's list of members, and of answers to one that is
+not in the list and knows orders that the receiver cannot fetch."""
 _SENT: Final = re.compile(r"(\S{1,63}) ([0-9a-f]{16}) ([0-9a-f]{16}) ([0-9a-f]{16}) (\d{1,20}) (\d{1,20})")
 _ANSWERED: Final = re.compile(
     r"(\S{1,63}) ([0-9a-f]{16}) ([0-9a-f]{16}) ([0-9a-f]{16}) (serving|leaving) ([0-9a-f]{16})"

@@ -112,6 +112,8 @@ class OrderNews(NamedTuple):
     orders: list[Order]
     in_effect: list[InEffect] | None
     """All revocations in effect, if the asking member is new or has missed orders; otherwise None."""
+    process: str = ""
+    """The name of the process that answers."""
 
     def rendered(self, now: float) -> bytes:
         """Return the text of the answer.  Times become ages, because the members' clocks differ."""
@@ -120,6 +122,7 @@ class OrderNews(NamedTuple):
                 "known": {process: (number, now - at) for process, (number, at) in self.known.items()},
                 "orders": [order._replace(at=now - order.at) for order in self.orders],
                 "in_effect": self.in_effect,
+                "process": self.process,
             },
             separators=(",", ":"),
         ).encode()
@@ -136,6 +139,7 @@ class OrderNews(NamedTuple):
                 known,
                 [order._replace(at=now - order.at) for order in orders],
                 None if in_effect is None else [InEffect(*words) for words in in_effect],
+                str(value["process"]),
             )
         except (TypeError, KeyError, AttributeError) as error:
             raise ValueError(str(error)) from None

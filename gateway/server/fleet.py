@@ -22,7 +22,7 @@ from gateway.engine.fleet_writes import SeenWrites
 from gateway.engine.route import Route
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.fleet_headers import FLEET, NOT_LISTED, PROBE, MemberField
-from gateway.protocol.fleet_orders import FLEET_ORDERS, OutcomeAsk, Since
+from gateway.protocol.fleet_orders import FLEET_ORDERS, NO_ORDERS, OutcomeAsk, Since
 from gateway.protocol.sharing import Group
 from gateway.server.authorising import Authoriser
 from gateway.server.context import RequestContext
@@ -34,7 +34,8 @@ from gateway.server.request_admission import Admission
 _FURTHER: Final = 1_024
 """The most connections of each member in addition to one for each followed stream."""
 _REFUSED: Final = b"Only members of the fleet are answered here\n"
-_LEFT: Final = b"The asking member has left this member's list\n"
+_LEFT: Final = b"The asking process has left this member's list\n"
+_UNLISTED: Final = b"the asking member is not in its list\n"
 _DIFFERS: Final = b"The configurations of the two members differ\n"
 _BEHIND: Final = b"This member cannot fetch the purges that the other one knows\n"
 _NOT_DONE: Final = b"it cannot carry it out\n"
@@ -66,28 +67,48 @@ class FleetHandler(HopHandler):
             return self._refuse(context, 403, CIMultiDict(), _REFUSED)
         if fleet.has_left(sender):
             request.keeps_alive = False
-            return self._refuse(context, NOT_LISTED, CIMultiDict(), _LEFT)
+            return self._refuse_left(context)
         answer = fleet.answer(is_leaving=self._engine.drain.is_set).rendered()
         if request.method == PROBE:
             context.outcome = Outcome.HIT
-            fleet.met(sender.name, sender.instance)
+            fleet.probed(sender)
             if (asked := request.headers.get(FLEET_ORDERS)) is not None:
                 return self._about_orders(context, sender, asked)
+            if self._has_other_orders(sender):
+                return self._refuse(context, NOT_LISTED, CIMultiDict({FLEET: answer}), _UNLISTED)
             fleet.told(sender.name, is_leaving=self._engine.drain.is_set)
             fleet.orders.notice(sender.name, sender.orders)
             return context.delivery.text(204, CIMultiDict({FLEET: answer}), b"")
         if sender.config != fleet.field.config:
             return self._refuse(context, 421, CIMultiDict({FLEET: answer}), _DIFFERS)
+        if self._has_other_orders(sender):
+            return self._refuse(context, NOT_LISTED, CIMultiDict({FLEET: answer}), _UNLISTED)
         if fleet.orders.is_behind(sender.name, sender.orders):
             return self._after_orders(context, sender)
         return super()._begin(context, undecided)
 
+    def _has_other_orders(self, sender: MemberField) -> bool:
+        """Return whether a gateway that is not in the list may know orders that this member does not know.  This member
+        cannot fetch them."""
+        fleet = self._fleet
+        return fleet.orders.is_behind(sender.name, sender.orders) and not fleet.is_listed(sender.name)
+
     async def _after_orders(self, context: RequestContext, sender: MemberField) -> Answered | None:
         """Answer the request of a member that knows purges which this member may not have carried out yet."""
-        if not await self._fleet.orders.caught_up(sender.name, sender.orders):
+        fleet = self._fleet
+        has_caught_up = await fleet.orders.caught_up(sender.name, sender.instance, sender.orders)
+        if fleet.has_left(sender):
+            return self._refuse_left(context)
+        if not has_caught_up:
             return self._refuse(context, 421, CIMultiDict(), _BEHIND)
         found = super()._begin(context)
         return found if found is None or isinstance(found, Answered) else await found
+
+    def _refuse_left(self, context: RequestContext) -> Answered:
+        """Refuse a process that has left the list.  It learns which process refuses it, because it may have removed
+        this one, too.  But it does not learn which orders there are, because it cannot fetch them."""
+        answer = self._fleet.answer(is_leaving=self._engine.drain.is_set)._replace(orders=NO_ORDERS)
+        return self._refuse(context, NOT_LISTED, CIMultiDict({FLEET: answer.rendered()}), _LEFT)
 
     def _about_orders(self, context: RequestContext, sender: MemberField, asked: str) -> Answered | Work:
         """Answer a request for orders, or for the outcome of an order."""
@@ -99,10 +120,12 @@ class FleetHandler(HopHandler):
             done = OutcomeAsk.parse(asked)
         except ValueError:
             return self._refuse(context, 400, CIMultiDict(), _MALFORMED)
+        if self._has_other_orders(sender):
+            return self._refuse(context, NOT_LISTED, CIMultiDict(), _UNLISTED)
         return self._outcome(context, sender, done)
 
     async def _outcome(self, context: RequestContext, sender: MemberField, done: OutcomeAsk) -> Answered:
-        count = await self._fleet.orders.done(sender.name, sender.orders, done)
+        count = await self._fleet.orders.done(sender.name, sender.instance, sender.orders, done)
         if count is None:
             return self._refuse(context, 503, CIMultiDict(), _NOT_DONE)
         return context.delivery.text(200, CIMultiDict(), b"%d" % count)

@@ -240,6 +240,8 @@ class MemberClient(HopClient):
         exchanges have ended."""
         for endpoint in self._dialer.use_names(_names(urls)):
             self._exchanges.retire_host(endpoint)
+        # This also forgets the hosts that are not in use.
+        self._exchanges.share_among(len(urls), 1)
 
 
 def _names(urls: Mapping[str, str]) -> dict[Endpoint, str]:

@@ -9,6 +9,7 @@ import pytest
 
 from gateway.engine.fleet import Member
 from gateway.origin.requests import Kind
+from gateway.protocol.fleet_headers import MemberField
 from gateway.protocol.fleet_orders import OrderLog
 from tests.fleet.site import NAMES, Site
 from tests.fleet.test_members import STEP_S, Verifier
@@ -72,7 +73,7 @@ async def test_readers_go_on_without_a_member_that_leaves_the_list(site: Site) -
         await eventually(lambda: {reader.body for reader in readers} == {"0 1 "})
         # Member b has the whole list.  It is not answered, and asks the origin itself.
         await eventually(lambda: not site.reached("b"))
-        assert {one.why_not for one in site.fleet("b").members.values()} == {"this member has left its list"}
+        assert {one.why_not for one in site.fleet("b").members.values()} == {"this member is not in its list"}
         await eventually(lambda: open_connections(site, "b") == 0, state=lambda: open_connections(site, "b"))
         await eventually(lambda: site.counters.parked == 2)
         assert (await site.members["b"].post(path, b"2 ")).status == 204
@@ -131,7 +132,7 @@ async def test_answers_under_way_are_completed_after_a_change_of_the_list(site: 
     before = member(site, gone, at)
     async with time_passing(site.clock, STEP_S):
         await site.list_members(*[name for name in NAMES if name != gone], at=(at,))
-        await eventually(lambda: before.why_not == "this member has left its list")
+        await eventually(lambda: before.why_not == "this member is not in its list")
         assert not reading.done()
         gate.release()
         assert (await reading).body == body
@@ -264,6 +265,14 @@ async def test_a_member_with_the_name_of_one_that_has_left_is_another_one(site: 
     assert site.reached("a") == {"c"}
 
 
+async def test_members_that_have_removed_each_other_join_again(site: Site) -> None:
+    async with time_passing(site.clock, STEP_S):
+        await site.list_members("b", "c", at=("b",))
+        await site.list_members("a", "c", at=("a",))
+        await site.list_members(*NAMES, at=("a", "b"))
+        await eventually(site.have_joined)
+
+
 async def test_each_member_that_comes_or_goes_has_one_line(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     caplog.clear()
     await site.list_members("a", "b", at=("a",))
@@ -273,3 +282,84 @@ async def test_each_member_that_comes_or_goes_has_one_line(site: Site, caplog: p
         f"member c at {where} has left the list",
         f"member c at {where} has come into the list",
     ]
+
+
+@pytest.mark.parametrize("reloads", [1, 2])
+async def test_the_purge_of_a_process_that_was_replaced_is_not_undone(apart: Site, reloads: int) -> None:
+    await apart.start_all(**FRESH)
+    path = apart.path_of("a")
+    await warmed(apart, path)
+    await apart.stop("c")
+    before, apart.urls["b"] = apart.members.pop("b"), apart.urls["c"]
+    apart.listed = ("a", "b")
+    await apart.start("b", **FRESH)
+    apart.members["earlier b"] = before
+    async with time_passing(apart.clock, STEP_S):
+        if reloads == 2:
+            await apart.list_members("a", at=("a",))
+        await apart.list_members("a", "b", at=("a",))
+        await eventually(lambda: apart.fleet("a").has_left(sender(apart, "earlier b")))
+        await eventually(lambda: apart.reached("a") == {"b"} and apart.reached("b") == {"a"})
+        answer = await order(apart, "earlier b", "purge", {"stream": path})
+        assert {one["affected"] for one in answer["members"]} == {None}
+        assert await bodies(apart, path, ("earlier b",)) == {b"new"}
+    assert not apart.fleet("a").has_left(sender(apart, "b"))
+
+
+def sender(site: Site, name: str) -> MemberField:
+    """What a member says of itself in its requests."""
+    return site.fleet(name).field
+
+
+async def test_a_gateway_that_is_not_listed_and_has_orders_of_its_own_is_refused_without_warnings(
+    apart: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    apart.listed = ("a", "b")
+    for name in "ab":
+        await apart.start(name, **FRESH)
+    await apart.until_joined()
+    await order(apart, "a", "purge", {"stream": "/before"})
+    apart.listed = NAMES
+    await apart.start("c", **FRESH)
+    async with time_passing(apart.clock, STEP_S):
+        await eventually(lambda: apart.reached("c") == {"a", "b"})
+        await order(apart, "c", "purge", {"stream": "/own"})
+        await eventually(lambda: not apart.reached("c"))
+        losses = [one.losses for one in apart.fleet("c").members.values()]
+        assert {one.why_not for one in apart.fleet("c").members.values()} == {"this member is not in its list"}
+        # The gateway learns of the purges of the others.
+        await order(apart, "a", "purge", {"stream": "/later"})
+        await eventually(lambda: "3 orders" in repr(apart.fleet("c").orders.log))
+        began = apart.clock.now()
+        await eventually(lambda: apart.clock.now() > began + 5)
+        assert [one.losses for one in apart.fleet("c").members.values()] == losses
+        assert "cannot be fetched" not in caplog.text
+        assert caplog.text.count("a gateway named c asks that is not in the list of members") == 2
+        await apart.list_members(*NAMES, at=("a", "b"))
+        await eventually(apart.have_joined)
+    assert len({apart.fleet(name).field.orders for name in NAMES}) == 1
+
+
+async def test_a_member_that_leaves_the_list_while_its_request_waits_for_orders_is_refused(
+    apart: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await apart.start_all(**FRESH)
+    path = apart.path_of("b")
+    await warmed(apart, path)
+    gate, waiting = asyncio.Event(), []
+
+    async def catch_up(*asked: str) -> bool:
+        waiting.append(asked)
+        await gate.wait()
+        return True
+
+    monkeypatch.setattr(apart.fleet("b").orders, "caught_up", catch_up)
+    purging = asyncio.create_task(order(apart, "a", "purge", {"stream": path}))
+    await eventually(lambda: len(waiting) == 1)
+    reading = asyncio.create_task(bodies(apart, path, ("a",)))
+    await eventually(lambda: len(waiting) == 2)
+    await apart.list_members("b", "c", at=("b",))
+    gate.set()
+    async with time_passing(apart.clock, STEP_S):
+        assert await reading == {b"new"}
+        await purging

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Any
 
 import orjson
@@ -13,7 +14,7 @@ from gateway.commands.failure import CommandFailed
 from gateway.commands.purge import _purge
 from gateway.engine.fleet_orders import FleetOrders
 from gateway.origin.requests import Kind
-from gateway.protocol.fleet_orders import OrderLog
+from gateway.protocol.fleet_orders import NO_ORDERS, InEffect, Order, OrderLog, Since
 from tests.fleet.site import NAMES, Site
 from tests.waiting import eventually, time_passing
 
@@ -121,9 +122,9 @@ class Asked:
         self.by: list[str] = []
         caught_up = orders.caught_up
 
-        async def counted(member: str, digest: str) -> bool:
+        async def counted(member: str, process: str, digest: str) -> bool:
             self.by.append(member)
-            return await caught_up(member, digest)
+            return await caught_up(member, process, digest)
 
         monkeypatch.setattr(orders, "caught_up", counted)
 
@@ -136,7 +137,7 @@ class Held:
         self.waiting = 0
         fetched = orders._fetched
 
-        async def held(member: str) -> bool:
+        async def held(member: str) -> str:
             self.waiting += 1
             await self._gate.wait()
             return await fetched(member)
@@ -313,10 +314,53 @@ async def test_a_member_whose_orders_cannot_be_fetched_is_not_caught_up_with(ans
     link = Link()
     link.answers = [answer, answer]
     orders = FleetOrders("p", lambda: 0.0, link.ask, lambda: ["b"], lambda digest: None)
-    assert not await orders.caught_up("b", "1" * 16)
+    assert not await orders.caught_up("b", "q", "1" * 16)
     assert orders.is_behind("b", "1" * 16)
     orders.notice("b", "1" * 16)
     await orders.settled()
+    await orders.close()
+
+
+class NoActions:
+    """Does nothing for an order."""
+
+    async def carry_out(self, order: Order, age_s: float) -> int | None:
+        return 0
+
+    async def start_again(self) -> None:
+        """Do nothing."""
+
+    def in_effect(self) -> list[InEffect]:
+        return []
+
+    def take_over(self, revocations: Iterable[InEffect]) -> None:
+        """Do nothing."""
+
+
+@pytest.mark.parametrize("answering", ["q", "r"])
+async def test_only_the_asking_process_itself_can_show_that_its_orders_are_carried_out(answering: str) -> None:
+    link = Link()
+    orders = FleetOrders("p", lambda: 0.0, link.ask, lambda: ["b"], lambda digest: None)
+    orders.actions = NoActions()
+    theirs = OrderLog()
+    theirs.add("q", "purge", "{}", 0.0)
+    asked = theirs.digest
+    # Its next order comes before its answer.
+    theirs.add("q", "purge", "{}", 0.0)
+    news = theirs if answering == "q" else OrderLog()
+    link.answers = [(200, news.since(Since({}, is_new=False), [])._replace(process=answering).rendered(0.0))]
+    assert await orders.caught_up("b", "q", asked) == (answering == "q")
+    await orders.close()
+
+
+async def test_a_member_without_orders_knows_none_that_others_do_not() -> None:
+    orders = FleetOrders("p", lambda: 0.0, Link().ask, tuple, lambda digest: None)
+
+    async def act() -> None:
+        """Do nothing."""
+
+    await orders.give("purge", "{}", act)
+    assert not orders.is_behind("b", NO_ORDERS)
     await orders.close()
 
 

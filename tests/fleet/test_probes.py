@@ -7,6 +7,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, cast
 
+import pytest
 from multidict import CIMultiDict
 
 from gateway.aio.clock import ManualClock
@@ -242,7 +243,7 @@ async def test_a_member_that_drains_does_not_wait_for_one_that_leaves_the_list()
     assert draining.done()
 
 
-def test_the_processes_that_have_left_the_list_are_remembered_within_a_bound() -> None:
+def test_the_processes_that_have_left_the_list_are_remembered_within_a_bound(caplog: pytest.LogCaptureFixture) -> None:
     fleet = Probes().fleet
     names = [f"m{number}" for number in range(1_030)]
 
@@ -253,11 +254,67 @@ def test_the_processes_that_have_left_the_list_are_remembered_within_a_bound() -
         fleet.replace_members(listed("a", name))
         fleet.met(name, sender(name).instance)
         assert not fleet.has_left(sender(name))
+        fleet.probed(sender(f"unlisted {name}"))
     fleet.replace_members(listed("a"))
     assert [name for name in names if not fleet.has_left(sender(name))] == names[:6]
     assert not fleet.has_left(sender(names[-1], "2")), "another process of that name"
-    fleet.replace_members(listed("a", names[-1]))
-    assert not fleet.has_left(sender(names[-1]))
+    lines = [record for record in caplog.records if "asks that is not in the list" in record.message]
+    assert len(lines) == len(names)
+    fleet.probed(sender(f"unlisted {names[-1]}"))
+    fleet.probed(sender(f"unlisted {names[0]}"))
+    assert len([record for record in caplog.records if "asks that is not in the list" in record.message]) == 1_031
+
+
+def test_a_process_that_has_left_is_answered_again_once_its_url_is_listed_and_it_answers_there() -> None:
+    probes = Probes()
+    fleet = probes.fleet
+
+    def left() -> list[str]:
+        return [process for process in "012" if fleet.has_left(MemberField("b", process * 16, fleet.field.config))]
+
+    probes.answer()
+    fleet.replace_members(listed("a"))
+    assert left() == ["0"]
+    fleet.replace_members(listed("a", "b"))
+    assert left() == ["0"]
+    next(iter(fleet.members.values())).probe()
+    probes.answer(process="1")
+    assert left() == ["0"]
+    probes.answer(process="0")
+    assert left() == ["1"]
+
+
+def test_a_process_that_was_replaced_is_answered_no_more() -> None:
+    probes = Probes()
+    fleet = probes.fleet
+
+    def field(process: str) -> MemberField:
+        return MemberField("b", process * 16, fleet.field.config)
+
+    probes.answer()
+    # The next process asks before it answers, from another URL, to which the list has not changed yet.
+    fleet.probed(field("1"))
+    assert not fleet.has_left(field("0"))
+    fleet.replace_members([*listed("a"), MemberConfig(name="b", url="http://elsewhere:1")])
+    next(iter(fleet.members.values())).probe()
+    fleet.probed(field("0"))
+    fleet.probed(field("1"))
+    assert not fleet.has_left(field("0"))
+    probes.answer(process="1", is_leaving=True)
+    assert not fleet.has_left(field("0"))
+    probes.answer(process="1")
+    assert (fleet.has_left(field("0")), fleet.has_left(field("1"))) == (True, False)
+
+
+def test_the_answers_of_a_member_that_is_late_are_cut_when_it_leaves_the_list() -> None:
+    for is_late in (False, True):
+        probes = Probes()
+        probes.answer()
+        if is_late:
+            probes.fail(UpstreamTimeout())
+        probes.cuts = 0
+        probes.fleet.replace_members(listed("a"))
+        assert probes.cuts == is_late
 
 
 def not_a_member() -> GatewayError:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import hmac
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
+from multidict import CIMultiDict
 
 from gateway.aio.tasks import Tasks
+from gateway.errors import UpstreamUnreachable
 from gateway.protocol.member_session import (
     ANOTHER_SECRET,
     ANOTHER_SERVER,
@@ -22,11 +25,13 @@ from gateway.protocol.member_session import (
     Session,
 )
 from gateway.server.member_connection import MOST_UNPROVED_OF_ADDRESS
+from gateway.upstream.client import MemberClient
 from gateway.upstream.connection_pool import UNBOUNDED, ConnectionPool
 from gateway.upstream.dialer import MOST_GREETINGS, MemberDialer
 from gateway.upstream.failures import ConnectTimedOut, NotConnected
 from gateway.upstream.incoming import Intake
-from gateway.upstream.origin_call import endpoint_of
+from gateway.upstream.origin_call import Bounds, OriginCall, endpoint_of
+from gateway.upstream.slots import Lane
 from tests.fleet.site import Site
 from tests.ports import kept_port
 from tests.waiting import eventually, time_passing
@@ -260,6 +265,22 @@ async def test_a_member_that_has_left_the_list_is_not_connected_to() -> None:
     server.close()
     pool.close()
     await tasks.close()
+
+
+async def test_the_slots_of_a_member_that_has_left_the_list_are_forgotten() -> None:
+    url = "http://127.0.0.77:9"
+    client = MemberClient(A, {"b": url})
+
+    def lanes() -> int:
+        return sum(isinstance(one, Lane) and one.endpoint == endpoint_of(url) for one in gc.get_objects())
+
+    with pytest.raises(UpstreamUnreachable):
+        await client.send(OriginCall("OPTIONS", f"{url}/", CIMultiDict(), Bounds(1.0, 1.0, 1.0, 1.0)))
+    assert lanes() > 0
+    client.use_members({})
+    gc.collect()
+    assert lanes() == 0
+    await client.close()
 
 
 async def test_a_member_proves_itself_before_its_first_request_and_makes_few_connections_at_once() -> None:
