@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from ipaddress import ip_address
+from ipaddress import IPv6Address, ip_address
 from typing import Annotated, Any, Final, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 
-from gateway.config.addresses import Address, parse_address
+from gateway.config.addresses import EVERY, Address, parse_address
 from gateway.config.listener import ListenerConfig
 from gateway.config.model import MisfitError, Model
 from gateway.config.values import OriginUrl
@@ -39,9 +39,28 @@ def _ip_place(text: str) -> Address | None:
     return None
 
 
+def _own_name(text: str) -> str:
+    with suppress(ValueError):
+        return str(ip_address(text))
+    return _member_name(text)
+
+
+def _usable_place(text: str, port: int) -> Address | None:
+    """Return the address of a member from IP or IP:PORT; None if no other member could connect to it at this port."""
+    with suppress(ValueError):
+        # The brackets are those of an address with a port.
+        text = str(Address(str(ip_address(text)), port))
+    place = _ip_place(text)
+    if place is None or place.port != port:
+        return None
+    address = ip_address(place.host)
+    is_scoped = isinstance(address, IPv6Address) and address.scope_id is not None
+    return None if address.is_unspecified or address.is_multicast or is_scoped else place
+
+
 def _dns_place(text: str) -> str:
     if text:
-        expected = f"expected NAME:PORT such as gateway-headless.default.svc:4439, got {text!r}"
+        expected = f"expected NAME:PORT such as gateway-headless:4439, got {text!r}"
         host, _, port = text.rpartition(":")
         try:
             place = parse_address(f"{host.removesuffix('.')}:{port}")
@@ -96,10 +115,10 @@ class FleetListenerConfig(ListenerConfig):
 class FleetConfig(Model):
     """The members of the fleet, and this gateway's part in it.  Without members there is no fleet."""
 
-    name: Annotated[str, AfterValidator(_member_name)] = Field(
+    name: Annotated[str, AfterValidator(_own_name)] = Field(
         default="",
-        description="Name of this gateway among fleet.members. Empty: no fleet, unless fleet.members_dns is set; then "
-        "its address, HOST:PORT, by default that of fleet.listen.",
+        description="Name of this gateway among fleet.members. Empty: no fleet, unless fleet.members_dns is set. With "
+        "fleet.members_dns: this gateway's IP address, with or without the port; by default that of fleet.listen.",
     )
     listen: Annotated[str, AfterValidator(_fleet_address)] = Field(
         default="", description="HOST:PORT at which only the other members are answered. Clients need no access to it."
@@ -132,6 +151,11 @@ class FleetConfig(Model):
         """The name and the port of `members_dns`."""
         host, _, port = self.members_dns.rpartition(":")
         return Address(host, int(port))
+
+    @property
+    def own_place(self) -> Address | None:
+        """The address in `name`, with the port of `members_dns`; None without a name."""
+        return _usable_place(self.name, self.dns_name.port)
 
     @property
     def listener(self) -> FleetListenerConfig | None:
@@ -177,14 +201,15 @@ class FleetConfig(Model):
         self._has_listener_and_secret()
         host, port = parse_address(self.listen).host, self.dns_name.port
         if self.name:
-            place = _ip_place(self.name)
-            if place is None or place.port != port:
+            if self.own_place is None:
                 raise MisfitError(
-                    f"with fleet.members_dns, it is this gateway's IP address with the port {port}, got {self.name!r}",
+                    "with fleet.members_dns, it is this gateway's IP address, as other members reach it, alone or with "
+                    f"the port {port}, got {self.name!r}",
                     "name",
                 )
-        elif host and _ip_place(f"[{host}]:1" if ":" in host else f"{host}:1") is None:
+        elif host not in ("", *EVERY[""]) and _usable_place(host, port) is None:
             raise MisfitError(
-                f"is needed, because fleet.listen is at no IP address: this gateway's IP address with the port {port}",
+                "is needed, because fleet.listen is at no IP address that other members reach: this gateway's IP "
+                "address",
                 "name",
             )

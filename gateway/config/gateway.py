@@ -135,7 +135,8 @@ class GatewayConfig(Model):
     @model_validator(mode="after")
     def _fleet_has_one_process(self) -> Self:
         if self.fleet.is_on and self.server.workers != 1:
-            raise MisfitError("needs server.workers = 1: a member of a fleet is one process for now", "fleet", "name")
+            field = "name" if self.fleet.name else "members_dns"
+            raise MisfitError("needs server.workers = 1: a member of a fleet is one process for now", "fleet", field)
         return self
 
     @property

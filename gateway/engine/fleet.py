@@ -109,6 +109,8 @@ class Member:
         """Whether the latest probe was not answered in time."""
         self._is_leaving = False
         """Whether the member was leaving at its latest answer."""
+        self.answers = False
+        """Whether the member has answered the latest probe, and is not leaving."""
         self._instance = ""
         """The process that has given the latest answer."""
         self._is_doubted = False
@@ -233,6 +235,7 @@ class Member:
         if reply.status == NOT_LISTED:
             # The answers that the member has begun before go on.
             self._is_late = self._is_doubted = False
+            self.answers = True
             self.judge(_NOT_IN_ITS_LIST)
             if answer is not None:
                 self._fleet.orders.notice(self.name, answer.orders)
@@ -257,6 +260,7 @@ class Member:
             self._fleet.on_silent(self._index)
         self._instance = instance
         self._is_late, self._is_leaving = False, answer is not None and answer.is_leaving
+        self.answers = answer is not None and not answer.is_leaving
         if self._is_doubted:
             self._is_doubted, now = False, self._fleet.clock.now()
             if now >= self._vouched_at + _STEADY_S:
@@ -270,6 +274,7 @@ class Member:
             self._pending = None
             self.probe()
             return
+        self.answers = False
         cause = error.__cause__
         if isinstance(cause, NotAMember):
             self.judge(str(cause), differs=cause.differs)

@@ -10,6 +10,7 @@ from random import Random
 from typing import NamedTuple
 
 from gateway.aio.clock import Clock
+from gateway.config.addresses import Address, parse_address
 from gateway.config.fleet import FleetConfig
 from gateway.config.gateway import GatewayConfig
 from gateway.engine.fleet import Fleet, FleetUpstream
@@ -51,7 +52,11 @@ def make_fleet(config: FleetConfig, clock: Clock, rng: Random) -> Fleet:
     own = own_address(config)
     alone = config.model_copy(update={"name": str(own), "members": (member_at(own),)})
     fleet = Fleet(alone, clock, rng)
-    fleet.by_dns = MembersByDns(config.dns_name.host, own, address_records, fleet.replace_members, clock)
+
+    def answering() -> list[Address]:
+        return [parse_address(one.name) for one in fleet.members.values() if one.answers]
+
+    fleet.by_dns = MembersByDns(config.dns_name.host, own, address_records, answering, fleet.replace_members, clock)
     return fleet
 
 

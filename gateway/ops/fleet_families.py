@@ -7,13 +7,19 @@ from collections.abc import Iterator, Sequence
 from prometheus_client.metrics_core import Metric
 
 from gateway.engine.fleet import Member
+from gateway.engine.fleet_dns import MembersByDns
 from gateway.ops.families import counter, gauge
 
 _LABELS = ("member",)
 
 
-def fleet_families(members: Sequence[Member], missed_orders: int | None) -> Iterator[Metric]:
-    """Return the state of each other member, as this gateway sees it.  `missed_orders` is None without a fleet."""
+def fleet_families(
+    members: Sequence[Member], missed_orders: int | None, by_dns: MembersByDns | None
+) -> Iterator[Metric]:
+    """Return the state of each other member, as this gateway sees it, and of the look-ups in DNS.
+
+    `missed_orders` is None without a fleet, and `by_dns` without `fleet.members_dns`.
+    """
     yield gauge(
         "durable_gateway_fleet_member_reached",
         "Whether this gateway asks the other member for streams: 1, or 0 if the member cannot be reached, is leaving, "
@@ -46,4 +52,18 @@ def fleet_families(members: Sequence[Member], missed_orders: int | None) -> Iter
         "revocations were made than the other members remember. Excludes the start, when memory is empty.",
         (),
         [] if missed_orders is None else [((), missed_orders)],
+    )
+    yield gauge(
+        "durable_gateway_fleet_dns_answered",
+        "Whether the latest look-up of fleet.members_dns has found addresses: 1, or 0 if it has failed, or none has "
+        "ended yet. Excludes look-ups under way.",
+        (),
+        [] if by_dns is None else [((), float(by_dns.has_answer))],
+    )
+    yield gauge(
+        "durable_gateway_fleet_dns_addresses",
+        "Addresses that the latest successful look-up of fleet.members_dns has found, with or without this gateway's. "
+        "Excludes members that answer but are missing there.",
+        (),
+        [] if by_dns is None else [((), float(by_dns.found))],
     )

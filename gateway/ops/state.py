@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from gateway.engine.core import Engine
 from gateway.engine.fleet import Member
+from gateway.engine.fleet_dns import MembersByDns
 from gateway.tape.costs import RouteUsage
 from gateway.upstream.connection_pool import Connections
 from gateway.upstream.failures import Refusal
@@ -58,6 +59,8 @@ class State:
     origins: tuple[OriginState, ...] = ()
     members: tuple[Member, ...] = ()
     """The other members of the fleet."""
+    by_dns: MembersByDns | None = None
+    """The look-ups of the members in DNS; None if there are none."""
     missed_orders: int | None = None
     """How often this member has missed purges or revocations; None without a fleet."""
 
@@ -90,6 +93,7 @@ def look_at(
         background_tasks=len(engine.tasks),
         origins=engine.origins.snapshot(),
         members=() if engine.fleet is None else tuple(engine.fleet.members.values()),
+        by_dns=None if engine.fleet is None else engine.fleet.by_dns,
         missed_orders=None if engine.fleet is None else engine.fleet.orders.missed,
     )
 

@@ -14,6 +14,8 @@ import dns.exception
 import dns.resolver
 
 _MARGIN_S: Final = 1.0
+_SERVER_S: Final = 0.5
+"""The most seconds for an answer of one server.  Then the next server is asked, or the same one again."""
 _TOO_LATE: Final = "no DNS server has answered in time"
 
 
@@ -32,7 +34,9 @@ async def address_records(name: str, *, is_v6: bool, within_s: float) -> Address
     """
     try:
         async with asyncio.timeout(within_s + _MARGIN_S):
-            resolver = dns.asyncresolver.get_default_resolver()
+            # A resolver reads /etc/resolv.conf when it is made, and the system's servers may change.
+            resolver = dns.asyncresolver.Resolver()
+            resolver.timeout = _SERVER_S
             answer = await resolver.resolve(name, "AAAA" if is_v6 else "A", search=True, lifetime=within_s)
             return AddressRecords(
                 tuple(str(record.address) for record in answer), float(answer.chaining_result.minimum_ttl)

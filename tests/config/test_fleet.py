@@ -80,19 +80,28 @@ def test_members_by_dns_need_no_name_and_no_list(tmp_path: Path) -> None:
         == fleet
     )
     assert _load(tmp_path, {**BY_DNS, "name": '"10.0.0.1:4439"', "members_dns": '"gateway.svc.:4439"'})
+    for name in ("10.0.0.1", "fd00::1", "[fd00::1]:4439"):
+        assert _load(tmp_path, {**BY_DNS, "name": f'"{name}"'})
 
 
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
         ({"members": RIGHT["members"]}, "fleet.members_dns: cannot be set together with fleet.members"),
-        ({"members_dns": '"gateway"'}, "fleet.members_dns: expected NAME:PORT such as gateway-headless."),
+        ({"members_dns": '"gateway"'}, "fleet.members_dns: expected NAME:PORT such as gateway-headless:4439"),
         ({"members_dns": '"gateway:0"'}, "fleet.members_dns: expected NAME:PORT"),
         ({"members_dns": '":4439"'}, "fleet.members_dns: expected NAME:PORT"),
         ({"members_dns": '"10.0.0.1:4439"'}, "fleet.members_dns: expected NAME:PORT"),
         ({"members_dns": '"[::1]:4439"'}, "fleet.members_dns: expected NAME:PORT"),
-        ({"name": '"a"'}, "fleet.name: with fleet.members_dns, it is this gateway's IP address with the port 4439"),
-        ({"name": '"10.0.0.1:1"'}, "fleet.name: with fleet.members_dns, it is this gateway's IP address with the port"),
+        ({"name": '"a"'}, "fleet.name: with fleet.members_dns, it is this gateway's IP address, as other"),
+        ({"name": '"10.0.0.1:1"'}, "fleet.name: with fleet.members_dns, it is this gateway's IP address"),
+        ({"name": '"0.0.0.0"'}, "fleet.name: with fleet.members_dns, it is this gateway's IP address"),
+        ({"name": '"[::]:4439"'}, "fleet.name: with fleet.members_dns, it is this gateway's IP address"),
+        ({"name": '"ff02::1"'}, "fleet.name: with fleet.members_dns, it is this gateway's IP address"),
+        ({"name": '"239.0.0.1:4439"'}, "fleet.name: with fleet.members_dns, it is this gateway's IP address"),
+        ({"name": '"fe80::1%eth0"'}, "fleet.name: with fleet.members_dns, it is this gateway's IP address"),
+        ({"name": '"[fe80::1%eth0]:4439"'}, "fleet.name: with fleet.members_dns, it is this gateway's IP address"),
+        ({"listen": '"[fe80::1%eth0]:4439"'}, "fleet.name: is needed, because fleet.listen is at no IP address"),
         ({"listen": '"gateway-0:4439"'}, "fleet.name: is needed, because fleet.listen is at no IP address"),
         ({"listen": '""'}, "fleet.listen: is needed: the address at which the other members reach this one"),
         ({"secret": '""'}, "fleet.secret: is needed: a secret that all members share"),
@@ -109,3 +118,5 @@ def test_each_mistake_in_members_by_dns_has_one_line(tmp_path: Path, changes: di
 def test_a_member_has_one_process(tmp_path: Path, workers: str) -> None:
     with pytest.raises(ConfigError, match=r"fleet\.name: needs server\.workers = 1"):
         _load(tmp_path, RIGHT, workers)
+    with pytest.raises(ConfigError, match=r"fleet\.members_dns: needs server\.workers = 1"):
+        _load(tmp_path, BY_DNS, workers)

@@ -19,6 +19,7 @@ import yaml
 
 from gateway.config.file import load_config
 from gateway.config.gateway import GatewayConfig
+from gateway.engine.fleet_dns import own_address
 from tests.deploy.dockerfile import assignments, read
 from tests.served import durable_gateway, served
 
@@ -101,7 +102,8 @@ def test_every_manifest_of_a_fleet_is_of_its_kinds_schema(release: str) -> None:
         kubernetes_validate.validate(document, release, strict=True)
 
 
-def test_pods_of_a_fleet_find_each_other_by_the_headless_service(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("pod_ip", "member"), [("10.1.2.3", "10.1.2.3:4439"), ("fd00::3", "[fd00::3]:4439")])
+def test_pods_of_a_fleet_find_each_other_by_the_headless_service(tmp_path: Path, pod_ip: str, member: str) -> None:
     service, policy = FLEET["service"], FLEET["networkpolicy"]["spec"]
     assert service["spec"]["clusterIP"] == "None"
     assert service["spec"]["publishNotReadyAddresses"]
@@ -109,7 +111,7 @@ def test_pods_of_a_fleet_find_each_other_by_the_headless_service(tmp_path: Path)
     (rule,) = policy["ingress"]
     assert rule["from"] == [{"podSelector": {"matchLabels": LABELS}}]
     assert rule["ports"] == [{"port": "fleet"}]
-    given = {"POD_IP": "10.1.2.3", "NODE_NAME": "durable-gateway-6d5f-abcde", "SECRET": "s" * 64}
+    given = {"POD_IP": pod_ip, "NODE_NAME": "durable-gateway-6d5f-abcde", "SECRET": "s" * 64}
     environ = environment()
     for one in MEMBER["env"]:
         value = one.get("value") or given[one["name"].rpartition("__")[2]]
@@ -120,7 +122,7 @@ def test_pods_of_a_fleet_find_each_other_by_the_headless_service(tmp_path: Path)
     config = load_config(file, environ=environ).config
     port = config.fleet.dns_name.port
     assert config.fleet.dns_name.host == service["metadata"]["name"]
-    assert config.fleet.name == f"10.1.2.3:{port}"
+    assert str(own_address(config.fleet)) == member
     assert config.server.node_name == given["NODE_NAME"]
     assert (
         [port] == [one["port"] for one in service["spec"]["ports"]] == [one["containerPort"] for one in MEMBER["ports"]]

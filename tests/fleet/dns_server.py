@@ -10,6 +10,7 @@ from typing import Final
 
 import dns.asyncresolver
 import dns.message
+import dns.name
 import dns.rcode
 import dns.rdatatype
 import dns.rrset
@@ -27,8 +28,13 @@ class DnsServer(asyncio.DatagramProtocol):
         self.addresses: list[str] = []
         self.ttl_s = 1
         self.fault = ""
+        self.lost = 0
+        """How many of the next requests get lost."""
+        self.nameservers = ["127.0.0.1"]
+        self.search: list[str] = []
         self.asked: list[str] = []
         """The record types of all requests."""
+        self.port = 0
         self._transport: asyncio.DatagramTransport
 
     def connection_made(self, transport: asyncio.DatagramTransport) -> None:  # type: ignore[override]
@@ -39,6 +45,9 @@ class DnsServer(asyncio.DatagramProtocol):
         (question,) = query.question
         self.asked.append(dns.rdatatype.to_text(question.rdtype))
         answer = dns.message.make_response(query)
+        if self.lost:
+            self.lost -= 1
+            return
         match self.fault:
             case "silent":
                 return
@@ -62,9 +71,15 @@ async def dns_server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[DnsServer
     """Serve on loopback, as the system's only DNS server."""
     loop = asyncio.get_running_loop()
     transport, server = await loop.create_datagram_endpoint(DnsServer, ("127.0.0.1", 0))
-    resolver = dns.asyncresolver.Resolver(configure=False)
-    resolver.nameservers, resolver.port = ["127.0.0.1"], transport.get_extra_info("sockname")[1]
-    monkeypatch.setattr(dns.asyncresolver, "default_resolver", resolver)
+    make, server.port = dns.asyncresolver.Resolver, transport.get_extra_info("sockname")[1]
+
+    def configured() -> dns.asyncresolver.Resolver:
+        resolver = make(configure=False)
+        resolver.nameservers, resolver.port = list(server.nameservers), server.port
+        resolver.search, resolver.ndots = [dns.name.from_text(one) for one in server.search], 5
+        return resolver
+
+    monkeypatch.setattr(dns.asyncresolver, "Resolver", configured)
     try:
         yield server
     finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
 from typing import Any, Final, cast
 
@@ -16,7 +16,7 @@ from gateway.config.errors import ConfigError
 from gateway.config.fleet import MOST_MEMBERS, FleetConfig, MemberConfig
 from gateway.config.gateway import GatewayConfig
 from gateway.engine import fleet_dns
-from gateway.engine.fleet_dns import MembersByDns, listed_members, own_address, source_address
+from gateway.engine.fleet_dns import MembersByDns, listed_members, own_address, places_at, problem_of, source_address
 from gateway.origin.app import RunningOrigin
 from gateway.upstream.dns_records import AddressRecords, address_records
 from tests.fleet.dns_server import NAME, DnsServer, dns_server
@@ -49,15 +49,27 @@ class DnsSite(Site):
         return super().config(name, parts, **{"node_name": "at-" + name.partition(":")[0], **more})
 
     async def lines(self, name: str) -> str:
-        """What `/readyz?verbose` says of the fleet."""
+        """The lines of `/readyz?verbose` about the fleet."""
         edge = self.members[name]
         answer = await edge.send_to(edge.gateway.admin_url, "GET", "/readyz?verbose", {"Host": "127.0.0.1"})
         return "".join(f"{line}\n" for line in answer.body.decode().splitlines() if "member" in line)
+
+    def others(self, name: str) -> set[str]:
+        """The other members in a member's list."""
+        return {one.name for one in self.fleet(name).members.values()}
 
     def by_dns(self, name: str) -> MembersByDns:
         found = self.fleet(name).by_dns
         assert found is not None
         return found
+
+    async def metrics(self, name: str) -> dict[str, float]:
+        """The metrics of the look-ups."""
+        edge = self.members[name]
+        answer = await edge.send_to(edge.gateway.admin_url, "GET", "/metrics", {"Host": "127.0.0.1"})
+        prefix = "durable_gateway_fleet_dns_"
+        lines = [line.removeprefix(prefix) for line in answer.body.decode().splitlines() if line.startswith(prefix)]
+        return {line.partition(" ")[0]: float(line.partition(" ")[2]) for line in lines}
 
     async def until_looked_up(self, name: str, count: int = 1) -> None:
         """Let time pass until the member has looked up the name so many times."""
@@ -108,13 +120,48 @@ async def test_members_come_and_go_with_the_addresses_of_the_name(site: DnsSite)
         assert (await site.members[c].post("/s", b"1 ")).status == 204
         await eventually(lambda: {reader.body for reader in readers} == {"0 1 "})
         site.dns.addresses = [HOSTS[0], HOSTS[2]]
-        await eventually(lambda: site.reached(a) == {c} and site.reached(c) == {a})
+        await site.kill(b)
+        await eventually(lambda: site.others(a) == {c} and site.others(c) == {a})
         assert (await site.members[a].post("/s", b"2 ")).status == 204
-        await eventually(lambda: {reader.body for reader in readers} == {"0 1 2 "})
+        await eventually(lambda: {reader.body for reader in (readers[0], readers[2])} == {"0 1 2 "})
     assert await site.lines(a) == f"[+] members at {NAME}: 2 addresses\n[+] member {c} at http://{c}\n"
-    assert not any(reader.is_over for reader in readers)
+    assert not any(reader.is_over for reader in (readers[0], readers[2]))
     for reader in readers:
         await reader.leave()
+
+
+async def test_a_member_that_answers_probes_stays_though_an_answer_of_dns_lacks_it(site: DnsSite) -> None:
+    a, b, c = site.names
+    site.dns.addresses = list(HOSTS)
+    for name in site.names:
+        await site.start(name)
+    await site.until_joined()
+    site.dns.addresses = [HOSTS[0]]
+    await site.until_looked_up(a, 2)
+    assert site.reached(a) == {b, c}
+    answer = await order(site, a, "revoke", PRINCIPAL)
+    assert {one["member"]: one["why_not"] for one in answer["members"]} == {b: "", c: ""}
+    assert revocations(site, b) == revocations(site, c) == [REVOKED]
+    await site.kill(c)
+    site.members[b].gateway.drain(600)
+    async with time_passing(site.clock, STEP_S):
+        await eventually(lambda: site.others(a) == set())
+    site.members[b].gateway.undo_drain()
+    site.dns.addresses = list(HOSTS[:2])
+    await site.until_looked_up(a)
+    await site.until_joined()
+
+
+async def test_a_member_whose_configuration_differs_stays_while_it_answers(site: DnsSite) -> None:
+    a, b, _ = site.names
+    site.dns.addresses = list(HOSTS[:2])
+    await site.start(a)
+    await site.start(b, trust_s=7.0)
+    async with time_passing(site.clock, STEP_S):
+        await eventually(lambda: "configuration of routes or origins differs" in repr(site.fleet(a)))
+    site.dns.addresses = [HOSTS[0]]
+    await site.until_looked_up(a, 2)
+    assert site.others(a) == {b}
 
 
 @pytest.mark.parametrize("fault", [*FAULTS, "empty", "absent"])
@@ -144,10 +191,12 @@ async def test_a_look_up_that_fails_keeps_the_members_and_has_one_line(
     assert (await site.lines(a)).startswith(
         f"[-] members at {NAME}: {why}; the present members stay\n[+] member {b} at "
     )
+    assert await site.metrics(a) == {"answered": 0.0, "addresses": 2.0}
     monkeypatch.setattr("tests.fleet.dns_server.NAME", NAME)
     site.dns.fault, site.dns.addresses = "", list(HOSTS[:2])
     await site.until_looked_up(a)
     assert (await site.lines(a)).startswith(f"[+] members at {NAME}: 2 addresses\n")
+    assert await site.metrics(a) == {"answered": 1.0, "addresses": 2.0}
     assert f"fleet.members_dns = {NAME}: the addresses are usable again" in caplog.text
 
 
@@ -158,6 +207,9 @@ async def test_a_gateway_that_starts_without_dns_serves_and_joins_later(
     site.dns.fault = "servfail"
     for name in (a, b):
         await site.start(name)
+    why = "no DNS server has given a valid answer; this gateway serves alone"
+    assert await site.lines(a) == f"[-] members at {NAME}: {why}\n"
+    assert (await site.metrics(a)) == {"answered": 0.0, "addresses": 0.0}
     await site.members[a].put("/s", b"x", Stream_Closed="true")
     assert (await site.members[b].get("/s?offset=-1")).body == b"x"
     await order(site, a, "revoke", PRINCIPAL)
@@ -166,6 +218,16 @@ async def test_a_gateway_that_starts_without_dns_serves_and_joins_later(
     async with time_passing(site.clock, STEP_S):
         await eventually(site.have_joined)
         await eventually(lambda: revocations(site, b) == [REVOKED])
+
+
+async def test_a_start_has_the_members_though_a_datagram_was_lost(site: DnsSite) -> None:
+    a, b, _ = site.names
+    site.dns.addresses = list(HOSTS[:2])
+    await site.start(a)
+    await order(site, a, "revoke", PRINCIPAL)
+    site.dns.lost = 1
+    await site.start(b)
+    assert (site.dns.lost, site.others(b), revocations(site, b)) == (0, {a}, [REVOKED])
 
 
 async def test_a_member_has_the_orders_before_the_others_have_its_address(site: DnsSite) -> None:
@@ -186,7 +248,7 @@ async def test_of_too_many_addresses_the_first_are_members(site: DnsSite, caplog
     async with time_passing(site.clock, STEP_S):
         await eventually(lambda: site.reached(a) == {b} and site.reached(b) == {a})
     assert len(site.fleet(a).members) == MOST_MEMBERS - 1
-    line = f"fleet.members_dns = {NAME}: there are too many addresses: only the first {MOST_MEMBERS} are members"
+    line = f"fleet.members_dns = {NAME}: there are too many addresses: only {MOST_MEMBERS} are members"
     await site.until_looked_up(a)
     assert [one.message for one in caplog.records].count(line) == 2, "once at each member"
 
@@ -202,14 +264,22 @@ async def test_a_reload_does_not_change_the_members(site: DnsSite) -> None:
     assert [one.name for one in site.fleet(a).members.values()] == [b]
 
 
-async def test_a_gateway_whose_address_is_not_among_the_addresses_says_so(site: DnsSite) -> None:
+async def test_a_gateway_whose_address_is_not_among_three_answers_in_a_row_says_so(site: DnsSite) -> None:
     a, b, _ = site.names
     site.dns.addresses = [HOSTS[1]]
     await site.start(b)
     await site.start(a)
-    assert (await site.lines(a)).startswith(f"[-] members at {NAME}: {a} is not among the addresses: fleet.name may")
-    await site.until_looked_up(a)
+    for _ in range(2):
+        assert (await site.lines(a)).startswith(f"[+] members at {NAME}: 1 address\n")
+        await site.until_looked_up(a)
+    line = f"[-] members at {NAME}: {a} is not among the addresses: fleet.name may"
+    assert (await site.lines(a)).startswith(line)
     assert [one.name for one in site.fleet(a).members.values()] == [b]
+    site.dns.addresses = list(HOSTS[:2])
+    await site.until_looked_up(a)
+    site.dns.addresses = [HOSTS[1]]
+    await site.until_looked_up(a)
+    assert not (await site.lines(a)).startswith(line)
 
 
 # -- the time of the next look-up
@@ -223,7 +293,9 @@ class LookUps:
         self.answers: list[AddressRecords | OSError] = []
         self.lists: list[list[str]] = []
         self.asked = 0
-        self.by_dns = MembersByDns(NAME, Address("10.0.0.1", 1), self.look_up, self.take, self.clock)
+        self.error: Exception | None = None
+        """The exception that taking a list raises."""
+        self.by_dns = MembersByDns(NAME, Address("10.0.0.1", 1), self.look_up, lambda: (), self.take, self.clock)
 
     async def look_up(self, name: str, *, is_v6: bool, within_s: float) -> AddressRecords:
         self.asked += 1
@@ -233,6 +305,8 @@ class LookUps:
         return answer
 
     def take(self, members: list[MemberConfig]) -> None:
+        if self.error is not None:
+            raise self.error
         self.lists.append([one.name for one in members])
 
     async def pause(self) -> float:
@@ -261,6 +335,29 @@ async def test_the_name_is_looked_up_again_when_its_records_expire_within_bounds
     assert (look_ups.by_dns.looked_up, look_ups.asked) == (3, 3)
 
 
+async def test_an_unexpected_exception_ends_neither_the_start_nor_the_look_ups(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    look_ups = LookUps()
+    look_ups.error = ValueError("no such member")
+    look_ups.answers = [AddressRecords(("10.0.0.2",), 60.0)] * 2
+    await look_ups.by_dns.start()
+    line = f"fleet.members_dns = {NAME}: the addresses could not be used (ValueError)"
+    assert (look_ups.by_dns.looked_up, look_ups.by_dns.has_answer) == (1, False)
+    look_ups.clock.advance(5.01)
+    await pass_turns()
+    assert (look_ups.asked, look_ups.by_dns.looked_up) == (2, 2)
+    assert [one.message for one in caplog.records if "ValueError" in one.message] == [
+        f"{line}; this gateway serves alone"
+    ]
+    look_ups.error = None
+    look_ups.answers.append(AddressRecords(("10.0.0.2",), 60.0))
+    look_ups.clock.advance(5.01)
+    await pass_turns()
+    assert look_ups.by_dns.has_answer
+    await look_ups.by_dns.close()
+
+
 @pytest.mark.parametrize("answers", [True, False])
 async def test_the_end_waits_a_moment_for_a_look_up_under_way(answers: bool) -> None:
     outcomes: list[str] = []
@@ -277,7 +374,7 @@ async def test_the_end_waits_a_moment_for_a_look_up_under_way(answers: bool) -> 
         return AddressRecords((), 1.0)
 
     clock = ManualClock()
-    by_dns = MembersByDns(NAME, Address("10.0.0.1", 1), look_up, lambda members: None, clock)
+    by_dns = MembersByDns(NAME, Address("10.0.0.1", 1), look_up, lambda: (), lambda members: None, clock)
     starting = asyncio.create_task(by_dns.start())
     await begun.wait()
     closing = asyncio.create_task(by_dns.close())
@@ -302,29 +399,67 @@ async def test_a_member_with_an_address_of_ipv6_asks_for_such_addresses(dns: Dns
     found = await address_records(f"{NAME}.", is_v6=True, within_s=5)
     assert (set(found.addresses), found.ttl_s) == ({"fd00::1", "fd00::2"}, 9.0)
     assert dns.asked == ["A", "AAAA"]
-    members, problem = listed_members(("fd00::2", "fd00::1"), Address("fd00::2", 1))
-    assert [(one.name, one.url) for one in members] == [
+    own, other = Address("fd00::2", 1), Address("fd00::1", 1)
+    places = places_at(("fd00:0::2", "fd00::1", "fd00::2"), 1)
+    assert places == [other, own]
+    assert [(one.name, one.url) for one in listed_members(places, own)] == [
         ("[fd00::2]:1", "http://[fd00::2]:1"),
         ("[fd00::1]:1", "http://[fd00::1]:1"),
     ]
-    assert problem == ""
+
+
+async def test_a_silent_server_costs_no_look_up_with_search_domains(dns: DnsServer) -> None:
+    dns.addresses, dns.search = ["10.0.0.1"], ["ns.svc.test", "svc.test", "cluster.test", "internal"]
+    dns.nameservers = ["127.0.0.2", "127.0.0.1"]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
+        silent.bind(("127.0.0.2", dns.port))
+        for name in (NAME, f"{NAME}."):
+            assert (await address_records(name, is_v6=False, within_s=5)).addresses == ("10.0.0.1",)
+
+
+async def test_each_look_up_uses_the_present_servers_of_the_system(dns: DnsServer) -> None:
+    dns.addresses, dns.nameservers = ["10.0.0.1"], ["127.0.0.2"]
+    with pytest.raises(OSError, match="no DNS server has"):
+        await address_records(NAME, is_v6=False, within_s=0.2)
+    dns.nameservers = ["127.0.0.1"]
+    assert (await address_records(NAME, is_v6=False, within_s=5)).addresses == ("10.0.0.1",)
 
 
 def test_all_members_use_the_same_of_too_many_addresses() -> None:
     addresses = [f"10.0.{high}.{low}" for high in range(2) for low in range(100, 0, -1)]
     first = [f"10.0.0.{low}:1" for low in range(1, MOST_MEMBERS + 1)]
     for own, given in ((Address("10.0.0.9", 1), addresses), (Address("10.0.0.10", 1), addresses[::-1] * 2)):
-        members, problem = listed_members(given, own)
+        members = listed_members(places_at(given, 1), own)
         assert members[0].name == str(own)
         assert sorted(one.name for one in members) == sorted(first)
-        assert problem == f"there are too many addresses: only the first {MOST_MEMBERS} are members"
     # This gateway has the others in its list, and they do not have this one.
-    members, _ = listed_members(addresses, Address("10.0.1.9", 1))
+    members = listed_members(places_at(addresses, 1), Address("10.0.1.9", 1))
     assert [one.name for one in members] == ["10.0.1.9:1", *first[:-1]]
 
 
+def test_addresses_push_out_no_member_that_answers() -> None:
+    own, forged = Address("10.0.9.1", 1), places_at((f"10.0.0.{low}" for low in range(1, 201)), 1)
+    answering = places_at((f"10.0.9.{low}" for low in range(2, MOST_MEMBERS + 1)), 1)
+    for present in (answering, answering[:10]):
+        names = [one.name for one in listed_members([*forged, own, answering[0]], own, present)]
+        assert names[: len(present) + 1] == [str(own), *map(str, present)]
+        assert (len(names), len(set(names))) == (MOST_MEMBERS, MOST_MEMBERS)
+    assert [one.name for one in listed_members([own], own, answering[:2])] == ["10.0.9.1:1", "10.0.9.2:1", "10.0.9.3:1"]
+
+
+def test_each_problem_of_an_answer_is_told() -> None:
+    own, many = Address("10.0.9.1", 1), places_at((f"10.0.0.{low}" for low in range(1, 201)), 1)
+    too_many = f"there are too many addresses: only {MOST_MEMBERS} are members"
+    assert problem_of(many[:1], own, (), answers_without_own=2) == ""
+    assert problem_of(many, own, (), answers_without_own=1) == too_many
+    alone = problem_of(many[:1], own, (), answers_without_own=3)
+    assert alone.startswith("10.0.9.1:1 is not among the addresses: fleet.name may")
+    assert problem_of(many, own, (), answers_without_own=3) == f"{alone}; {too_many}"
+    assert problem_of([*many[: MOST_MEMBERS - 1], own], own, many[:3], answers_without_own=0) == ""
+
+
 def part(**values: str) -> FleetConfig:
-    known = {"listen": "0.0.0.0:4439", "members_dns": f"{NAME}:4439", "secret": SECRET}
+    known = {"listen": ":4439", "members_dns": f"{NAME}:4439", "secret": SECRET}
     return FleetConfig(**cast("Any", {**known, **values}))
 
 
@@ -332,20 +467,29 @@ def test_the_own_address_is_the_name_or_that_of_the_listener_or_that_of_the_mach
     def source(kind: socket.AddressFamily) -> str:
         return "10.0.0.7" if kind == socket.AF_INET else "fd00::7"
 
-    def only_v4(kind: socket.AddressFamily) -> str:
-        if kind == socket.AF_INET6:
-            raise OSError
-        return "10.0.0.7"
+    def only(wanted: socket.AddressFamily) -> Callable[[socket.AddressFamily], str]:
+        def found(kind: socket.AddressFamily) -> str:
+            if kind != wanted:
+                raise OSError
+            return source(kind)
+
+        return found
 
     def nothing(kind: socket.AddressFamily) -> str:
         raise OSError
 
     assert str(own_address(part(name="10.0.0.9:4439"), nothing)) == "10.0.0.9:4439"
     assert str(own_address(part(name="[fd00:0::9]:4439"), nothing)) == "[fd00::9]:4439"
+    assert str(own_address(part(name="10.0.0.9"), nothing)) == "10.0.0.9:4439"
+    assert str(own_address(part(name="fd00:0::9"), nothing)) == "[fd00::9]:4439"
     assert str(own_address(part(listen="10.0.0.8:5000"), nothing)) == "10.0.0.8:4439"
-    assert str(own_address(part(), source)) == str(own_address(part(listen=":4439"), source)) == "10.0.0.7:4439"
+    assert str(own_address(part(listen="0.0.0.0:4439"), source)) == str(own_address(part(), source)) == "10.0.0.7:4439"
     assert str(own_address(part(listen="[::]:4439"), source)) == "[fd00::7]:4439"
-    assert str(own_address(part(listen="[::]:4439"), only_v4)) == "10.0.0.7:4439"
+    assert str(own_address(part(), only(socket.AF_INET6))) == "[fd00::7]:4439"
+    # A listener at [::] accepts no connections by IPv4, and one at 0.0.0.0 none by IPv6.
+    for listen, kind in (("[::]:4439", socket.AF_INET), ("0.0.0.0:4439", socket.AF_INET6)):
+        with pytest.raises(ConfigError, match=r"^fleet\.name: is needed: this machine has no address"):
+            own_address(part(listen=listen), only(kind))
     with pytest.raises(ConfigError, match=r"^fleet\.name: is needed: this machine has no address"):
         own_address(part(), nothing)
 

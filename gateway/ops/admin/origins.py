@@ -108,7 +108,7 @@ def member_lines(fleet: Fleet | None) -> str:
     """
     lines = []
     if fleet is not None and (by_dns := fleet.by_dns) is not None:
-        mark, outcome = ("-", by_dns.problem) if by_dns.problem else ("+", f"{by_dns.found} addresses")
+        mark, outcome = ("-", by_dns.problem) if by_dns.problem else ("+", by_dns.shown_found)
         lines.append(f"[{mark}] members at {by_dns.name}: {outcome}\n")
     for one in () if fleet is None else fleet.members.values():
         where = f"member {one.name} at {one.url}"

@@ -82,6 +82,8 @@ GAUGES: Final[Mapping[str, Merge]] = {
     f"{_P}origin_breaker_state": Merge.MOST,
     f"{_P}fleet_member_reached": Merge.LEAST,
     f"{_P}fleet_member_differs": Merge.MOST,
+    f"{_P}fleet_dns_answered": Merge.LEAST,
+    f"{_P}fleet_dns_addresses": Merge.LEAST,
     f"{_P}admin_connections": Merge.SUM,
     f"{_P}certificate_expiry_timestamp_seconds": Merge.LEAST,
     f"{_P}client_bytes": Merge.SUM,
