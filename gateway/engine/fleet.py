@@ -110,7 +110,7 @@ class Member:
         self._is_leaving = False
         """Whether the member was leaving at its latest answer."""
         self.answers = False
-        """Whether the member has answered the latest probe, and is not leaving."""
+        """Whether the member has answered the latest probe."""
         self._instance = ""
         """The process that has given the latest answer."""
         self._is_doubted = False
@@ -260,7 +260,7 @@ class Member:
             self._fleet.on_silent(self._index)
         self._instance = instance
         self._is_late, self._is_leaving = False, answer is not None and answer.is_leaving
-        self.answers = answer is not None and not answer.is_leaving
+        self.answers = answer is not None
         if self._is_doubted:
             self._is_doubted, now = False, self._fleet.clock.now()
             if now >= self._vouched_at + _STEADY_S:
@@ -446,9 +446,9 @@ class Fleet:
         self.orders.forget(member.name)
         self._told.discard(member.name)
         if not is_listed:
-            self._leave_earlier(member.name, "")
-            self._met.pop(member.name, None)
-            self._identified.pop(member.name, None)
+            met = self._met.pop(member.name, None)
+            for process in {self._identified.pop(member.name, None), met[0] if met is not None else None} - {None}:
+                _remember(self._left, (member.name, str(process)))
         _log.warning("member %s at %s has left the list", member.name, member.url)
 
     def has_left(self, sender: MemberField) -> bool:
@@ -462,18 +462,14 @@ class Fleet:
         return any(member.name == name for member in self.members.values())
 
     def identify(self, name: str, instance: str) -> None:
-        """Record which process answers at a member's URL in the list.  Any earlier process of this name was replaced,
-        and is answered no more."""
+        """Record which process answers at a member's URL in the list.  A process that has answered there before was
+        replaced, and is answered no more."""
         self._left.pop((name, instance), None)
-        self._leave_earlier(name, instance)
+        earlier = self._identified.get(name)
+        if earlier is not None and earlier != instance:
+            _remember(self._left, (name, earlier))
         self._identified[name] = instance
         self.met(name, instance)
-
-    def _leave_earlier(self, name: str, instance: str) -> None:
-        """Answer no known process of this name any more, except one."""
-        met = self._met.get(name)
-        for earlier in {self._identified.get(name), met[0] if met is not None else None} - {instance, None}:
-            _remember(self._left, (name, str(earlier)))
 
     def probed(self, sender: MemberField) -> None:
         """Record that a process has asked for this member's state.  The first time, a process that is not in the list

@@ -6,8 +6,8 @@ each member asks for addresses of the kind that its own address has.
 
 The name is looked up again when the records' time to live is over, within bounds.  A look-up that fails, or finds no
 address, changes nothing.  A member that is missing in an answer stays while it answers probes, and leaves the list at a
-later look-up, after it has ended.  So a DNS server that is away, or gives wrong answers for a while, costs the fleet no
-members that live.
+later look-up, when it can no longer be reached.  So a DNS server that is away, or gives wrong answers for a while,
+costs the fleet no member that answers.
 """
 
 from __future__ import annotations

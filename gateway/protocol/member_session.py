@@ -21,7 +21,7 @@ import re
 import secrets
 from typing import Final, NamedTuple
 
-VERSION: Final = 2
+VERSION: Final = 3
 """The version of everything that members send each other.  Raise it if a field between members or between workers
 (`gateway.protocol.worker_headers`) changes its form or meaning.  Members with different versions share nothing."""
 _MOST_GREETING_BYTES: Final = 256
