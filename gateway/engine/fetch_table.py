@@ -75,7 +75,7 @@ class FetchTable:
         self.inflow = bodies.inflow
         self._flights: Collapse[tuple[Stream, str], Flight] = Collapse()
         self._under_way: set[Fetch] = set()
-        recorder = ReplyRecorder(store, clock, writes)
+        recorder = ReplyRecorder(store, clock)
         pace = WalkPace()
         taker = ReplyTaker(upstream, store, clock, metrics, live, writes, negative_cache, bodies, recorder, pace)
         tasks, rng = surroundings.tasks, surroundings.rng

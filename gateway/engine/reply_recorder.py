@@ -23,7 +23,6 @@ from multidict import CIMultiDict
 from gateway.aio.clock import Clock
 from gateway.engine.reply_classifier import Learned, Personal, TapeFacts
 from gateway.engine.route import Route
-from gateway.engine.writes import Writes
 from gateway.errors import TailMovedBack
 from gateway.protocol.etag import stream_identity
 from gateway.protocol.freshness_headers import freshness_from_headers
@@ -73,10 +72,9 @@ class Applied(NamedTuple):
 class ReplyRecorder:
     """Applies replies to their streams.  Keeps no state of its own."""
 
-    def __init__(self, store: TapeStore, clock: Clock, writes: Writes) -> None:
+    def __init__(self, store: TapeStore, clock: Clock) -> None:
         self._store = store
         self._clock = clock
-        self._writes = writes
 
     def apply(self, fetch: SentFetch, meaning: Learned | Personal | NotShareable | OriginError) -> Applied:
         """Apply a reply to its stream.

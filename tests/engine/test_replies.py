@@ -15,7 +15,6 @@ from gateway.engine.flight_bodies import FlightBodies
 from gateway.engine.reply_classifier import Learned, Personal, SharedRefusal, TapeFacts, classify
 from gateway.engine.reply_recorder import Applied, Effect, ReplyRecorder, SentFetch
 from gateway.engine.route import Route
-from gateway.engine.writes import Writes
 from gateway.errors import TailMovedBack
 from gateway.protocol.freshness_headers import Lifetime
 from gateway.protocol.names import START
@@ -78,7 +77,7 @@ class World:
         config = GatewayConfig.for_origin("http://origin.test", credentials=credentials)
         self.route = Route(config.routes[0], "edge", self.clock)
         self.store = TapeStore(1 << 20, POLICIES["s3-fifo"](), map(str, count()).__next__, NoMetrics())
-        self.recorder = ReplyRecorder(self.store, self.clock, cast(Writes, self))
+        self.recorder = ReplyRecorder(self.store, self.clock)
         target = parse_target("/s")
         headers: CIMultiDict[str] = CIMultiDict()
         self.source = self.route.source(target, self.route.source_headers(headers))
