@@ -22,8 +22,6 @@ import logging
 import secrets
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import replace
-from functools import lru_cache
 from math import inf
 from random import Random
 from typing import Final
@@ -35,21 +33,18 @@ from gateway.config.fleet import FleetConfig, MemberConfig
 from gateway.config.gateway import GatewayConfig
 from gateway.engine.fleet_dns import MembersByDns
 from gateway.engine.fleet_orders import FleetOrders
+from gateway.engine.fleet_processes import MemberProcesses
 from gateway.engine.fleet_writes import CountedWrites
-from gateway.engine.hop_upstream import HopUpstream, handed, is_lost
 from gateway.errors import GatewayError, UpstreamTimeout, UpstreamUnreachable
-from gateway.http.outgoing import RenderedHeaders
 from gateway.http.reply_parser import Interim
-from gateway.protocol.coding import AcceptedCodings
-from gateway.protocol.fleet_headers import FLEET, NOT_LISTED, PROBE, MemberAnswer, MemberField, moved
+from gateway.protocol.fleet_headers import FLEET, NOT_LISTED, PROBE, MemberAnswer, MemberField
 from gateway.protocol.fleet_orders import FLEET_ORDERS, OutcomeAsk, Since
 from gateway.protocol.member_session import ANOTHER_SERVER, MemberKey
-from gateway.protocol.worker_headers import HopSaid
 from gateway.upstream.client import MemberClient
 from gateway.upstream.failures import NotAMember
 from gateway.upstream.incoming import no_op
-from gateway.upstream.origin_call import Bounds, OriginCall, Shared
-from gateway.upstream.reply import PendingRequest, Reply, Requester, Upstream, answer_to
+from gateway.upstream.origin_call import Bounds, OriginCall
+from gateway.upstream.reply import PendingRequest, Reply, answer_to
 from gateway.workers.members import MemberOwners
 
 PROBE_S: Final = 0.5
@@ -62,25 +57,21 @@ _MOST_HOLD_S: Final = 30.0
 """The least and the most seconds for which a member is not asked after a failure, varied by a fifth."""
 _STEADY_S: Final = 10.0
 """A member that was asked for this number of seconds without a failure is held off for `_LEAST_HOLD_S` again."""
-_CONNECT_S: Final = 1.0
-_MOST_FAILING_S: Final = 4 * _CONNECT_S
+CONNECT_S: Final = 1.0
+"""The most seconds for a connection to a member."""
+_MOST_FAILING_S: Final = 4 * CONNECT_S
 """The time that a request takes at most to fail: two attempts, each with a wait for its turn to connect."""
-_PROBE_BOUNDS: Final = Bounds(_CONNECT_S, 1.0, 1.0, 2.0)
+_PROBE_BOUNDS: Final = Bounds(CONNECT_S, 1.0, 1.0, 2.0)
 _FIRST_S: Final = 1.5
 """The most seconds for which the start waits for the first answers of the other members."""
 _MOST_TOLD_S: Final = 1.0
 """The most seconds for which a member that is leaving waits for the next probe of each other one."""
 _MOST_ORDERS_BYTES: Final = 1 << 26
 """The largest answer with purges and revocations."""
-_LEAST_BODIES: Final = 64
-"""Answers that have ended are forgotten when there are this many, and again at twice the number that was kept."""
 _NOT_ASKED: Final = "not asked yet"
 _FAILED: Final = "a request has failed"
 _GONE: Final = "it has left this member's list"
 _NOT_IN_ITS_LIST: Final = "this member is not in its list"
-_MOST_LEFT: Final = 1_024
-"""The most processes that are remembered after they have left the list, and the most that have asked without being in
-the list."""
 
 _log = logging.getLogger("gateway.fleet")
 
@@ -231,7 +222,7 @@ class Member:
         reply.close()
         if answer is not None and not answer.is_leaving:
             # A process that leaves may answer for a while after the next one has started.
-            self._fleet.identify(self.name, answer.instance)
+            self._fleet.processes.identify(self.name, answer.instance)
         if reply.status == NOT_LISTED:
             # The answers that the member has begun before go on.
             self._is_late = self._is_doubted = False
@@ -322,15 +313,9 @@ class Fleet:
         """Called with the index of a member that sends nothing more of the answers that it has begun."""
         self.on_members: Callable[[], object] = lambda: None
         """Called when the list of members has changed."""
-        self._left: dict[tuple[str, str], None] = {}
-        """The processes that are answered no more, each with its member's name: those of members that have left the
-        list, and those that were replaced."""
-        self._unlisted: dict[tuple[str, str], None] = {}
-        """The processes that have asked under a name that is not in the list."""
-        self._met: dict[str, tuple[str, float]] = {}
-        """By the name of each member: its latest process, and when this one first heard of it."""
-        self._identified: dict[str, str] = {}
-        """By the name of each member: the latest process that has answered at the member's URL in the list."""
+        self.processes: Final = MemberProcesses(clock.now)
+        self.met: Final = self.processes.met
+        """Returns when this process first heard of a member's process (monotonic seconds)."""
         self._told: set[str] = set()
         """The members that have asked for this member's state since it is leaving."""
         self._on_told = asyncio.Event()
@@ -382,7 +367,7 @@ class Fleet:
         if member is None:
             raise UpstreamUnreachable("it is not in this member's list")
         headers = CIMultiDict({FLEET: self.field.rendered(), FLEET_ORDERS: asked.rendered()})
-        bounds = Bounds(_CONNECT_S, within_s, within_s, within_s)
+        bounds = Bounds(CONNECT_S, within_s, within_s, within_s)
         async with await answer_to(self.client.ask, OriginCall(PROBE, f"{member.url}/", headers, bounds)) as reply:
             return reply.status, await reply.read(_MOST_ORDERS_BYTES)
 
@@ -446,38 +431,23 @@ class Fleet:
         self.orders.forget(member.name)
         self._told.discard(member.name)
         if not is_listed:
-            met = self._met.pop(member.name, None)
-            for process in {self._identified.pop(member.name, None), met[0] if met is not None else None} - {None}:
-                _remember(self._left, (member.name, str(process)))
+            self.processes.remove(member.name)
         _log.warning("member %s at %s has left the list", member.name, member.url)
 
     def has_left(self, sender: MemberField) -> bool:
-        """Return whether the sender of a request is a process that has left the list, or that was replaced.
-
-        Another process of that name is answered like a new member that is not in the list yet."""
-        return (sender.name, sender.instance) in self._left
+        """Return whether the sender of a request is a process that has left the list, or that was replaced."""
+        return self.processes.has_left(sender.name, sender.instance)
 
     def is_listed(self, name: str) -> bool:
         """Return whether a member of this name is in the list."""
         return any(member.name == name for member in self.members.values())
-
-    def identify(self, name: str, instance: str) -> None:
-        """Record which process answers at a member's URL in the list.  A process that has answered there before was
-        replaced, and is answered no more."""
-        self._left.pop((name, instance), None)
-        earlier = self._identified.get(name)
-        if earlier is not None and earlier != instance:
-            _remember(self._left, (name, earlier))
-        self._identified[name] = instance
-        self.met(name, instance)
 
     def probed(self, sender: MemberField) -> None:
         """Record that a process has asked for this member's state.  The first time, a process that is not in the list
         has a line in the log."""
         self.met(sender.name, sender.instance)
         process = sender.name, sender.instance
-        if process not in self._unlisted and not self.is_listed(sender.name):
-            _remember(self._unlisted, process)
+        if not self.is_listed(sender.name) and self.processes.is_new_unlisted(*process):
             _log.warning("a gateway named %s asks that is not in the list of members (process %s)", *process)
 
     def member_answered(self) -> None:
@@ -492,13 +462,6 @@ class Fleet:
             self._on_told.set()
         else:
             self._told.discard(name)
-
-    def met(self, name: str, instance: str) -> float:
-        """Return when this process first heard of a member's process (monotonic seconds)."""
-        met = self._met.get(name)
-        if met is None or met[0] != instance:
-            met = self._met[name] = instance, self.clock.now()
-        return met[1]
 
     async def until_told(self, within_s: float) -> None:
         """Wait until the members that can be reached know that this one is leaving, but not for long."""
@@ -516,91 +479,3 @@ class Fleet:
         self._on_told.set()
         for member in self.members.values():
             member.stop()
-
-
-def _remember(processes: dict[tuple[str, str], None], process: tuple[str, str]) -> None:
-    """Add a process, and forget the earliest one if there are too many."""
-    processes[process] = None
-    if len(processes) > _MOST_LEFT:
-        del processes[next(iter(processes))]
-
-
-@lru_cache(64)
-def _bounded(bounds: Bounds) -> Bounds:
-    return replace(bounds, connect_s=min(bounds.connect_s, _CONNECT_S))
-
-
-class FleetUpstream(HopUpstream):
-    """Sends shared requests to the owner of their stream, another member, instead of to the origin.
-
-    A request that comes from another member always goes to the origin.
-    """
-
-    unsettled_s = inf
-
-    def __init__(self, upstream: Upstream, fleet: Fleet, clock: Clock) -> None:
-        super().__init__(upstream, fleet.client, fleet.counts, fleet.owners, clock)
-        self._fleet = fleet
-        self._most_bodies = _LEAST_BODIES
-        self._bodies: list[tuple[int, Reply]] = []
-        """The answers of other members whose bodies may be on their way."""
-        fleet.on_silent = self._cut_bodies
-
-    def _cut_bodies(self, owner: int) -> None:
-        """Fail the answers of a member that hangs.  The readers' next requests go to other owners."""
-        self._bodies, bodies = [], self._bodies
-        for member, reply in bodies:
-            if member != owner:
-                self._bodies.append((member, reply))
-            elif not (reply.has_arrived or reply.is_closed):
-                reply.cut()
-
-    def body_begins(self, owner: int, reply: Reply) -> None:
-        if (member := self._fleet.members.get(owner)) is not None:
-            member.answered()
-        if reply.has_arrived:
-            return
-        if len(self._bodies) >= self._most_bodies:
-            self._bodies = [(member, other) for member, other in self._bodies if not other.is_closed]
-            self._most_bodies = max(_LEAST_BODIES, 2 * len(self._bodies))
-        self._bodies.append((owner, reply))
-
-    def ask_owner(
-        self,
-        requester: Requester,
-        call: OriginCall,
-        shared: Shared,
-        owner: int,
-        accepted: AcceptedCodings | None = None,
-    ) -> PendingRequest:
-        fleet = self._fleet
-        member = fleet.members[owner]
-        member.asked += 1
-        asked = handed(call, shared, member.url, accepted)
-        field = fleet.field._replace(writes=fleet.counts.count(shared.key.group)).rendered()
-        headers = asked.headers
-        assert isinstance(headers, RenderedHeaders)
-        return fleet.client.ask(
-            requester, asked._replace(headers=headers.with_field(FLEET, field), bounds=_bounded(call.bounds))
-        )
-
-    def said_by(self, reply: Reply, asked_at: float) -> HopSaid | None:
-        said = super().said_by(reply, asked_at)
-        if said is None:
-            raise UpstreamUnreachable("The other member has refused the request")
-        clock = self._fleet.clock
-        return moved(said, asked_at, clock.wall() - (clock.now() - asked_at))
-
-    def is_lost(self, error: GatewayError) -> bool:
-        return is_lost(error) or (isinstance(error, UpstreamTimeout) and error.is_unsent)
-
-    def lost(self, owner: int) -> None:
-        if (member := self._fleet.members.get(owner)) is not None:
-            member.doubt()
-
-    async def close(self) -> None:
-        if self._fleet.by_dns is not None:
-            await self._fleet.by_dns.close()
-        self._fleet.stop()
-        await self._fleet.orders.close()
-        await super().close()

@@ -13,8 +13,9 @@ from gateway.aio.clock import Clock
 from gateway.config.addresses import Address, parse_address
 from gateway.config.fleet import FleetConfig
 from gateway.config.gateway import GatewayConfig
-from gateway.engine.fleet import Fleet, FleetUpstream
+from gateway.engine.fleet import Fleet
 from gateway.engine.fleet_dns import MembersByDns, member_at, own_address
+from gateway.engine.fleet_upstream import FleetUpstream
 from gateway.engine.hop_upstream import HopUpstream
 from gateway.engine.negative_cache import NegativeCache
 from gateway.engine.others_writes import OthersWrites

@@ -7,7 +7,8 @@ from hashlib import blake2b
 from typing import Any, Final
 
 from gateway.engine import fleet_writes
-from gateway.engine.fleet import FleetUpstream, Member
+from gateway.engine.fleet import Member
+from gateway.engine.fleet_upstream import FleetUpstream
 from gateway.engine.fleet_writes import CountedWrites, SeenWrites
 from gateway.engine.hop_upstream import HopUpstream
 from gateway.engine.live_start import LiveReads
