@@ -60,11 +60,12 @@ CORS: Final = f"cors = {{ allow_origins = {list(_ORIGINS)!r} }}\n"
 _LIMIT: Final = '\n[[rate_limit]]\nname = "each"\nrequests_per_s = 1000000\n'
 
 
-_ISSUER: Final = "https://bench.invalid"
+ISSUER: Final = "https://bench.invalid"
+"""The issuer of the clients' tokens, whose audience is `bench`."""
 _JUDGED: Final = f"""
 [[route.auth]]
 by = "jwt"
-issuer = "{_ISSUER}"
+issuer = "{ISSUER}"
 audience = ["bench"]
 keys_file = "{{folder}}/jwks.json"
 permissions = ["read /**"]
@@ -91,10 +92,15 @@ def _key() -> OKPKey:
     return OKPKey.generate_key("Ed25519", {"kid": "bench"}, private=True)
 
 
+def key_set() -> str:
+    """The issuer's public key, as a JSON Web Key Set (RFC 7517)."""
+    return json.dumps({"keys": [_key().as_dict(private=False)]})
+
+
 @cache
 def token(client: int) -> str:
     """A client's own token, valid for a day; gateways without rules do not look at it."""
-    claims = {"iss": _ISSUER, "aud": "bench", "sub": f"client-{client}", "exp": int(time.time()) + 86_400}
+    claims = {"iss": ISSUER, "aud": "bench", "sub": f"client-{client}", "exp": int(time.time()) + 86_400}
     header = {"alg": "Ed25519", "kid": "bench", "typ": "at+jwt"}
     text: str = jwt.encode(header, claims, _key(), algorithms=["Ed25519"])
     return text
@@ -183,7 +189,7 @@ def _set_up(stage: Stage, peer: str, accept: str) -> Iterator[_Ready]:
     sections.write_bytes("".join(setting.section(client, accept) for client in range(CLIENTS)).encode())
     if setting.has_links:
         queries.write_text("".join(f"{link(client)}\n" for client in range(CLIENTS)), encoding="ascii")
-    (folder / "jwks.json").write_text(json.dumps({"keys": [_key().as_dict(private=False)]}))
+    (folder / "jwks.json").write_text(key_set())
     (folder / "link.key").write_bytes(_LINK_KEY.secret)
     with ExitStack() as stack:
         service = 0

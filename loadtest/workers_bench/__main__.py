@@ -9,6 +9,9 @@ Beside them stand four gateways of one process each on the same port, which shar
 what the processes themselves cost: each of four takes fewer requests in a turn of its event loop, and they displace one
 another from the caches of a processor.  What four workers take beyond that is the price of being one gateway.
 
+The gateways run as in production: they write an access log, a trusted proxy sends another address for each client, and
+they verify a token of each client.
+
 The figures are processor time of all processes of the gateway together, from `/proc/<pid>/task/*/schedstat`, divided by
 the operations.  A machine's speed may change by half from minute to minute.  So all arrangements are measured in each
 round, one after the other, and ratios are medians of the ratios within a round.
@@ -20,6 +23,7 @@ import argparse
 import asyncio
 import json
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -33,13 +37,17 @@ import uvloop
 
 from gateway.config.gateway import GatewayConfig
 from gateway.config.listener import ListenerConfig
+from loadtest.bench.production import ISSUER, key_set, token
 from tests.offload.crowd import Client, Reply, Tally
 from tests.served import durable_gateway, served
 from tests.waiting import eventually
 from tests.workers.process import GatewayProcess
 
 CONNECTIONS: Final = 64
+"""Connections that work at once, each by a client of its own."""
 _STREAMS: Final = 40
+_VISITS: Final = 16
+"""Connections of each client before the measurement."""
 _KIB: Final = json.dumps(["x" * 1020]).encode()
 _JSON: Final = {"Content-Type": "application/json"}
 
@@ -96,7 +104,25 @@ class Site:
 
     async def clients(self, count: int) -> list[Client]:
         """So many connections to the gateway."""
-        return [await Client.open(self.gateway.url, Tally()) for _ in range(count)]
+        return [await self.client(number) for number in range(count)]
+
+    async def client(self, number: int) -> Client:
+        """A connection to the gateway by one of the clients."""
+        number %= CONNECTIONS
+        headers = {
+            "User-Agent": f"bench/{number}",
+            "X-Forwarded-For": f"10.7.0.{number}",
+            "Authorization": f"Bearer {token(number)}",
+        }
+        return await Client.open(self.gateway.url, Tally(), headers)
+
+    async def have_tokens_verified(self) -> None:
+        """Let each process verify nearly all tokens, which takes longer than an operation, and is done once for each
+        token."""
+        for number in range(_VISITS * CONNECTIONS):
+            client = await self.client(number)
+            await client.send("GET", "/none?offset=-1")
+            client.close()
 
 
 @asynccontextmanager
@@ -104,21 +130,38 @@ async def site(arrangement: Arrangement) -> AsyncIterator[Site]:
     """Gateways so arranged, before one origin."""
     with served(durable_gateway("origin", "--listen", "127.0.0.1:0"), "origin") as urls:
         async with AsyncExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="workers-bench-")))
+            (folder / "jwks.json").write_text(key_set())
             gateways: list[GatewayProcess] = []
             address = "127.0.0.1:0"
-            for _ in range(arrangement.gateways):
-                config = _config(urls["origin"], address, is_shared=arrangement.gateways > 1)
+            for number in range(arrangement.gateways):
+                log = folder / f"access-{number}.log"
+                config = _config(urls["origin"], address, log, is_shared=arrangement.gateways > 1)
                 gateway = await GatewayProcess.start(config, arrangement.workers, is_cold=True)
                 stack.push_async_callback(gateway.stop)
                 gateways.append(gateway)
                 address = urlsplit(gateway.url).netloc
-            yield Site(urls["origin"], gateways, arrangement)
+            on = Site(urls["origin"], gateways, arrangement)
+            await on.have_tokens_verified()
+            yield on
 
 
-def _config(origin: str, address: str, *, is_shared: bool) -> GatewayConfig:
+def _config(origin: str, address: str, log: Path, *, is_shared: bool) -> GatewayConfig:
+    rule = {
+        "by": "jwt",
+        "issuer": ISSUER,
+        "audience": ["bench"],
+        "keys_file": str(log.with_name("jwks.json")),
+        "permissions": ["* /**"],
+    }
     config = GatewayConfig.for_origin(
         origin,
         admin="127.0.0.1:0",
+        sink="file",
+        path=str(log),
+        trusted_proxies=["127.0.0.1/32"],
+        credentials="shared",
+        auth=[rule],
         client_new_streams_per_s=0,
         shutdown_timeout_s=0.3,
         max_connections=4_000,
@@ -232,7 +275,7 @@ async def _join(on: Site, streams: int) -> float:
         await begin(client, number)
 
     async def ask(_: Client, number: int) -> None:
-        client = await Client.open(on.gateway.url, Tally())
+        client = await on.client(number)
         await begin(client, number)
         client.close()
 

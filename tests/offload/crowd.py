@@ -123,15 +123,17 @@ class Client:
     tally: Tally
     _reader: asyncio.StreamReader
     _writer: asyncio.StreamWriter
+    headers: Mapping[str, str]
+    """Fields of every request."""
     _host: str = "edge.test"
     has_ended: bool = field(default=False, init=False)
 
     @classmethod
-    async def open(cls, url: str, tally: Tally) -> Self:
+    async def open(cls, url: str, tally: Tally, headers: Mapping[str, str] = MappingProxyType({})) -> Self:
         parts = urlsplit(url)
         async with asyncio.timeout(BOUND_S):
             reader, writer = await asyncio.open_connection(parts.hostname, parts.port, limit=_READ_BYTES)
-        return cls(tally, reader, writer)
+        return cls(tally, reader, writer, headers)
 
     @property
     def is_closed(self) -> bool:
@@ -184,7 +186,8 @@ class Client:
     async def _ask(self, method: str, target: str, headers: dict[str, str], body: bytes) -> Reply:
         self.tally.requests += 1
         length = {"Content-Length": str(len(body))} if body or method in ("PUT", "POST") else {}
-        fields = "".join(f"{name}: {value}\r\n" for name, value in {"Host": self._host, **length, **headers}.items())
+        all_fields = {"Host": self._host, **length, **self.headers, **headers}
+        fields = "".join(f"{name}: {value}\r\n" for name, value in all_fields.items())
         self._writer.write(f"{method} {target} HTTP/1.1\r\n{fields}\r\n".encode() + body)
         head = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         status = int(head[0].split(" ")[1])
