@@ -370,8 +370,7 @@ class _Opening:
                 progress.is_confirmed = True
                 confirmed = await reads.confirming.confirm(read, stream)
                 reads.check_ended(stream)
-                is_there = stream.outlasts_failure(reads.clock.now(), reads.clock.wall())
-                if confirmed is not None and has_failed(confirmed) and is_there:
+                if confirmed is not None and has_failed(confirmed) and reads.may_give_held(read, stream):
                     self.is_unconfirmed = True
                 elif confirmed is not None:
                     self.tail = _named_tail(reads.expect_stream(confirmed)) or self.tail

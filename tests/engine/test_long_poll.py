@@ -8,6 +8,7 @@ import base64
 import pytest
 
 from gateway.aio.timers import TICK_S
+from gateway.engine.answer import Answer
 from gateway.errors import UpstreamUnreachable
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
@@ -481,3 +482,28 @@ async def test_bytes_that_a_failing_origin_does_not_confirm_are_sent_as_stale(st
     client = await bench.poll("/s?offset=-1&live=long-poll")
     assert [(answer.status, answer.outcome) for answer in client.answers] == [(200, Outcome.STALE_IF_ERROR)]
     assert client.bodies == [b"ab"]
+
+
+@pytest.mark.parametrize("live", ["long-poll", "sse"])
+@pytest.mark.parametrize("is_trusted", [False, True])
+async def test_bytes_that_must_be_revalidated_are_not_sent_if_the_origin_fails(
+    start: Start, live: str, is_trusted: bool
+) -> None:
+    def script(asked: Asked) -> None:
+        body = b"ab" if asked.method == "GET" and asked.query.get("offset") == "-1" else b""
+        asked.answer(200, {**BINARY, "Stream-Next-Offset": "0002", "Cache-Control": "max-age=1, must-revalidate"}, body)
+
+    bench = start(script, trust_s=2, retry_attempts=0)
+    for _ in range(2):
+        await bench.body()
+    bench.clock.advance(3)
+    if is_trusted:
+        assert await bench.body("/s?offset=0002") == (200, b"")
+    bench.upstream.script = lambda asked: asked.answer(503)
+    read = bench.read(f"/s?offset=-1&live={live}", is_live=True)
+    answer = await (bench.engine.long_poll if live == "long-poll" else bench.engine.open_sse)(read)
+    try:
+        assert isinstance(answer, Answer)
+        assert answer.status == 503
+    finally:
+        answer.close()
