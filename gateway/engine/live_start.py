@@ -52,7 +52,7 @@ class LiveStart(NamedTuple):
     tail: str | None
     """The tail, if the origin has stated it in answer to this read."""
     is_unconfirmed: bool = False
-    """Whether the read begins with bytes in memory that the origin was asked to confirm and has failed to."""
+    """Whether the read begins with bytes in memory although the origin has failed to confirm them or the stream."""
 
 
 class LiveReads:
@@ -354,7 +354,8 @@ class _Opening:
         self.tail: str | None = None
         """The tail, if the origin has stated it in answer to this read."""
         self.is_unconfirmed = False
-        """Whether the origin has failed to answer, and the read goes on with the bytes in memory."""
+        """Whether the origin has failed to answer the latest question about the stream or its bytes.  The read goes on
+        with the bytes in memory."""
 
     async def ask_origin(self, question: Question, at: str) -> LiveStart | None:
         """Ask the origin.  Returns where the read begins, or None if the answer leaves the position open.  Raises like
@@ -370,9 +371,9 @@ class _Opening:
                 progress.is_confirmed = True
                 confirmed = await reads.confirming.confirm(read, stream)
                 reads.check_ended(stream)
-                if confirmed is not None and has_failed(confirmed) and reads.may_give_held(read, stream):
-                    self.is_unconfirmed = True
-                elif confirmed is not None:
+                has_no_answer = confirmed is not None and has_failed(confirmed)
+                self.is_unconfirmed = has_no_answer and reads.may_give_held(read, stream)
+                if confirmed is not None and not self.is_unconfirmed:
                     self.tail = _named_tail(reads.expect_stream(confirmed)) or self.tail
             case Question.LIFETIME:
                 progress.is_lifetime_asked = True

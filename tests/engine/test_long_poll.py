@@ -507,3 +507,44 @@ async def test_bytes_that_must_be_revalidated_are_not_sent_if_the_origin_fails(
         assert answer.status == 503
     finally:
         answer.close()
+
+
+async def test_bytes_that_an_origin_confirms_after_a_failure_are_not_sent_as_stale(start: Start) -> None:
+    def script(asked: Asked) -> None:
+        if is_failing and asked.query.get("offset") == "0002":
+            asked.answer(503)
+        else:
+            body = b"ab" if asked.method == "GET" and asked.query.get("offset") == "-1" else b""
+            asked.answer(200, {**BINARY, "Stream-Next-Offset": "0002"}, body)
+
+    is_failing = False
+    bench = start(script, trust_s=2, retry_attempts=0)
+    for _ in range(2):
+        await bench.body()
+    bench.clock.advance(3)
+    # The origin fails to say whether the stream is there, and then confirms its bytes.
+    is_failing, count = True, len(bench.upstream.asked)
+    client = await bench.poll("/s?offset=-1&live=long-poll")
+    assert [asked.query["offset"] for asked in bench.upstream.asked[count:]] == ["0002", "-1"]
+    assert [(answer.status, answer.outcome) for answer in client.answers] == [(200, Outcome.HIT)]
+
+
+async def test_bytes_of_a_stream_about_which_a_failing_origin_was_asked_are_sent_as_stale(start: Start) -> None:
+    def script(asked: Asked) -> None:
+        if asked.method == "POST":
+            asked.fail(UpstreamUnreachable())
+        else:
+            body = b"ab" if asked.method == "GET" and asked.query.get("offset") == "-1" else b""
+            asked.answer(200, {**BINARY, "Stream-Next-Offset": "0002"}, body)
+
+    bench = start(script, retry_attempts=0)
+    for _ in range(2):
+        await bench.body()
+    with pytest.raises(UpstreamUnreachable):
+        await bench.relay(Mode.APPEND, b"cd")
+    assert bench.stream.needs_revalidation
+    # The bytes were confirmed a moment ago.
+    bench.upstream.script, count = lambda asked: asked.answer(503), len(bench.upstream.asked)
+    client = await bench.poll("/s?offset=-1&live=long-poll")
+    assert [asked.query["offset"] for asked in bench.upstream.asked[count:]] == ["0002"]
+    assert [(answer.status, answer.outcome) for answer in client.answers] == [(200, Outcome.STALE_IF_ERROR)]
