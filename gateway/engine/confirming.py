@@ -34,11 +34,11 @@ from gateway.aio.clock import Clock, Timer
 from gateway.aio.tasks import in_task
 from gateway.engine.fetch_table import FetchTable
 from gateway.engine.read import Closeable, Read
-from gateway.errors import TailMovedBack
+from gateway.errors import TailMovedBack, UpstreamUnavailable
 from gateway.protocol.names import START, is_before
 from gateway.tape.stream import Stream
 from gateway.upstream.collapse import Lead
-from gateway.upstream.flight import CONFIRMATION, Head, OriginError, as_seen_by
+from gateway.upstream.flight import CONFIRMATION, Head, OriginError, StreamHead, as_seen_by
 
 
 class Confirming:
@@ -78,6 +78,9 @@ class Confirming:
                 flight.unwatch()
             found = flight.error or flight.head
             assert found is not None
+            if flight.is_stale and isinstance(found, StreamHead):
+                # The stream's owner, another worker, has the bytes in memory, and the origin has not confirmed them.
+                found = UpstreamUnavailable()
             is_trimmed = isinstance(found, OriginError) and found.status == 410
             if is_trimmed and flight.start == start != read.start:
                 # The origin has trimmed the first position in memory, so the start sentinel names a later position.

@@ -9,6 +9,7 @@ import pytest
 
 from gateway.engine.reply_recorder import ReplyRecorder, SentFetch
 from gateway.errors import ShortOfMemory, TailMovedBack, UpstreamTimeout, UpstreamUnreachable
+from gateway.protocol.cache_status import Outcome
 from gateway.protocol.freshness_headers import Lifetime
 from gateway.protocol.mode import Mode
 from gateway.protocol.worker_headers import HopSaid, Remembered
@@ -101,6 +102,30 @@ async def test_an_answer_of_the_owner_ends_later_reads_only_if_more_bytes_follow
     assert await bench.body() == (200, b"ab")
     tail = "4"
     assert await bench.body() == (200, b"abcd" if is_tail_unknown else b"ab")
+
+
+@pytest.mark.parametrize("live", ["", "&live=long-poll"])
+async def test_an_owner_with_bytes_in_memory_confirms_none_while_the_origin_fails(start: Start, live: str) -> None:
+    def owner(asked: Asked) -> None:
+        asked.said = said._replace(as_of=bench.clock.now() if not is_failing else confirmed_at, is_stale=is_failing)
+        body = b"ab" if asked.query.get("offset", "-1") == "-1" else b""
+        asked.answer(200, {**TEXT, "Stream-Next-Offset": "2"}, body)
+
+    is_failing, said = False, HopSaid("1.1.1", 0.0, "life", lifetime=Lifetime(None, None))
+    bench = start(owner, trust_s=2)
+    assert await bench.body() == (200, b"ab")
+    confirmed_at = bench.clock.now()
+    bench.clock.advance(3)
+    # This shows that the stream is there, and nothing about its first bytes.
+    assert await bench.body("/s?offset=2") == (200, b"")
+    is_failing, count = True, len(bench.upstream.asked)
+    if live:
+        (answer,) = (await bench.poll(f"/s?offset=-1{live}")).answers
+    else:
+        answer = await bench.engine.catch_up(bench.read("/s?offset=-1"))
+        answer.close()
+    assert [asked.query["offset"] for asked in bench.upstream.asked[count:]] == ["-1"]
+    assert (answer.status, answer.outcome) == (200, Outcome.STALE_IF_ERROR)
 
 
 async def test_those_who_come_after_it_was_sent_share_the_next_one(start: Start) -> None:
