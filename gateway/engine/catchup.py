@@ -449,8 +449,12 @@ class _Attempt:
             outcome = miss_outcome(self.stream, at, head)
             if outcome is _MISS and not is_launched:
                 outcome = _COLLAPSED
-        is_stored = flight.is_kept and not flight.is_passing
         found = Send(head.next_offset, head.up_to_date, head.is_closed)
+        if flight.is_stale:
+            # The stream's owner, another worker, has sent bytes in its memory, because the origin has failed.
+            self._stored_at = min(self._stored_at, flight.as_of) if self._stored_at else flight.as_of
+            return self._answer(_STALE_IF_ERROR, found)
+        is_stored = flight.is_kept and not flight.is_passing
         return self._answer(outcome, found, fwd_status=200, stored=is_stored)
 
     def _answer_now(self, step: Send) -> Answer:

@@ -117,6 +117,9 @@ class FirstRead(FlightReader):
         if stream.ended is not None or not version.same_incarnation_as(stream.version):
             return None
         end, up_to_date, is_closed = head
+        if flight.is_stale:
+            # `resume` answers as a read of bytes that the origin has failed to confirm.
+            return None
         outcome = miss_outcome(stream, read.start, head)
         is_stored = flight.is_kept and not flight.is_passing
         said = make(Said, (outcome, up_to_date or is_closed, is_closed, None, None, 200, is_stored, None))

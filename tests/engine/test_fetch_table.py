@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gateway.engine.cold_reads import FirstRead
 from gateway.engine.reply_recorder import ReplyRecorder, SentFetch
 from gateway.errors import ShortOfMemory, TailMovedBack, UpstreamTimeout, UpstreamUnreachable
 from gateway.protocol.cache_status import Outcome
@@ -126,6 +127,23 @@ async def test_an_owner_with_bytes_in_memory_confirms_none_while_the_origin_fail
         answer.close()
     assert [asked.query["offset"] for asked in bench.upstream.asked[count:]] == ["-1"]
     assert (answer.status, answer.outcome) == (200, Outcome.STALE_IF_ERROR)
+
+
+async def test_bytes_that_an_owner_sends_because_the_origin_fails_are_as_old_as_it_states(start: Start) -> None:
+    def owner(asked: Asked) -> None:
+        asked.said = HopSaid("1.1.1", bench.clock.now() - 70, "life", is_stale=True, lifetime=Lifetime(None, None))
+        asked.answer(200, {**TEXT, "Stream-Next-Offset": "2"}, b"ab")
+
+    bench = start(owner)
+    bench.clock.advance(100)
+    first = bench.engine.begin_catch_up(bench.read("/s?offset=-1"))
+    assert isinstance(first, FirstRead)
+    await eventually(lambda: first.flight.is_over, look_s=0)
+    assert bench.engine.caught_up(first.read, first) is None
+    answers = [await bench.engine.catch_up(first.read, first), await bench.engine.catch_up(bench.read("/t?offset=-1"))]
+    for answer in answers:
+        assert (answer.outcome, answer.headers["Age"]) == (Outcome.STALE_IF_ERROR, "70")
+        answer.close()
 
 
 async def test_those_who_come_after_it_was_sent_share_the_next_one(start: Start) -> None:

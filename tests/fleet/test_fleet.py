@@ -68,3 +68,17 @@ async def test_a_stream_that_was_made_again_is_another_one_at_all_members(site: 
             assert (await member.get(f"{path}?offset=-1")).status == 404
             await member.put(path, body := b"again%d" % number)
             assert (await member.get(f"{path}?offset=-1")).body == body
+
+
+async def test_every_member_says_that_bytes_are_stale_while_the_origin_fails(apart: Site) -> None:
+    await apart.start_all(trust_s=2, retry_attempts=0)
+    path = apart.path_of("a")
+    await apart.members["a"].put(path, b"x")
+    for _ in range(2):
+        assert (await apart.members["a"].get(f"{path}?offset=-1")).body == b"x"
+    apart.clock.advance(3)
+    apart.origin.origin.faults.status(503, times=None)
+    for name in "abcbc":
+        answer = await apart.members[name].get(f"{path}?offset=-1")
+        said = answer.headers["Cache-Status"], answer.headers.get("Age")
+        assert (answer.body, said) == (b"x", (f"{name}; fwd=stale; detail=stale_if_error", "3"))
