@@ -548,3 +548,15 @@ async def test_bytes_of_a_stream_about_which_a_failing_origin_was_asked_are_sent
     client = await bench.poll("/s?offset=-1&live=long-poll")
     assert [asked.query["offset"] for asked in bench.upstream.asked[count:]] == ["0002"]
     assert [(answer.status, answer.outcome) for answer in client.answers] == [(200, Outcome.STALE_IF_ERROR)]
+
+
+async def test_bytes_that_are_not_confirmed_are_sent_with_the_tail_that_the_live_request_has_named(
+    start: Start,
+) -> None:
+    bench = start(BinaryOrigin(b"ab"), trust_s=2, retry_attempts=0)
+    await waiting(bench)
+    bench.clock.advance(3)
+    bench.upstream.script = lambda asked: asked.answer(503)
+    (answer,) = (await bench.poll("/s?offset=-1&live=long-poll")).answers
+    assert (answer.status, answer.outcome) == (200, Outcome.STALE_IF_ERROR)
+    assert answer.headers["Stream-Up-To-Date"] == "true"
