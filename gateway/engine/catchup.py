@@ -262,7 +262,8 @@ class _Attempt:
                 progress.is_lifetime_asked = True
                 await self._fetches.learn_lifetime(stream, read.route, read.source)
             case Question.EXISTENCE:
-                progress.is_there = isinstance(await self._fresh(step.at), StreamHead)
+                head = await self._fresh(step.at)
+                progress.is_there = isinstance(head, StreamHead) and not head.is_stale
             case Question.CONFIRMATION:
                 return await self._confirm()
             case _ if step.at == NOW:
@@ -450,7 +451,7 @@ class _Attempt:
             if outcome is _MISS and not is_launched:
                 outcome = _COLLAPSED
         found = Send(head.next_offset, head.up_to_date, head.is_closed)
-        if flight.is_stale:
+        if head.is_stale:
             # The stream's owner, another worker, has sent bytes in its memory, because the origin has failed.
             self._stored_at = min(self._stored_at, flight.as_of) if self._stored_at else flight.as_of
             return self._answer(_STALE_IF_ERROR, found)

@@ -116,8 +116,8 @@ class FirstRead(FlightReader):
             return None
         if stream.ended is not None or not version.same_incarnation_as(stream.version):
             return None
-        end, up_to_date, is_closed = head
-        if flight.is_stale:
+        end, up_to_date, is_closed, _ = head
+        if head.is_stale:
             # `resume` answers as a read of bytes that the origin has failed to confirm.
             return None
         outcome = miss_outcome(stream, read.start, head)

@@ -78,7 +78,7 @@ class Confirming:
                 flight.unwatch()
             found = flight.error or flight.head
             assert found is not None
-            if flight.is_stale and isinstance(found, StreamHead):
+            if isinstance(found, StreamHead) and found.is_stale:
                 # The stream's owner, another worker, has the bytes in memory, and the origin has not confirmed them.
                 found = UpstreamUnavailable()
             is_trimmed = isinstance(found, OriginError) and found.status == 410

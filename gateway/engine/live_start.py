@@ -467,7 +467,8 @@ class _Opening:
                 return None
             if start not in (NOW, known) and not stream.tape.knows_after(start):
                 return await self._check_offset(start)
-        if has_failed(reply) and stream.tape.knows_after(start) and is_there:
+        is_stale = isinstance(reply, StreamHead) and reply.is_stale
+        if (is_stale or has_failed(reply)) and stream.tape.knows_after(start) and is_there:
             self.is_unconfirmed = True
         else:
             reads.expect_stream(reply)

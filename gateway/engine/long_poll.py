@@ -101,7 +101,7 @@ class LongPoll:
                     is_closed=head.is_closed,
                 )
             read, outcome = read._replace(start=start), Outcome.HIT
-            is_unconfirmed |= head is None and stream.expiry.lifetime is None
+            is_unconfirmed |= head.is_stale if isinstance(head, StreamHead) else stream.expiry.lifetime is None
             if is_unconfirmed and stream.tape.knows_after(start):
                 outcome = Outcome.STALE_IF_ERROR
             topic = self._reads.attach(read, stream)
@@ -225,7 +225,8 @@ class LongPoll:
             raise StreamEnded(head)
         if has_failed(head) and not stream.outlasts_failure(self.clock.now(), self.clock.wall()):
             self._reads.expect_stream(head)
-        if has_failed(head) and outcome is Outcome.HIT:
+        is_stale = has_failed(head) or (isinstance(head, StreamHead) and head.is_stale)
+        if is_stale and outcome is Outcome.HIT:
             outcome = Outcome.STALE_IF_ERROR
         # The bytes read before the fetch may have been evicted since, but are still valid.
         edition = version.edition

@@ -115,7 +115,7 @@ class Learned(NamedTuple):
         """Return the head for the readers of the flight."""
         if self.is_beyond:
             return Beyond(self.offset, self.up_to_date, self.is_closed)
-        return make(StreamHead, (self.offset, self.up_to_date, self.is_closed))
+        return make(StreamHead, (self.offset, self.up_to_date, self.is_closed, False))
 
 
 class Personal(NamedTuple):

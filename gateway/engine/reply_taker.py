@@ -127,7 +127,8 @@ class ReplyTaker:
             flight.announce(head)
             return None
         flight.as_of = fetch.asked_at - _counted_age(reply, stream, fetch.route)
-        flight.is_stale = fetch.facts.said is not None and fetch.facts.said.is_stale
+        if (said := fetch.facts.said) is not None and said.is_stale:
+            head = head._replace(is_stale=True)
         if flight.start == METADATA:
             return self._take_metadata(fetch, reply, head)
         if flight.key == CONFIRMATION:

@@ -52,6 +52,8 @@ class StreamHead(NamedTuple):
     next_offset: str
     up_to_date: bool
     is_closed: bool
+    is_stale: bool = False
+    """Whether the stream's owner, another worker, has sent bytes in its memory because the origin has failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +188,6 @@ class Flight(SharedFetch):
         "is_kept",
         "is_led",
         "is_passing",
-        "is_stale",
         "keep_bytes",
         "kept",
         "key",
@@ -219,8 +220,6 @@ class Flight(SharedFetch):
         self.as_of = -math.inf
         """When the origin had the bytes after `start` (monotonic seconds): when it was asked, or before that if the
         reply has an age.  -inf until the reply has arrived."""
-        self.is_stale = False
-        """Whether the stream's owner, another worker, has sent bytes in its memory because the origin has failed."""
         self.version = FIRST
         """The version of the stream in memory when the request was sent, to find out later whether the flight is
         overtaken (`gateway.engine.fetch_table`)."""

@@ -146,6 +146,30 @@ async def test_bytes_that_an_owner_sends_because_the_origin_fails_are_as_old_as_
         answer.close()
 
 
+@pytest.mark.parametrize("live", ["", "&live=long-poll"])
+@pytest.mark.parametrize("is_first", [False, True])
+async def test_an_owners_bytes_do_not_show_that_the_stream_is_there_while_the_origin_fails(
+    start: Start, live: str, is_first: bool
+) -> None:
+    def owner(asked: Asked) -> None:
+        asked.said = said._replace(as_of=bench.clock.now(), is_stale=is_failing)
+        body, end = (b"ab", "2") if asked.query.get("offset", "-1") == "-1" else (b"cd", "4")
+        asked.answer(200, {**TEXT, "Stream-Next-Offset": end}, body)
+
+    is_failing, said = is_first, HopSaid("1.1.1", 0.0, "life", lifetime=Lifetime(None, None))
+    bench = start(owner)
+    if not is_first:
+        assert await bench.body() == (200, b"ab")
+        bench.stream.mark_stale(may_have_ended=False)
+        is_failing = True
+    if live:
+        (answer,) = (await bench.poll(f"/s?offset=-1{live}")).answers
+    else:
+        answer = await bench.engine.catch_up(bench.read("/s?offset=-1"))
+        answer.close()
+    assert (answer.status, answer.outcome) == (200, Outcome.STALE_IF_ERROR)
+
+
 async def test_those_who_come_after_it_was_sent_share_the_next_one(start: Start) -> None:
     """What was acknowledged before they came may not be in an answer that was asked for before."""
     bench = start()
