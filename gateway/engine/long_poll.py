@@ -104,6 +104,8 @@ class LongPoll:
             is_unconfirmed |= head.is_stale if isinstance(head, StreamHead) else stream.expiry.lifetime is None
             if is_unconfirmed and stream.tape.knows_after(start):
                 outcome = Outcome.STALE_IF_ERROR
+            elif isinstance(head, StreamHead):
+                outcome = Outcome.MISS
             topic = self._reads.attach(read, stream)
             is_waiting = False
             try:

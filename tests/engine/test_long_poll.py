@@ -560,3 +560,16 @@ async def test_bytes_that_are_not_confirmed_are_sent_with_the_tail_that_the_live
     (answer,) = (await bench.poll("/s?offset=-1&live=long-poll")).answers
     assert (answer.status, answer.outcome) == (200, Outcome.STALE_IF_ERROR)
     assert answer.headers["Stream-Up-To-Date"] == "true"
+
+
+@pytest.mark.parametrize("is_at_the_tail", [False, True])
+async def test_the_first_long_poll_of_a_stream_is_a_miss(start: Start, is_at_the_tail: bool) -> None:
+    def script(asked: Asked) -> None:
+        body = b"ab" if asked.query.get("offset") == "-1" else b""
+        named = {"Stream-Up-To-Date": "true"} if is_at_the_tail or not body else {}
+        asked.answer(200, {**BINARY, "Stream-Next-Offset": "0002", **named}, body)
+
+    bench = start(script)
+    client = await bench.poll("/s?offset=-1&live=long-poll")
+    assert [(answer.status, answer.outcome) for answer in client.answers] == [(200, Outcome.MISS)]
+    assert client.bodies == [b"ab"]
