@@ -31,7 +31,7 @@ from tests.scenarios.credentials import LINK_KEY, WALL, jwt_rule, signed_rule, t
 
 JSON = "application/json"
 COOKIE = "__Secure-s"
-BOUND_S = 30.0
+BOUND_S = 60.0
 MESSAGES = [json.dumps({"n": number}).encode() for number in range(9)]
 
 

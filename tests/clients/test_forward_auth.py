@@ -23,7 +23,7 @@ from tests.scenarios.hostile import Asked, HostileOrigin
 from tests.waiting import eventually
 
 TEXT = "text/plain"
-BOUND_S = 20.0
+BOUND_S = 60.0
 ROUNDS = 3
 ROUND_S = 30.0
 

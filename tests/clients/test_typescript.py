@@ -21,7 +21,7 @@ from tests.clients.typescript import TypeScript
 from tests.workers.edge import WORKERS, start_edge
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "clients.md").read_text()
-BOUND_S = 20.0
+BOUND_S = 60.0
 JSON = "application/json"
 BINARY = "application/octet-stream"
 TEXT = "text/plain"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import select
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -137,8 +138,11 @@ class Client:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the server has closed the connection."""
-        return self._reader.at_eof()
+        """Whether the server has closed the connection.  Call this between an answer and the next request."""
+        # Nothing but the end can have come.  This process may have been too busy to read it.
+        poll = select.poll()
+        poll.register(self._writer.get_extra_info("socket").fileno(), select.POLLIN)
+        return self._reader.at_eof() or bool(poll.poll(0))
 
     async def send(
         self,
