@@ -245,7 +245,12 @@ class FetchTable:
         for _ in range(MOST_CHANGES):
             found, flight = await self._fetch_fresh(stream, start, route, source, facts_suffice=facts_suffice)
             size += flight.fetched
-            if not is_overtaken(stream, flight) or stream.ended is not None:
+            if flight.start != start and isinstance(found, OriginError) and found.status == 410:
+                # The origin has trimmed the stream beyond the earlier flight's bytes, and refuses an offset that the
+                # caller has not asked for.
+                if stream.ended is not None:
+                    break
+            elif not is_overtaken(stream, flight) or stream.ended is not None:
                 return as_seen_by(found, source.headers), size
         return CHANGES_TOO_FAST, size
 

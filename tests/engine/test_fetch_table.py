@@ -16,7 +16,7 @@ from gateway.protocol.mode import Mode
 from gateway.protocol.worker_headers import HopSaid, Remembered
 from gateway.tape.stream import End, Stream
 from gateway.upstream.flight import METADATA, Beyond, Head, OriginError, StreamHead
-from tests.engine.bench import TEXT, BinaryOrigin, EngineBench, Start, part_of_stream
+from tests.engine.bench import BINARY, TEXT, BinaryOrigin, EngineBench, Start, part_of_stream
 from tests.memory_upstream import BOUND_S, Asked
 from tests.waiting import eventually, pass_turns
 
@@ -186,6 +186,23 @@ async def test_those_who_come_after_it_was_sent_share_the_next_one(start: Start)
     BinaryOrigin(b"abcd")(second)
     assert {await look for look in late} == {StreamHead("0004", up_to_date=True, is_closed=False)}
     assert len(bench.upstream.asked) == 2
+
+
+async def test_those_who_come_later_get_no_refusal_of_the_place_where_the_first_reply_ended(start: Start) -> None:
+    """The origin may trim the stream beyond that place before the second request arrives."""
+    bench = start()
+    stream = opened(bench)
+    early = await looking(bench, stream, "-1")
+    first = await bench.until(1)
+    late = [await looking(bench, stream, "-1") for _ in range(2)]
+    BinaryOrigin(b"ab")(first)
+    assert await early == StreamHead("0002", up_to_date=True, is_closed=False)
+    (await bench.until(2)).answer(410, {}, b"trimmed")
+    third = await bench.until(3)
+    assert third.query["offset"] == "-1"
+    third.answer(200, {**BINARY, "Stream-Next-Offset": "0004", "Stream-Up-To-Date": "true"}, b"cd")
+    assert {await look for look in late} == {StreamHead("0004", up_to_date=True, is_closed=False)}
+    assert len(bench.upstream.asked) == 3
 
 
 async def test_fetches_of_several_places_go_beside_each_other(start: Start) -> None:
