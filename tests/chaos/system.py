@@ -37,8 +37,9 @@ _LOGGED: Final = 15
 CACHES: Final = (48 << 10, 1 << 20, 8 << 20)
 """Budgets (bytes) of which each gateway has one: room for little but what is read now, for most, for all."""
 _LEEWAY_S: Final = 300.0
-_NO_TROUBLE_S: Final = 5.0
-"""Real seconds within which all is well again when no fault is left."""
+_NO_TROUBLE_S: Final = 30.0
+"""Real seconds within which all is well again when no fault is left.  A busy machine takes long to replace a killed
+worker."""
 
 VARIANTS: Final[tuple[dict[str, Any], ...]] = (
     {},
