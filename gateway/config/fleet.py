@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_va
 from gateway.config.addresses import EVERY, Address, parse_address
 from gateway.config.listener import ListenerConfig
 from gateway.config.model import MisfitError, Model
+from gateway.config.redis_place import RedisPlace, parse_redis_url
 from gateway.config.values import OriginUrl
 
 _NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
@@ -69,6 +70,12 @@ def _dns_place(text: str) -> str:
         if not place.host or not place.port or _ip_place(str(place)) is not None:
             raise ValueError(expected)
     return text
+
+
+def _redis_url(url: str) -> str:
+    if url:
+        parse_redis_url(url)
+    return url
 
 
 def _fleet_secret(secret: SecretStr) -> SecretStr:
@@ -141,6 +148,20 @@ class FleetConfig(Model):
         "know it, and never send it.",
     )
 
+    redis: Annotated[str, AfterValidator(_redis_url)] = Field(
+        default="",
+        description="redis://[USER@]HOST[:PORT][/DATABASE] of a Redis or Valkey server, or rediss:// for TLS, the same "
+        "at every member: purges and revocations go there too, and outlast the fleet. No bytes of streams do. Needs "
+        "the extra `redis`.",
+    )
+    redis_password: SecretStr = Field(
+        default=SecretStr(""), description="Password for fleet.redis. Empty: none is sent."
+    )
+    redis_ca_file: str = Field(
+        default="",
+        description="PEM file with the authorities of the certificate of fleet.redis. Empty: those of the system.",
+    )
+
     @property
     def is_on(self) -> bool:
         """Whether this gateway is a member of a fleet."""
@@ -158,6 +179,12 @@ class FleetConfig(Model):
         return _usable_place(self.name, self.dns_name.port)
 
     @property
+    def redis_place(self) -> RedisPlace:
+        """The database of `redis`, which is set."""
+        place = parse_redis_url(self.redis)
+        return place._replace(password=self.redis_password.get_secret_value(), ca_file=self.redis_ca_file)
+
+    @property
     def listener(self) -> FleetListenerConfig | None:
         """The listener for the other members; None without a fleet."""
         return FleetListenerConfig(address=self.listen) if self.is_on else None
@@ -168,6 +195,7 @@ class FleetConfig(Model):
 
     @model_validator(mode="after")
     def _goes_together(self) -> Self:
+        self._goes_with_redis()
         if self.members_dns:
             self._goes_with_dns()
             return self
@@ -194,6 +222,15 @@ class FleetConfig(Model):
             raise MisfitError("is needed: the address at which the other members reach this one", "listen")
         if not self.secret.get_secret_value():
             raise MisfitError("is needed: a secret that all members share", "secret")
+
+    def _goes_with_redis(self) -> None:
+        if self.redis and not self.is_on:
+            raise MisfitError("needs a fleet: fleet.name and fleet.members, or fleet.members_dns", "redis")
+        for field in ("redis_password", "redis_ca_file"):
+            if getattr(self, field) and not self.redis:
+                raise MisfitError("needs fleet.redis", field)
+        if self.redis_ca_file and not self.redis_place.is_tls:
+            raise MisfitError("needs fleet.redis with rediss://", "redis_ca_file")
 
     def _goes_with_dns(self) -> None:
         if self.members:

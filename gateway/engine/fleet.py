@@ -34,6 +34,7 @@ from gateway.config.gateway import GatewayConfig
 from gateway.engine.fleet_dns import MembersByDns
 from gateway.engine.fleet_orders import FleetOrders
 from gateway.engine.fleet_processes import MemberProcesses
+from gateway.engine.fleet_redis import OrdersByRedis
 from gateway.engine.fleet_writes import CountedWrites
 from gateway.errors import GatewayError, UpstreamTimeout, UpstreamUnreachable
 from gateway.http.reply_parser import Interim
@@ -307,6 +308,8 @@ class Fleet:
         """The operator's orders, at any member."""
         self.by_dns: MembersByDns | None = None
         """Finds the members by DNS; None if the configuration lists them."""
+        self.by_redis: OrdersByRedis | None = None
+        """Copies the operator's orders to Redis, and learns of them there; None without Redis."""
         self.node = ""
         """A digest of this member's `server.node_name`."""
         self.on_silent: Callable[[int], object] = lambda index: None
@@ -361,6 +364,8 @@ class Fleet:
 
     def _knows_orders(self, digest: str) -> None:
         self.field = self.field._replace(orders=digest)
+        if self.by_redis is not None:
+            self.by_redis.wake()
 
     async def _ask_about_orders(self, name: str, asked: Since | OutcomeAsk, within_s: float) -> tuple[int, bytes]:
         member = next((one for one in self.members.values() if one.name == name), None)
@@ -384,11 +389,14 @@ class Fleet:
         if self.by_dns is not None:
             await self.by_dns.start()
         self._is_probing = True
+        first_looks = [] if self.by_redis is None else [self.by_redis.start()]
         for member in self.members.values():
             member.probe()
         self.member_answered()
         with suppress(TimeoutError):
             async with asyncio.timeout(_FIRST_S):
+                for look in first_looks:
+                    await asyncio.wait([look])
                 await self._all_answered.wait()
                 await self.orders.settled()
         self.orders.is_new, self.has_started = False, True

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from gateway.aio.tasks import Tasks
 from gateway.errors import GatewayError
@@ -61,6 +61,9 @@ class Actions(Protocol):
     def take_over(self, revocations: Iterable[InEffect]) -> None:
         """Put the revocations of another member into effect."""
 
+    def revocation_of(self, order: Order, age_s: float) -> InEffect | None:
+        """Return the revocation that an order has made so many seconds ago; None for a purge, and after its end."""
+
 
 class MemberDone(NamedTuple):
     """Whether another member has carried out an order."""
@@ -69,6 +72,16 @@ class MemberDone(NamedTuple):
     affected: int | None
     """The number of purged streams, or of ended live reads; None if the member has not confirmed."""
     why_not: str = ""
+
+
+class Given(NamedTuple, Generic[T]):
+    """The outcome of an order of this member's operator."""
+
+    result: T
+    members: list[MemberDone]
+    """The other members."""
+    is_stored: bool | None
+    """Whether Redis has the order; None without Redis."""
 
 
 class FleetOrders:
@@ -85,17 +98,21 @@ class FleetOrders:
         """`process` is the name of this process.  `ask` sends a request to a member, within so many seconds, and
         returns the status and the body of its answer.  It raises GatewayError.  `others` returns the names of the other
         members.  `on_digest` is called with each new digest of the orders that this member knows."""
-        self._process = process
+        self.process: Final = process
         self._now = now
         self._ask = ask
         self._others = others
         self._on_digest = on_digest
         self.actions: Actions | None = None
+        self.until_stored: Callable[[Order], Awaitable[bool]] | None = None
+        """Waits until Redis has an order, and returns whether it has; None without Redis."""
         self.log: Final = OrderLog()
         self._carried_out = NO_ORDERS
         """The digest of the orders that are carried out.  While the lock is free, it is the digest of the log."""
         self._covered: dict[str, str] = {}
         """For each other member, the digest of orders that this member also knows, and has carried out."""
+        self._heard: dict[str, float] = {}
+        """For each other member, when it has last shown that it knows no orders but those that are carried out."""
         self._counts: dict[tuple[str, int], int | None] = {}
         """The outcomes of the latest orders."""
         self._lock = asyncio.Lock()
@@ -111,9 +128,8 @@ class FleetOrders:
 
     # -- an order of this member's operator
 
-    async def give(self, kind: Kind, text: str, act: Callable[[], Awaitable[T]]) -> tuple[T, list[MemberDone]]:
-        """Carry out an order by `act`, and have all other members carry it out.  Return the result of `act`, and the
-        outcome at each other member.  Raises the exception of `act`.
+    async def give(self, kind: Kind, text: str, act: Callable[[], Awaitable[T]]) -> Given[T]:
+        """Carry out an order by `act`, and have all other members carry it out.  Raises the exception of `act`.
 
         The order is completed even if the caller is cancelled."""
         giving = self._tasks.start(self._give(kind, text, act), f"{kind} over the fleet")
@@ -121,14 +137,15 @@ class FleetOrders:
 
     async def _give(self, kind: Kind, text: str, act: Callable[[], Awaitable[T]]) -> Any:
         async with self._lock:
-            order = self.log.add(self._process, kind, text, self._now())
+            order = self.log.add(self.process, kind, text, self._now())
             self._on_digest(self.log.digest)
             asking = [self._tasks.start(self._have_done(name, order), f"{kind} at {name}") for name in self._others()]
             try:
                 result = await act()
             finally:
                 self._carried_out = self.log.digest
-        return result, list(await asyncio.gather(*asking))
+        is_stored = None if self.until_stored is None else await self.until_stored(order)
+        return Given(result, list(await asyncio.gather(*asking)), is_stored)
 
     async def _have_done(self, member: str, order: Order) -> MemberDone:
         try:
@@ -150,6 +167,13 @@ class FleetOrders:
         """Begin to fetch the orders that only the other member knows, if there are any."""
         if self.is_behind(member, digest):
             self._fetch(member)
+        else:
+            self._heard[member] = self._now()
+
+    def heard(self) -> dict[str, float | None]:
+        """Return, for each other member, when it has last shown that it knows no orders but those that are carried out
+        here; None if never."""
+        return {member: self._heard.get(member) for member in self._others()}
 
     async def caught_up(self, member: str, process: str, digest: str) -> bool:
         """Carry out the orders that a process of the other member knows.  Return whether that has succeeded.
@@ -185,18 +209,34 @@ class FleetOrders:
             _log.warning("the purges and revocations that member %s knows cannot be fetched: %s", member, error)
             return ""
         async with self._lock:
-            await self._take(member, news)
+            await self._take(news, f"of member {member}")
+            self._covered[member] = OrderLog.digest_of(news.known)
         return news.process
 
-    async def _take(self, member: str, news: OrderNews) -> None:
+    async def learn(self, news: OrderNews) -> None:
+        """Carry out the orders in Redis that this member does not know."""
+        async with self._lock:
+            await self._take(news, "in Redis")
+
+    async def doubt(self) -> None:
+        """Empty the memory, because this member may have missed orders in Redis."""
+        async with self._lock:
+            if not self.is_new:
+                await self._start_again("that Redis has lost")
+
+    async def _start_again(self, where: str) -> None:
+        assert self.actions is not None
+        self.missed += 1
+        _log.warning("this member has missed purges or revocations %s: it empties its memory", where)
+        await self.actions.start_again()
+
+    async def _take(self, news: OrderNews, where: str) -> None:
         actions = self.actions
         assert actions is not None
         orders, has_missed = self.log.learn_news(news)
         self._on_digest(self.log.digest)
         if has_missed and not self.is_new:
-            self.missed += 1
-            _log.warning("this member has missed purges or revocations of member %s: it empties its memory", member)
-            await actions.start_again()
+            await self._start_again(where)
         if news.in_effect is not None:
             actions.take_over(news.in_effect)
         for order in orders:
@@ -205,14 +245,21 @@ class FleetOrders:
         while len(self._counts) > MOST_ORDERS:
             del self._counts[next(iter(self._counts))]
         self._carried_out = self.log.digest
-        self._covered[member] = OrderLog.digest_of(news.known)
 
     # -- answers to other members
 
     def news(self, asked: Since) -> OrderNews:
         """Return the orders that another member does not know."""
-        news = self.log.since(asked, [] if self.actions is None else self.actions.in_effect())
-        return news._replace(process=self._process)
+        news = self.log.since(asked, self.in_effect())
+        return news._replace(process=self.process)
+
+    def in_effect(self) -> list[InEffect]:
+        """Return the revocations in effect."""
+        return [] if self.actions is None else self.actions.in_effect()
+
+    def revocation_of(self, order: Order, age_s: float) -> InEffect | None:
+        """Return the revocation that an order has made so many seconds ago; None if there is none."""
+        return None if self.actions is None else self.actions.revocation_of(order, age_s)
 
     async def done(self, member: str, process: str, digest: str, asked: OutcomeAsk) -> int | None:
         """Carry out the orders of another member, and return the outcome of one of them; None if it has failed."""
@@ -223,6 +270,7 @@ class FleetOrders:
     def forget(self, member: str) -> None:
         """Forget another member, because it has left the fleet.  The orders that it has given stay."""
         self._covered.pop(member, None)
+        self._heard.pop(member, None)
 
     async def close(self) -> None:
         """End all tasks."""

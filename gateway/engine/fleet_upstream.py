@@ -98,6 +98,8 @@ class FleetUpstream(HopUpstream):
     async def close(self) -> None:
         if self._fleet.by_dns is not None:
             await self._fleet.by_dns.close()
+        if self._fleet.by_redis is not None:
+            await self._fleet.by_redis.close()
         self._fleet.stop()
         await self._fleet.orders.close()
         await super().close()

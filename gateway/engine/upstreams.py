@@ -11,14 +11,19 @@ from typing import NamedTuple
 
 from gateway.aio.clock import Clock
 from gateway.config.addresses import Address, parse_address
+from gateway.config.certificate_files import file_problem
+from gateway.config.errors import ConfigError
 from gateway.config.fleet import FleetConfig
 from gateway.config.gateway import GatewayConfig
 from gateway.engine.fleet import Fleet
 from gateway.engine.fleet_dns import MembersByDns, member_at, own_address
+from gateway.engine.fleet_orders import FleetOrders
+from gateway.engine.fleet_redis import OrdersByRedis
 from gateway.engine.fleet_upstream import FleetUpstream
 from gateway.engine.hop_upstream import HopUpstream
 from gateway.engine.negative_cache import NegativeCache
 from gateway.engine.others_writes import OthersWrites
+from gateway.protocol.stored_orders import Seal
 from gateway.tape.store import TapeStore
 from gateway.upstream.client import HopClient
 from gateway.upstream.reply import Upstream
@@ -45,9 +50,16 @@ class Upstreams(NamedTuple):
 
 
 def make_fleet(config: FleetConfig, clock: Clock, rng: Random) -> Fleet:
-    """Make this member's view of its fleet.  Raises ConfigError if its own address is needed and not known."""
-    if not config.members_dns:
-        return Fleet(config, clock, rng)
+    """Make this member's view of its fleet.  Raises ConfigError if its own address is needed and not known, or if Redis
+    is configured and cannot be used by this gateway."""
+    fleet = Fleet(config, clock, rng) if not config.members_dns else _fleet_by_dns(config, clock, rng)
+    if config.redis:
+        fleet.by_redis = _orders_by_redis(config, fleet.orders, clock, rng)
+        fleet.orders.until_stored = fleet.by_redis.until_stored
+    return fleet
+
+
+def _fleet_by_dns(config: FleetConfig, clock: Clock, rng: Random) -> Fleet:
     from gateway.upstream.dns_records import address_records
 
     own = own_address(config)
@@ -59,6 +71,22 @@ def make_fleet(config: FleetConfig, clock: Clock, rng: Random) -> Fleet:
 
     fleet.by_dns = MembersByDns(config.dns_name.host, own, address_records, answering, fleet.replace_members, clock)
     return fleet
+
+
+def _orders_by_redis(config: FleetConfig, orders: FleetOrders, clock: Clock, rng: Random) -> OrdersByRedis:
+    try:
+        from gateway.upstream.redis_orders import RedisOrders, check_authorities
+    except ImportError as error:
+        raise ConfigError(
+            f"fleet.redis is set and {error.name} is not installed: pip install 'durable-gateway[redis]'"
+        ) from None
+    place = config.redis_place
+    try:
+        check_authorities(place.ca_file)
+    except OSError as error:
+        raise ConfigError(f"fleet.redis_ca_file: {place.ca_file}: {file_problem(error)}") from None
+    seal = Seal(config.secret.get_secret_value().encode())
+    return OrdersByRedis(RedisOrders(place, seal.fleet), seal, orders, clock, rng)
 
 
 def make_upstreams(

@@ -8,17 +8,21 @@ from prometheus_client.metrics_core import Metric
 
 from gateway.engine.fleet import Member
 from gateway.engine.fleet_dns import MembersByDns
+from gateway.engine.fleet_redis import OrdersByRedis
 from gateway.ops.families import counter, gauge
 
 _LABELS = ("member",)
 
 
 def fleet_families(
-    members: Sequence[Member], missed_orders: int | None, by_dns: MembersByDns | None
+    members: Sequence[Member],
+    missed_orders: int | None,
+    by_dns: MembersByDns | None,
+    by_redis: OrdersByRedis | None,
 ) -> Iterator[Metric]:
-    """Return the state of each other member, as this gateway sees it, and of the look-ups in DNS.
+    """Return the state of each other member, as this gateway sees it, and of the looks at DNS and Redis.
 
-    `missed_orders` is None without a fleet, and `by_dns` without `fleet.members_dns`.
+    `missed_orders` is None without a fleet, `by_dns` without `fleet.members_dns`, and `by_redis` without `fleet.redis`.
     """
     yield gauge(
         "durable_gateway_fleet_member_reached",
@@ -49,7 +53,8 @@ def fleet_families(
     yield counter(
         "durable_gateway_fleet_missed_orders",
         "How often this gateway has emptied its memory because it was cut off from the fleet while more purges and "
-        "revocations were made than the other members remember. Excludes the start, when memory is empty.",
+        "revocations were made than the other members remember, or while Redis lost some. Excludes the start, when "
+        "memory is empty.",
         (),
         [] if missed_orders is None else [((), missed_orders)],
     )
@@ -66,4 +71,25 @@ def fleet_families(
         "Excludes members that answer but are missing there.",
         (),
         [] if by_dns is None else [((), float(by_dns.found))],
+    )
+    yield gauge(
+        "durable_gateway_fleet_redis_answered",
+        "Whether the latest look at fleet.redis for purges and revocations has succeeded: 1, or 0 if it has failed, or "
+        "none has ended yet. Excludes looks under way.",
+        (),
+        [] if by_redis is None else [((), float(not by_redis.problem))],
+    )
+    yield counter(
+        "durable_gateway_fleet_redis_losses",
+        "How often purges and revocations that this gateway has read in fleet.redis were no longer there. Excludes "
+        "those that were lost while this gateway did not run.",
+        (),
+        [] if by_redis is None else [((), by_redis.losses)],
+    )
+    yield counter(
+        "durable_gateway_fleet_redis_refused_entries",
+        "Entries in fleet.redis that no member of this fleet has made, and that are ignored. An entry that is read "
+        "again counts again. Excludes other keys.",
+        (),
+        [] if by_redis is None else [((), by_redis.refused)],
     )

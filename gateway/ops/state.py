@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 from gateway.engine.core import Engine
 from gateway.engine.fleet import Member
 from gateway.engine.fleet_dns import MembersByDns
+from gateway.engine.fleet_redis import OrdersByRedis
 from gateway.tape.costs import RouteUsage
 from gateway.upstream.connection_pool import Connections
 from gateway.upstream.failures import Refusal
@@ -61,6 +62,8 @@ class State:
     """The other members of the fleet."""
     by_dns: MembersByDns | None = None
     """The look-ups of the members in DNS; None if there are none."""
+    by_redis: OrdersByRedis | None = None
+    """The purges and revocations in Redis; None without Redis."""
     missed_orders: int | None = None
     """How often this member has missed purges or revocations; None without a fleet."""
 
@@ -94,6 +97,7 @@ def look_at(
         origins=engine.origins.snapshot(),
         members=() if engine.fleet is None else tuple(engine.fleet.members.values()),
         by_dns=None if engine.fleet is None else engine.fleet.by_dns,
+        by_redis=None if engine.fleet is None else engine.fleet.by_redis,
         missed_orders=None if engine.fleet is None else engine.fleet.orders.missed,
     )
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from hashlib import blake2b
 from heapq import nlargest
 from math import inf
@@ -168,6 +168,10 @@ class OrderLog:
         self._keep(order)
         self._changed()
         return order
+
+    def orders(self) -> Iterator[Order]:
+        """Return the latest orders, in the order in which this member has learnt of them."""
+        return iter(self._orders)
 
     def since(self, asked: Since, in_effect: list[InEffect]) -> OrderNews:
         """Return the orders that another member does not know.  `in_effect` are the revocations in effect."""

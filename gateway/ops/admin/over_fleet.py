@@ -13,14 +13,15 @@ from functools import partial
 from typing import Any, Final, cast
 
 from aiohttp import web
+from pydantic import ValidationError
 
 from gateway.auth.remembered_verdicts import Revocation
 from gateway.auth.remembered_verdicts import Subject as Revocable
 from gateway.engine.fleet_orders import FleetOrders
 from gateway.ops.admin.audit import Audit
 from gateway.ops.admin.endpoint import ApiRequest, Endpoint, MemberOutcome, Nothing, Refused, adapter_of
-from gateway.ops.admin.purge import PurgeAll, PurgeBody, Purged, PurgedOverFleet
-from gateway.ops.admin.revoke import RevokeBody, Revoked, RevokedOverFleet
+from gateway.ops.admin.purge import PurgeAll, PurgeBody, Purged, PurgedOverFleet, PurgedOverRedis
+from gateway.ops.admin.revoke import RevokeBody, Revoked, RevokedOverFleet, RevokedOverRedis
 from gateway.ops.admin.subject import Subject
 from gateway.protocol.fleet_orders import InEffect, Kind, Order
 
@@ -50,12 +51,16 @@ class OverFleet:
         kind = _PATHS[endpoint.path]
 
         async def answered(asked: ApiRequest[Any, Any], body: bytes, _: web.Request) -> object:
-            answer, others = await self._orders.give(kind, body.decode(), partial(endpoint.handle, asked))
-            members = [MemberOutcome(*one) for one in others]
+            given = await self._orders.give(kind, body.decode(), partial(endpoint.handle, asked))
+            answer, members, in_redis = given.result, [MemberOutcome(*one) for one in given.members], given.is_stored
             if isinstance(answer, Purged):
-                return PurgedOverFleet(answer.purged, members)
+                if in_redis is None:
+                    return PurgedOverFleet(answer.purged, members)
+                return PurgedOverRedis(answer.purged, members, in_redis)
             assert isinstance(answer, Revoked)
-            return RevokedOverFleet(answer.live_reads, members)
+            if in_redis is None:
+                return RevokedOverFleet(answer.live_reads, members)
+            return RevokedOverRedis(answer.live_reads, members, in_redis)
 
         return endpoint.route_with(answered)
 
@@ -97,3 +102,13 @@ class OverFleet:
             revocation = Revocation(cast("Revocable", subject), name, issuer)
             if for_s > known.get(revocation, 0.0) + _SAME_S:
                 verdicts.revoke(revocation, for_s)
+
+    def revocation_of(self, order: Order, age_s: float) -> InEffect | None:
+        if order.kind != "revoke":
+            return None
+        try:
+            body: RevokeBody = adapter_of(RevokeBody).validate_json(order.text)
+        except ValidationError:
+            return None
+        for_s = body.for_s - age_s
+        return InEffect(body.subject, body.name, body.issuer, for_s) if for_s > 0 else None

@@ -114,6 +114,15 @@ class PurgedOverFleet:
     """The other members of the fleet."""
 
 
+@with_config(API_TYPE)
+@dataclass(frozen=True, slots=True)
+class PurgedOverRedis(PurgedOverFleet):
+    """The answer of a member of a fleet with Redis."""
+
+    in_redis: bool
+    """Whether Redis has the purge. If not, this member adds it once Redis can be used again."""
+
+
 class Purger:
     """Selects streams, and purges them."""
 
@@ -208,7 +217,7 @@ def purge_endpoints(subject: Subject, directory: Directory) -> list[Endpoint]:
             "/api/purge",
             "Purge streams, or mark them for revalidation (soft)",
             purge,
-            Purged | PurgedOverFleet,
+            Purged | PurgedOverFleet | PurgedOverRedis,
             body=PurgeBody,
             audited=_audited,
             expects="one of stream, prefix, key, id and all, with or without soft",

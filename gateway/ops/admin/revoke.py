@@ -52,6 +52,15 @@ class RevokedOverFleet:
     """The other members of the fleet."""
 
 
+@with_config(API_TYPE)
+@dataclass(frozen=True, slots=True)
+class RevokedOverRedis(RevokedOverFleet):
+    """The answer of a member of a fleet with Redis."""
+
+    in_redis: bool
+    """Whether Redis has the revocation. If not, this member adds it once Redis can be used again."""
+
+
 def revoke_endpoints(gateway: Gateway) -> list[Endpoint]:
     """Make the endpoint `POST /api/revoke`."""
 
@@ -65,7 +74,7 @@ def revoke_endpoints(gateway: Gateway) -> list[Endpoint]:
             "/api/revoke",
             "Refuse a principal, a token or a signing key, and end its live reads",
             revoke,
-            Revoked | RevokedOverFleet,
+            Revoked | RevokedOverFleet | RevokedOverRedis,
             body=RevokeBody,
             audited=_audited,
             expects="subject and name, with or without issuer and for_s",

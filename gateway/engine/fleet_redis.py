@@ -1,0 +1,363 @@
+"""The way of the operator's orders (purges and revocations) through Redis, in addition to the way between members.
+
+`gateway.engine.fleet_orders` owns the orders of this member.  This module copies them to a stream in Redis, and has
+them learnt from there, so they reach a member that no other member reaches, and outlast a restart of the whole fleet.
+Whoever learns of an order second ignores it.  While Redis is away, orders go between members alone.
+
+The member remembers the last entry that it has read, and reads on from that entry, which each answer of Redis must
+contain.  If it is there no more, entries may be lost: they were trimmed, or Redis has lost its data.  The member then
+reads everything that is there.  It has missed nothing if each other member of its list shows within a moment that it
+knows no other orders.  Otherwise it empties its memory, so that the origin is asked.
+
+A member adds its own orders at once.  Orders and revocations of others that Redis lacks, such as those that it has
+lost, are added by the member whose random patience ends first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from enum import Enum
+from random import Random
+from typing import Final, NamedTuple, Protocol, TypeVar
+
+from gateway.aio.clock import Clock, Timer
+from gateway.aio.tasks import Tasks
+from gateway.engine.fleet_orders import FleetOrders
+from gateway.protocol.fleet_orders import InEffect, Order
+from gateway.protocol.stored_orders import Moment, Seal, StoredEntry, news_of
+
+POLL_S: Final = 0.25
+"""Seconds between two looks at Redis, varied by a fifth."""
+RETRY_S: Final = 0.5
+"""Seconds until the next look after one that has failed."""
+HEAR_S: Final = 1.5
+"""Seconds for the other members to show that this one has missed nothing."""
+PATIENCE_S: Final = (0.5, 1.5)
+"""The least and the most seconds that the orders of other members may be missing in Redis before this one adds them."""
+_STORE_S: Final = 2.0
+"""The most seconds for which the answer to the operator waits for Redis."""
+_MOST_PAGES: Final = 16
+"""The most answers of Redis with new entries in one look.  The next look reads on."""
+_MOST_STORED: Final = 4_096
+"""The most orders of which a member remembers that Redis has them: more than Redis keeps."""
+_CHUNK: Final = 256
+"""The most orders and the most revocations that are added at once."""
+_SAME_S: Final = 5.0
+"""Two ends of a revocation that differ by fewer seconds are the same end, because clocks differ."""
+_LOG_S: Final = 60.0
+"""The least seconds between two lines about refused entries."""
+_BEGIN: Final = StoredEntry("-", b"")
+"""Stands for the place before the first entry."""
+
+T = TypeVar("T")
+
+_log = logging.getLogger("gateway.fleet")
+
+
+class OrderStore(Protocol):
+    """The orders in Redis: `gateway.upstream.redis_orders.RedisOrders`."""
+
+    @property
+    def shown(self) -> str: ...
+
+    async def since(self, entry_id: str) -> list[StoredEntry]: ...
+
+    async def revocations(self, wall: float) -> list[bytes]: ...
+
+    async def add(self, orders: Sequence[bytes], revocations: Sequence[tuple[bytes, float]], wall: float) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class Loss(Enum):
+    """The effect of entries that may be lost."""
+
+    NOTHING_MISSED = "the other members show that this one has missed nothing"
+    MISSED = "this member may have missed orders"
+    UNKNOWN = "the other members have not answered yet"
+
+
+def loss_since(lost_at: float, heard: Mapping[str, float | None], now: float) -> Loss:
+    """Judge entries that may be lost since `lost_at`.
+
+    `heard` has, for each other member, when it has last shown that this one knows its orders; None if never.  A member
+    without others to ask must assume the worst.
+    """
+    if heard and all(at is not None and at > lost_at for at in heard.values()):
+        return Loss.NOTHING_MISSED
+    return Loss.MISSED if not heard or now >= lost_at + HEAR_S else Loss.UNKNOWN
+
+
+def is_continued(page: Sequence[StoredEntry], last: StoredEntry) -> bool:
+    """Return whether the entries from `last` on follow what was read before: `last` is still there, and is the same."""
+    return last == _BEGIN or (bool(page) and page[0] == last)
+
+
+class Lacking(NamedTuple):
+    """The orders that Redis lacks, in the order in which this member has learnt of them."""
+
+    own: list[Order]
+    of_others: list[Order]
+
+
+def lacking(orders: Iterable[Order], stored: Collection[tuple[str, int]], process: str) -> Lacking:
+    """Return the orders that are not stored, by whether this process has given them."""
+    absent = [order for order in orders if (order.process, order.number) not in stored]
+    return Lacking(
+        [order for order in absent if order.process == process],
+        [order for order in absent if order.process != process],
+    )
+
+
+def unstored(in_effect: Iterable[InEffect], stored: Iterable[InEffect]) -> list[InEffect]:
+    """Return the revocations in effect that Redis lacks, or that end earlier there."""
+    ends: dict[tuple[str, str, str | None], float] = {}
+    for one in stored:
+        ends[one[:3]] = max(one.for_s, ends.get(one[:3], 0.0))
+    return [one for one in in_effect if one.for_s > ends.get(one[:3], 0.0) + _SAME_S]
+
+
+class OrdersByRedis:
+    """Looks at Redis again and again, from `start` to `close`."""
+
+    def __init__(self, store: OrderStore, seal: Seal, orders: FleetOrders, clock: Clock, rng: Random) -> None:
+        self._store = store
+        self._seal = seal
+        self._orders = orders
+        self._clock = clock
+        self._rng = rng
+        self.problem = "it has not been asked yet"
+        """Why the latest look has failed, for the operator; empty if it has not."""
+        self.refused = 0
+        """How many entries no member of this fleet has made."""
+        self.losses = 0
+        """How often entries that this member has read were gone."""
+        self._refused_logged_at: float | None = None
+        self._last: StoredEntry | None = None
+        """The last entry that was read; None before the first look."""
+        self._stored: dict[tuple[str, int], None] = {}
+        """The latest orders that Redis has, by process and number."""
+        self._unstored: list[InEffect] = []
+        """The revocations in effect that Redis has lost."""
+        self._may_lack = False
+        """Whether Redis may lack orders that this member knows."""
+        self._due_at: float | None = None
+        """When this member adds the orders of others that Redis lacks."""
+        self._lost_at: float | None = None
+        """Since when it is open whether this member has missed orders."""
+        self._timer: Timer | None = None
+        self._looking: asyncio.Task[None] | None = None
+        self._is_called = self._is_closed = False
+        self._on_look = asyncio.Event()
+        self._tasks = Tasks()
+
+    def __repr__(self) -> str:
+        return f"<OrdersByRedis {self.shown}: {self.problem or f'{len(self._stored)} orders'}>"
+
+    @property
+    def shown(self) -> str:
+        """The address of Redis."""
+        return self._store.shown
+
+    def start(self) -> asyncio.Task[None]:
+        """Begin to look.  Return the first look."""
+        return self._begin()
+
+    def wake(self) -> None:
+        """Look at once, because this member knows another order.  While Redis is away, only the next look is due."""
+        self._may_lack = True
+        if self._looking is not None:
+            self._is_called = True
+        elif self._timer is not None and not self.problem:
+            self._timer.cancel()
+            self._begin()
+
+    async def until_stored(self, order: Order) -> bool:
+        """Wait until Redis has the order, but not for long.  Return whether it has."""
+        key = order.process, order.number
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_STORE_S):
+                while key not in self._stored and not self.problem and not self._is_closed:
+                    self._on_look.clear()
+                    await self._on_look.wait()
+        return key in self._stored
+
+    async def close(self) -> None:
+        """End the looks."""
+        self._is_closed = True
+        self._on_look.set()
+        if self._timer is not None:
+            self._timer.cancel()
+        await self._tasks.close()
+        await self._store.close()
+
+    def _begin(self) -> asyncio.Task[None]:
+        self._timer = None
+        self._looking = self._tasks.start(self._look(), f"look at Redis at {self.shown}")
+        return self._looking
+
+    async def _look(self) -> None:
+        self._is_called = False
+        try:
+            await self._round()
+        except OSError as error:
+            self._report(str(error))
+        except Exception as error:
+            # The looks must go on.
+            self._report(f"its entries cannot be used ({type(error).__name__})", error)
+        else:
+            self._report("")
+        await self._judge_loss()
+        self._looking = None
+        self._on_look.set()
+        if self._is_closed:
+            return
+        if self._is_called and not self.problem:
+            self._begin()
+        else:
+            pause_s = (RETRY_S if self.problem else POLL_S) * self._rng.uniform(0.8, 1.2)
+            self._timer = self._clock.call_later(pause_s, self._begin)
+
+    def _report(self, problem: str, error: Exception | None = None) -> None:
+        if problem == self.problem:
+            return
+        self.problem = problem
+        if problem:
+            effect = "purges and revocations go between members only"
+            _log.warning("fleet.redis at %s: %s; %s", self.shown, problem, effect, exc_info=error)
+        else:
+            _log.warning("fleet.redis at %s: it can be used", self.shown)
+
+    # -- reading
+
+    async def _round(self) -> None:
+        last = None if self._last is None else await self._read_from(self._last)
+        if last is not None:
+            self._last = last
+        else:
+            self.losses += self._last is not None
+            await self._start_over()
+            if not self._orders.is_new:
+                self._lost_at = self._clock.now()
+        if self._may_lack or self._unstored:
+            await self._add_lacking()
+
+    async def _read_from(self, last: StoredEntry) -> StoredEntry | None:
+        """Have the orders after an entry carried out.  Return the last entry that was read; None if the entries there
+        do not follow what was read before."""
+        for _ in range(_MOST_PAGES):
+            page = await self._store.since(last.id)
+            if not is_continued(page, last):
+                return None
+            new = page[1:] if page and page[0] == last else page
+            if not new:
+                break
+            await self._take(new)
+            last = new[-1]
+        return last
+
+    async def _start_over(self) -> None:
+        """Read all that is there.  The revocations come first: one that is made meanwhile is among the orders."""
+        self._last = None
+        entries = await self._store.revocations(self._clock.wall())
+        found = self._opened(entries, self._seal.read_revocation)
+        await self._orders.learn(news_of([], [one for one in found if one.for_s > 0]))
+        self._stored.clear()
+        self._may_lack = True
+        last = await self._read_from(_BEGIN)
+        if last is None:
+            raise OSError("its entries go while they are read")
+        self._last = last
+        self._unstored = unstored(self._orders.in_effect(), found)
+
+    async def _take(self, entries: Sequence[StoredEntry]) -> None:
+        orders = self._opened((entry.data for entry in entries), self._seal.read_order)
+        if orders:
+            await self._orders.learn(news_of(orders))
+            self._remember(orders)
+
+    def _opened(self, entries: Iterable[bytes], read: Callable[[bytes, Moment], T]) -> list[T]:
+        """Read entries, without those that no member of this fleet has made."""
+        moment, found = self._moment(), []
+        for entry in entries:
+            try:
+                found.append(read(entry, moment))
+            except ValueError:
+                self._refuse()
+        return found
+
+    def _refuse(self) -> None:
+        self.refused += 1
+        now = self._clock.now()
+        if self._refused_logged_at is None or now >= self._refused_logged_at + _LOG_S:
+            self._refused_logged_at = now
+            _log.error(
+                "fleet.redis at %s: %d entries there are ignored, because no member of this fleet has made them",
+                self.shown,
+                self.refused,
+            )
+
+    def _remember(self, orders: Iterable[Order]) -> None:
+        for order in orders:
+            self._stored[order.process, order.number] = None
+        while len(self._stored) > _MOST_STORED:
+            del self._stored[next(iter(self._stored))]
+
+    async def _judge_loss(self) -> None:
+        if self._lost_at is None:
+            return
+        loss = loss_since(self._lost_at, self._orders.heard(), self._clock.now())
+        if loss is Loss.UNKNOWN:
+            return
+        self._lost_at = None
+        if loss is Loss.MISSED:
+            await self._orders.doubt()
+
+    # -- adding
+
+    async def _add_lacking(self) -> None:
+        own, of_others = self._lacking()
+        await self._add(own)
+        if not of_others and not self._unstored:
+            self._due_at, self._may_lack = None, False
+            return
+        now = self._clock.now()
+        if self._due_at is None:
+            self._due_at = now + self._rng.uniform(*PATIENCE_S)
+        elif now >= self._due_at:
+            self._due_at = None
+            # Another member may have added them.
+            await self._start_over()
+            await self._add(self._lacking().of_others)
+            await self._add_revocations()
+
+    def _lacking(self) -> Lacking:
+        return lacking(self._orders.log.orders(), self._stored, self._orders.process)
+
+    async def _add(self, orders: Sequence[Order]) -> None:
+        for first in range(0, len(orders), _CHUNK):
+            chunk, moment = orders[first : first + _CHUNK], self._moment()
+            revocations = [
+                revocation
+                for order in chunk
+                if (revocation := self._orders.revocation_of(order, moment.now - order.at)) is not None
+            ]
+            await self._store.add(
+                [self._seal.order(order, moment) for order in chunk], self._sealed(revocations, moment), moment.wall
+            )
+            self._remember(chunk)
+
+    async def _add_revocations(self) -> None:
+        while self._unstored:
+            moment = self._moment()
+            await self._store.add([], self._sealed(self._unstored[:_CHUNK], moment), moment.wall)
+            del self._unstored[:_CHUNK]
+
+    def _sealed(self, revocations: Iterable[InEffect], moment: Moment) -> list[tuple[bytes, float]]:
+        return [(self._seal.revocation(one, moment), moment.wall + one.for_s) for one in revocations]
+
+    def _moment(self) -> Moment:
+        return Moment(self._clock.now(), self._clock.wall())

@@ -1,0 +1,108 @@
+"""Orders and revocations as the members of a fleet store them in Redis, each with an authentication code.
+
+An entry is a code (HMAC-SHA256) and a JSON text.  The key of the code is derived from the fleet's secret.  So a party
+that can write to Redis, but does not know the secret, can make no purge and no revocation, and cannot change one.  It
+can write an entry again, which has no effect: a member carries out each order once (`gateway.protocol.fleet_orders`),
+and the text has the time of the order or the end of the revocation.  It can also delete entries, which only the members
+that have read them notice.
+
+Times are in Unix seconds, because the entries outlast the processes that have written them.  The members' wall clocks
+must agree within some seconds.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+from collections.abc import Sequence
+from math import isfinite
+from typing import Any, Final, NamedTuple, cast, get_args
+
+from gateway.protocol.fleet_orders import InEffect, Kind, Order, OrderNews
+
+_CODE_BYTES: Final = 32
+_ORDER: Final = b"order 1\n"
+_REVOCATION: Final = b"revocation 1\n"
+"""The kinds of entries, with the version of their form.  The code covers the kind, so that no entry passes for one of
+another kind."""
+
+
+class StoredEntry(NamedTuple):
+    """One entry of the stream of orders in Redis."""
+
+    id: str
+    data: bytes
+    """The entry of an order; empty if a foreign entry has none."""
+
+
+class Moment(NamedTuple):
+    """One moment on both clocks of this process."""
+
+    now: float
+    """Monotonic seconds."""
+    wall: float
+    """Unix seconds."""
+
+
+class Seal:
+    """Makes and reads the entries of one fleet."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._key = hmac.digest(secret, b"durable-gateway redis code", "sha256")
+        self.fleet: Final = hmac.digest(secret, b"durable-gateway redis name", "sha256")[:8].hex()
+        """A name for the fleet, which tells nothing of its secret.  Fleets with other secrets have other names."""
+
+    def _sealed(self, kind: bytes, value: object) -> bytes:
+        text = json.dumps(value, separators=(",", ":")).encode()
+        return hmac.digest(self._key, kind + text, "sha256") + text
+
+    def _opened(self, kind: bytes, entry: bytes) -> list[Any]:
+        code, text = entry[:_CODE_BYTES], entry[_CODE_BYTES:]
+        if not hmac.compare_digest(code, hmac.digest(self._key, kind + text, "sha256")):
+            raise ValueError("the code is wrong")
+        value = json.loads(text)
+        if not isinstance(value, list):
+            raise ValueError("not a list")
+        return value
+
+    def order(self, order: Order, moment: Moment) -> bytes:
+        """Return the entry of an order."""
+        process, number, kind, text, at = order
+        return self._sealed(_ORDER, [process, number, kind, text, moment.wall - (moment.now - at)])
+
+    def read_order(self, entry: bytes, moment: Moment) -> Order:
+        """Read the entry of an order.  Raises ValueError if no member of this fleet has made it."""
+        process, number, kind, text, wall = self._opened(_ORDER, entry)
+        is_right = isinstance(process, str) and isinstance(text, str) and kind in get_args(Kind)
+        if not is_right or not isinstance(number, int) or number < 1:
+            raise ValueError("not an order")
+        # The clock of the member that gave the order may be ahead.
+        return Order(process, number, cast("Kind", kind), text, moment.now - max(0.0, moment.wall - _time(wall)))
+
+    def revocation(self, revocation: InEffect, moment: Moment) -> bytes:
+        """Return the entry of a revocation."""
+        subject, name, issuer, for_s = revocation
+        return self._sealed(_REVOCATION, [subject, name, issuer, moment.wall + for_s])
+
+    def read_revocation(self, entry: bytes, moment: Moment) -> InEffect:
+        """Read the entry of a revocation.  Raises ValueError if no member of this fleet has made it."""
+        subject, name, issuer, until = self._opened(_REVOCATION, entry)
+        is_right = isinstance(subject, str) and isinstance(name, str)
+        if not is_right or not (issuer is None or isinstance(issuer, str)):
+            raise ValueError("not a revocation")
+        return InEffect(subject, name, issuer, _time(until) - moment.wall)
+
+
+def _time(value: object) -> float:
+    if not isinstance(value, int | float) or not isfinite(value):
+        raise ValueError("not a time")
+    return float(value)
+
+
+def news_of(orders: Sequence[Order], in_effect: list[InEffect] | None = None) -> OrderNews:
+    """Return the news that these orders are: each process has given as many as its latest one's number says."""
+    known: dict[str, tuple[int, float]] = {}
+    for order in orders:
+        if order.number > known.get(order.process, (0, 0.0))[0]:
+            known[order.process] = order.number, order.at
+    return OrderNews(known, list(orders), in_effect)

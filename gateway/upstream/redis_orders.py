@@ -1,0 +1,139 @@
+"""The purges and revocations of a fleet in Redis or Valkey: a stream of orders, and the revocations in effect.
+
+The stream is trimmed to about `MOST_ENTRIES`.  The revocations are a sorted set by their ends, without those that have
+ended, and with at most `MOST_REVOCATIONS`.  Both keys begin with the name of the fleet, which also keeps them in one
+slot of a cluster.
+
+redis-py sends the commands.  All of its failures become `OSError` with one short line, which is equal for equal
+failures and has no credentials.  Each command has a bound in time.  The module is imported only if the configuration
+needs it, because redis-py is an extra and takes 0.8 s to import.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Awaitable, Sequence
+from contextlib import suppress
+from typing import Any, Final, TypeVar
+
+from redis import exceptions
+from redis.asyncio import Connection, ConnectionPool, Redis, SSLConnection
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from gateway.config.redis_place import RedisPlace
+from gateway.protocol.stored_orders import StoredEntry
+
+MOST_ENTRIES: Final = 2_048
+"""The orders that Redis keeps: twice as many as a member (`gateway.protocol.fleet_orders.MOST_ORDERS`)."""
+MOST_REVOCATIONS: Final = 1 << 16
+"""The revocations that Redis keeps; further ones replace those that end first."""
+_PAGE: Final = 256
+"""The most entries in one answer, so that reading them does not keep the loop for long."""
+_COMMAND_S: Final = 1.0
+"""The most seconds for one answer of Redis, with the time to connect."""
+_FIELD: Final = b"order"
+_WORD_CHARS: Final = 24
+
+T = TypeVar("T")
+
+
+class RedisOrders:
+    """The two keys of one fleet."""
+
+    def __init__(self, place: RedisPlace, fleet: str) -> None:
+        """`fleet` is the fleet's name (`gateway.protocol.stored_orders.Seal.fleet`)."""
+        self._orders = f"durable-gateway:{{{fleet}}}:orders"
+        self._revocations = f"durable-gateway:{{{fleet}}}:revocations"
+        self.shown: Final = f"{place.host}:{place.port}"
+        """The address, for the operator."""
+        tls: dict[str, Any] = {"ssl_ca_certs": place.ca_file or None} if place.is_tls else {}
+        # A command that has failed is not repeated at once: the next look follows soon enough.
+        self._client: Redis = Redis(
+            connection_pool=ConnectionPool(
+                SSLConnection if place.is_tls else Connection,
+                max_connections=1,
+                host=place.host,
+                port=place.port,
+                db=place.database,
+                username=place.user or None,
+                password=place.password or None,
+                socket_timeout=_COMMAND_S,
+                socket_connect_timeout=_COMMAND_S,
+                retry=Retry(NoBackoff(), 0),
+                protocol=2,
+                driver_info=None,
+                **tls,
+            )
+        )
+
+    async def since(self, entry_id: str) -> list[StoredEntry]:
+        """Return the entry with this id, if it is still there, and those after it: a page of them.  Raises OSError."""
+        found: Any = await self._within(self._client.xrange(self._orders, min=entry_id, count=_PAGE))
+        return [StoredEntry(one.decode(), fields.get(_FIELD, b"")) for one, fields in found]
+
+    async def revocations(self, wall: float) -> list[bytes]:
+        """Return the entries of the revocations that end after `wall` (Unix seconds).  Raises OSError."""
+        entries: list[bytes] = []
+        while len(entries) < MOST_REVOCATIONS:
+            page: Any = await self._within(
+                self._client.zrangebyscore(self._revocations, wall, "+inf", start=len(entries), num=_PAGE)
+            )
+            entries += page
+            if len(page) < _PAGE:
+                break
+        return entries
+
+    async def add(self, orders: Sequence[bytes], revocations: Sequence[tuple[bytes, float]], wall: float) -> None:
+        """Add orders to the stream, and revocations with their ends (Unix seconds): all of them, or none.
+
+        Raises OSError.  They may have been added nevertheless."""
+        changes = self._client.pipeline(transaction=True)
+        for order in orders:
+            changes.xadd(self._orders, {_FIELD: order}, maxlen=MOST_ENTRIES, approximate=True)
+        if revocations:
+            changes.zremrangebyscore(self._revocations, "-inf", wall)
+            changes.zadd(self._revocations, dict(revocations))
+            changes.zremrangebyrank(self._revocations, 0, -MOST_REVOCATIONS - 1)
+        await self._within(changes.execute())
+
+    async def _within(self, command: Awaitable[T]) -> T:
+        try:
+            async with asyncio.timeout(_COMMAND_S):
+                return await command
+        except Exception as error:
+            # A late answer must not be taken for that of the next command.
+            await self.close()
+            raise OSError(_reason(error)) from None
+
+    async def close(self) -> None:
+        """Close the connection.  The next command makes another one."""
+        with suppress(Exception):
+            async with asyncio.timeout(_COMMAND_S):
+                await self._client.connection_pool.disconnect()
+
+
+def check_authorities(ca_file: str) -> None:
+    """Raise OSError if the file does not hold certificates of authorities."""
+    if ca_file:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(ca_file)
+
+
+def _reason(error: Exception) -> str:
+    match error:
+        case exceptions.AuthenticationError() | exceptions.AuthorizationError():
+            return "it has refused the user or the password"
+        case exceptions.AuthenticationWrongNumberOfArgsError():
+            return "it has refused the user or the password"
+        case exceptions.BusyLoadingError():
+            return "it is loading its data"
+        case exceptions.TimeoutError() | TimeoutError():
+            return "it has not answered in time"
+        case exceptions.ConnectionError() | OSError():
+            return "it cannot be reached"
+        case exceptions.ResponseError():
+            # The first word of an error is its code.
+            word = str(error).partition(" ")[0][:_WORD_CHARS]
+            return f"it has refused a command ({word if word.isalpha() else type(error).__name__})"
+    return f"its answer cannot be used ({type(error).__name__})"
