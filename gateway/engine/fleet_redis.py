@@ -294,11 +294,8 @@ class OrdersByRedis:
         now = self._clock.now()
         if self._refused_logged_at is None or now >= self._refused_logged_at + _LOG_S:
             self._refused_logged_at = now
-            _log.error(
-                "fleet.redis at %s: %d entries there are ignored, because no member of this fleet has made them",
-                self.shown,
-                self.refused,
-            )
+            why = "no member of this fleet has made them"
+            _log.error("fleet.redis at %s: entries there are ignored, because %s", self.shown, why)
 
     def _remember(self, orders: Iterable[Order]) -> None:
         for order in orders:
@@ -331,13 +328,16 @@ class OrdersByRedis:
             self._due_at = None
             # Another member may have added them.
             await self._start_over()
-            await self._add(self._lacking().of_others)
+            added = await self._add(self._lacking().of_others)
+            self._unstored = unstored(self._unstored, added)
             await self._add_revocations()
 
     def _lacking(self) -> Lacking:
         return lacking(self._orders.log.orders(), self._stored, self._orders.process)
 
-    async def _add(self, orders: Sequence[Order]) -> None:
+    async def _add(self, orders: Sequence[Order]) -> list[InEffect]:
+        """Add orders, and the revocations that they have made.  Return these."""
+        added: list[InEffect] = []
         for first in range(0, len(orders), _CHUNK):
             chunk, moment = orders[first : first + _CHUNK], self._moment()
             revocations = [
@@ -349,6 +349,8 @@ class OrdersByRedis:
                 [self._seal.order(order, moment) for order in chunk], self._sealed(revocations, moment), moment.wall
             )
             self._remember(chunk)
+            added += revocations
+        return added
 
     async def _add_revocations(self) -> None:
         while self._unstored:

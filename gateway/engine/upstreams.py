@@ -6,6 +6,7 @@ workers of this gateway.
 
 from __future__ import annotations
 
+import ssl
 from random import Random
 from typing import NamedTuple
 
@@ -83,8 +84,10 @@ def _orders_by_redis(config: FleetConfig, orders: FleetOrders, clock: Clock, rng
     place = config.redis_place
     try:
         check_authorities(place.ca_file)
-    except OSError as error:
-        raise ConfigError(f"fleet.redis_ca_file: {place.ca_file}: {file_problem(error)}") from None
+    except ssl.SSLError:
+        raise ConfigError(f"fleet.redis_ca_file: {place.ca_file}: holds no certificates") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"fleet.redis_ca_file: {place.ca_file}: cannot be read: {file_problem(error)}") from None
     seal = Seal(config.secret.get_secret_value().encode())
     return OrdersByRedis(RedisOrders(place, seal.fleet), seal, orders, clock, rng)
 

@@ -35,6 +35,7 @@ _COMMAND_S: Final = 1.0
 """The most seconds for one answer of Redis, with the time to connect."""
 _FIELD: Final = b"order"
 _WORD_CHARS: Final = 24
+_REFUSED: Final = "it has refused the user or the password"
 
 T = TypeVar("T")
 
@@ -123,9 +124,15 @@ def check_authorities(ca_file: str) -> None:
 def _reason(error: Exception) -> str:
     match error:
         case exceptions.AuthenticationError() | exceptions.AuthorizationError():
-            return "it has refused the user or the password"
+            return _REFUSED
         case exceptions.AuthenticationWrongNumberOfArgsError():
-            return "it has refused the user or the password"
+            return _REFUSED
+        case exceptions.NoPermissionError():
+            return "the user lacks a right"
+        case exceptions.ReadOnlyError():
+            return "it is a replica, which takes no changes"
+        case exceptions.OutOfMemoryError():
+            return "it is out of memory"
         case exceptions.BusyLoadingError():
             return "it is loading its data"
         case exceptions.TimeoutError() | TimeoutError():

@@ -336,6 +336,9 @@ class NoActions:
     def take_over(self, revocations: Iterable[InEffect]) -> None:
         """Do nothing."""
 
+    def revocation_of(self, order: Order, age_s: float) -> InEffect | None:
+        return None
+
 
 @pytest.mark.parametrize("answering", ["q", "r"])
 async def test_only_the_asking_process_itself_can_show_that_its_orders_are_carried_out(answering: str) -> None:

@@ -1,0 +1,479 @@
+"""Purges and revocations by a real Redis: what it adds to the way between members, and what its faults do."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from gateway.aio.clock import ManualClock
+from gateway.config.errors import ConfigError
+from gateway.config.gateway import GatewayConfig
+from gateway.engine import fleet_redis
+from gateway.engine.fleet_redis import OrdersByRedis
+from gateway.origin.app import RunningOrigin
+from gateway.protocol.fleet_orders import Order, OrderLog
+from gateway.protocol.stored_orders import Moment, Seal
+from gateway.upstream import redis_orders
+from tests.certificates import Authority
+from tests.fleet.redis_server import RedisServer, gate, redis_server
+from tests.fleet.site import NAMES, Site
+from tests.fleet.test_orders import PRINCIPAL, REVOKED, Parted, bodies, order, revocations, warmed
+from tests.ports import kept_port
+from tests.waiting import eventually, time_passing
+
+GUIDE: Final = Path(__file__).parents[2] / "docs/guides/fleet.md"
+RIGHTS: Final = re.compile(r"^ACL SETUSER (.*)$", re.MULTILINE)
+STEP_S: Final = 0.02
+LOSS_STEP_S: Final = 0.005
+"""Slower: members have a second and a half to show that they agree."""
+
+
+class RedisSite(Site):
+    """A fleet with Redis."""
+
+    def __init__(self, origin: RunningOrigin, clock: ManualClock, redis: RedisServer) -> None:
+        super().__init__(origin, clock)
+        self.redis = redis
+        self.redis_url = redis.url
+
+    def config(self, name: str, fleet: dict[str, Any] | None = None, **more: Any) -> GatewayConfig:
+        return super().config(name, {"redis": self.redis_url, **(fleet or {})}, **{"tail_fresh_s": 600, **more})
+
+    def by_redis(self, name: str) -> OrdersByRedis:
+        found = self.fleet(name).by_redis
+        assert found is not None
+        return found
+
+    async def lines(self, name: str) -> list[str]:
+        """The lines of `/readyz?verbose` about Redis."""
+        edge = self.members[name]
+        answer = await edge.send_to(edge.gateway.admin_url, "GET", "/readyz?verbose", {"Host": "127.0.0.1"})
+        return [line for line in answer.body.decode().splitlines() if "Redis" in line]
+
+    async def metrics(self, name: str) -> dict[str, float]:
+        """The metrics of Redis."""
+        edge = self.members[name]
+        answer = await edge.send_to(edge.gateway.admin_url, "GET", "/metrics", {"Host": "127.0.0.1"})
+        prefix = "durable_gateway_fleet_redis_"
+        lines = [line.removeprefix(prefix) for line in answer.body.decode().splitlines() if line.startswith(prefix)]
+        return {line.partition(" ")[0]: float(line.partition(" ")[2]) for line in lines}
+
+    async def until_problem(self, problem: str) -> None:
+        """Wait until all members report this problem, or none."""
+        async with time_passing(self.clock, STEP_S):
+            await eventually(lambda: {self.by_redis(name).problem for name in self.members} == {problem})
+
+
+@pytest.fixture
+async def redis(tmp_path: Path) -> AsyncIterator[RedisServer]:
+    async with redis_server(tmp_path) as server:
+        yield server
+
+
+@pytest.fixture
+async def site(origin: RunningOrigin, clock: ManualClock, redis: RedisServer) -> AsyncIterator[RedisSite]:
+    """A fleet whose members the test starts."""
+    found = RedisSite(origin, clock, redis)
+    yield found
+    await found.close()
+
+
+async def test_an_order_is_in_redis_when_its_answer_says_so(site: RedisSite) -> None:
+    await site.start_all()
+    path = site.path_of("b")
+    await warmed(site, path)
+    answer = await order(site, "a", "purge", {"stream": path})
+    others = [{"member": name, "affected": 1, "why_not": ""} for name in "bc"]
+    assert answer == {"purged": 1, "members": others, "in_redis": True}
+    assert await site.redis.count() == 1
+    answer = await order(site, "c", "revoke", PRINCIPAL)
+    assert (answer["in_redis"], await site.redis.count()) == (True, 2)
+    # What each member learns of twice, it carries out once, and no member adds it again.
+    async with time_passing(site.clock, STEP_S):
+        await eventually(lambda: all(repr(site.by_redis(name)).endswith(": 2 orders>") for name in NAMES))
+        looked_until = site.clock.now() + 4
+        await eventually(lambda: site.clock.now() > looked_until)
+    assert await site.redis.count() == 2
+    assert len({site.fleet(name).field.orders for name in NAMES}) == 1
+    assert [len(revocations(site, name)) for name in NAMES] == [1, 1, 1]
+    assert await site.lines("b") == [f"[+] purges and revocations in Redis at 127.0.0.1:{site.redis.port}"]
+    assert await site.metrics("b") == {"answered": 1.0, "losses_total": 0.0, "refused_entries_total": 0.0}
+
+
+async def test_a_member_that_only_redis_reaches_carries_out_orders_within_a_second(
+    site: RedisSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await site.start_all()
+    path = site.path_of("c")
+    await warmed(site, path)
+    Parted(site, "b", monkeypatch)
+    async with time_passing(site.clock, STEP_S):
+        await eventually(lambda: site.reached("b") == set())
+    answer = await order(site, "a", "purge", {"stream": path})
+    (missing,) = [one["member"] for one in answer["members"] if one["affected"] is None]
+    assert (missing, answer["in_redis"]) == ("b", True)
+    await order(site, "a", "revoke", PRINCIPAL)
+    before = site.clock.now()
+    async with time_passing(site.clock, STEP_S):
+        await eventually(lambda: revocations(site, "b") == [REVOKED])
+    assert site.clock.now() - before <= 1
+    assert await bodies(site, path, ("b",)) == {b"new"}
+    assert site.fleet("b").orders.missed == 0
+
+
+async def test_revocations_outlast_a_restart_of_the_whole_fleet(site: RedisSite) -> None:
+    await site.start_all()
+    path = site.path_of("a")
+    await warmed(site, path)
+    await order(site, "b", "revoke", PRINCIPAL)
+    await order(site, "b", "purge", {"stream": path})
+    for name in NAMES:
+        await site.kill(name)
+    site.clock.advance(300)
+    # Only one of its members is there, before which no other one can answer.
+    await site.start("a")
+    assert revocations(site, "a") == [REVOKED]
+    [(_, for_s)] = site.members["a"].gateway.routes.verdicts.revocations()
+    assert for_s == pytest.approx(300, abs=1)
+    await site.start("b")
+    await site.start("c")
+    await site.until_joined()
+    assert {name: revocations(site, name) for name in NAMES} == {name: [REVOKED] for name in NAMES}
+    assert await bodies(site, path) == {b"new"}
+    assert [site.fleet(name).orders.missed for name in NAMES] == [0, 0, 0]
+    assert len({site.fleet(name).field.orders for name in NAMES}) == 1
+
+
+async def test_a_revocation_outlasts_the_orders_after_it(site: RedisSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis_orders, "MOST_ENTRIES", 2)
+    await site.start("a")
+    await order(site, "a", "revoke", PRINCIPAL)
+    for number in range(3):
+        await order(site, "a", "purge", {"stream": f"/elsewhere/{number}"})
+    assert await site.redis.count() == 2
+    await site.kill("a")
+    await site.start("a")
+    assert revocations(site, "a") == [REVOKED]
+    site.clock.advance(601)
+    await order(site, "a", "revoke", {**PRINCIPAL, "name": "eve"})
+    assert await site.redis.client.zcard(await site.redis.key("revocations")) == 1
+
+
+async def test_a_gateway_that_is_in_no_list_yet_gets_orders(site: RedisSite) -> None:
+    site.listed = ("a", "b")
+    await site.start("a")
+    await site.start("b")
+    site.listed = NAMES
+    await site.start("c")
+    await order(site, "a", "revoke", PRINCIPAL)
+    async with time_passing(site.clock, STEP_S):
+        await eventually(lambda: revocations(site, "c") == [REVOKED])
+
+
+async def test_while_redis_is_away_orders_go_between_members_and_reach_redis_later(
+    site: RedisSite, caplog: pytest.LogCaptureFixture
+) -> None:
+    await site.start_all()
+    path = site.path_of("b")
+    await order(site, "a", "purge", {"all": True})
+    site.redis.kill()
+    await site.until_problem("it cannot be reached")
+    await warmed(site, path)
+    answer = await order(site, "a", "purge", {"stream": path})
+    assert (answer["in_redis"], [one["affected"] for one in answer["members"]]) == (False, [1, 1])
+    await order(site, "b", "revoke", PRINCIPAL)
+    assert {name: revocations(site, name) for name in NAMES} == {name: [REVOKED] for name in NAMES}
+    assert await bodies(site, path) == {b"new"}
+    assert await site.lines("c") == [
+        f"[-] purges and revocations in Redis at 127.0.0.1:{site.redis.port}: it cannot be reached"
+    ]
+    assert (await site.metrics("c"))["answered"] == 0.0
+    lines = [one.message for one in caplog.records if one.message.startswith("fleet.redis")]
+    line = f"fleet.redis at 127.0.0.1:{site.redis.port}: "
+    assert lines[-3:] == [f"{line}it cannot be reached; purges and revocations go between members only"] * 3
+    await site.redis.start()
+    await site.until_problem("")
+    async with time_passing(site.clock, STEP_S):
+        await eventually(lambda: all(repr(site.by_redis(name)).endswith(": 3 orders>") for name in NAMES))
+    assert await site.redis.count() == 3
+    assert [site.by_redis(name).losses + site.fleet(name).orders.missed for name in NAMES] == [0, 0, 0]
+    assert caplog.records[-1].message == f"{line}it can be used"
+
+
+async def test_what_redis_has_lost_is_there_again_though_its_giver_has_ended(
+    site: RedisSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await site.start_all()
+    for name in NAMES:
+        monkeypatch.setattr(site.fleet(name).orders, "log", OrderLog(most=1))
+    for principal in ("mallory", "eve"):
+        # The first order is forgotten after the second one.  Only its effect is left.
+        await order(site, "c", "revoke", {**PRINCIPAL, "name": principal})
+    await site.kill("c")
+    site.redis.kill(keeps_data=False)
+    await site.until_problem("it cannot be reached")
+    await site.redis.start()
+
+    async def has_both() -> bool:
+        keys = await site.redis.client.keys("durable-gateway:*:revocations")
+        return [await site.redis.client.zcard(key) for key in keys] == [2]
+
+    async with time_passing(site.clock, STEP_S):
+        await eventually(has_both)
+    for name in "ab":
+        await site.kill(name)
+    await site.start("c")
+    assert {one.name for one in revocations(site, "c")} == {"mallory", "eve"}
+
+
+async def test_redis_without_its_data_costs_no_memory_where_the_members_agree(site: RedisSite) -> None:
+    await site.start_all()
+    path = site.path_of("b")
+    await site.members["a"].put(path, b"x", Stream_Closed="true")
+    assert await bodies(site, path) == {b"x"}
+    for number in range(3):
+        await order(site, "a", "purge", {"stream": f"/elsewhere/{number}"})
+    await site.redis.client.flushall()
+    asked = sum(site.counters.requests.values())
+    async with time_passing(site.clock, LOSS_STEP_S):
+        await eventually(lambda: [site.by_redis(name).losses for name in NAMES] == [1, 1, 1])
+        until = site.clock.now() + 3
+        await eventually(lambda: site.clock.now() > until)
+    assert [site.fleet(name).orders.missed for name in NAMES] == [0, 0, 0]
+    # The giver knows that its orders are lost, and adds them again at once.
+    assert await site.redis.count() == 3
+    assert await bodies(site, path) == {b"x"}
+    assert sum(site.counters.requests.values()) == asked
+
+
+@pytest.mark.parametrize("loss", ["flushed", "trimmed", "replaced"])
+async def test_a_member_that_is_cut_off_asks_the_origin_after_redis_has_lost_orders(
+    site: RedisSite, monkeypatch: pytest.MonkeyPatch, loss: str
+) -> None:
+    monkeypatch.setattr(redis_orders, "MOST_ENTRIES", 2)
+    async with gate(site.redis.port) as door:
+        await site.start("a")
+        await site.start("b", {"redis": door.url})
+        await site.start("c")
+        await site.until_joined()
+        path = site.path_of("c")
+        await warmed(site, path)
+        await order(site, "c", "purge", {"stream": "/elsewhere"})
+        async with time_passing(site.clock, STEP_S):
+            await eventually(lambda: repr(site.by_redis("b")).endswith(": 1 orders>"))
+        Parted(site, "b", monkeypatch)
+        door.hold()
+        async with time_passing(site.clock, STEP_S):
+            await eventually(lambda: site.reached("b") == set())
+        await order(site, "a", "purge", {"stream": path})
+        match loss:
+            case "flushed":
+                await site.redis.client.flushall()
+            case "trimmed":
+                for number in range(2):
+                    await order(site, "c", "purge", {"stream": f"/elsewhere/{number}"})
+            case _:
+                [(first, _), (_, data)] = await site.redis.orders()
+                key = await site.redis.key("orders")
+                await site.redis.client.delete(key)
+                await site.redis.client.xadd(key, {b"order": data}, id=first)
+        for name in "ac":
+            await site.kill(name)
+        door.release()
+        assert await bodies(site, path, ("b",)) == {b"old"}
+        async with time_passing(site.clock, STEP_S):
+            await eventually(lambda: site.fleet("b").orders.missed > 0)
+        assert await bodies(site, path, ("b",)) == {b"new"}
+        assert site.by_redis("b").losses == 1
+
+
+async def test_entries_that_no_member_has_made_have_no_effect(
+    site: RedisSite, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    await site.start_all()
+    path = site.path_of("b")
+    await site.members["a"].put(path, b"x", Stream_Closed="true")
+    assert await bodies(site, path) == {b"x"}
+    await order(site, "a", "revoke", {**PRINCIPAL, "for_s": 60})
+    await order(site, "b", "revoke", PRINCIPAL)
+    client, key, other = site.redis.client, await site.redis.key("orders"), await site.redis.key("revocations")
+    [(_, first), (_, second)] = await site.redis.orders()
+    stranger, moment = Seal(b"another secret"), Moment(site.clock.now(), site.clock.wall())
+    forged = Order("f" * 16, 1, "purge", '{"all":true}', site.clock.now())
+    shorter = Order("f" * 16, 2, "revoke", '{"subject":"principal","name":"mallory","for_s":1}', site.clock.now())
+    [revoked, *_] = await client.zrange(other, 0, -1)
+    foreign: list[dict[Any, Any]] = [
+        {b"order": stranger.order(forged, moment)},
+        {b"order": stranger.order(shorter, moment)},
+        {b"order": second[:-3] + b"99]"},
+        {b"order": revoked},
+        {b"order": b""},
+        {b"order": b"\xff" * 40},
+        {b"another field": b"x"},
+    ]
+    for fields in foreign:
+        await client.xadd(key, fields)
+    # One of an earlier, shorter revocation is right, and is known.
+    await client.xadd(key, {b"order": first})
+    await client.zadd(other, {b"x" * 50: 9e9, first: 9e9})
+    await order(site, "c", "revoke", {**PRINCIPAL, "name": "eve"})
+    async with time_passing(site.clock, STEP_S):
+        await eventually(lambda: [site.by_redis(name).refused for name in NAMES] == [len(foreign)] * 3)
+    lines = [one.message for one in caplog.records if "are ignored" in one.message]
+    line = f"fleet.redis at 127.0.0.1:{site.redis.port}: entries there are ignored, because "
+    assert lines == [f"{line}no member of this fleet has made them"] * len(NAMES)
+    assert (await site.metrics("a"))["refused_entries_total"] == len(foreign)
+    assert await bodies(site, path) == {b"x"}
+    # A gateway that starts reads everything.
+    for name in NAMES:
+        await site.kill(name)
+    await site.start("a")
+    ends = {one.name: end for one, end in site.members["a"].gateway.routes.verdicts.revocations()}
+    assert ends == pytest.approx({"mallory": 600, "eve": 600}, abs=20)
+    assert site.by_redis("a").refused == len(foreign) + 2
+    assert {site.by_redis("a").problem, *[site.fleet("a").orders.missed]} == {"", 0}
+
+
+@pytest.mark.parametrize(
+    ("fleet", "problem"),
+    [
+        ({"redis_password": "the right password"}, ""),
+        ({"redis_password": "a wrong password"}, "it has refused the user or the password"),
+        ({}, "it has refused the user or the password"),
+    ],
+)
+async def test_a_password_is_sent_and_never_shown(
+    site: RedisSite, fleet: dict[str, str], problem: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    await site.redis.client.config_set("requirepass", "the right password")
+    site.redis.client.connection_pool.connection_kwargs["password"] = "the right password"
+    await site.start("a", fleet)
+    assert site.by_redis("a").problem == problem
+    assert (await order(site, "a", "revoke", PRINCIPAL))["in_redis"] == (not problem)
+    shown = f"{caplog.text} {await site.lines('a')} {site.members['a'].gateway.config!r}"
+    assert "right password" not in shown
+    assert "wrong password" not in shown
+
+
+async def test_a_user_needs_few_rights(site: RedisSite) -> None:
+    rights = RIGHTS.search(GUIDE.read_text(encoding="utf-8"))
+    assert rights is not None
+    await site.redis.client.execute_command("ACL", "SETUSER", *rights[1].split())  # type: ignore[no-untyped-call]
+    site.redis_url = site.redis.url.replace("//", "//gateway@")
+    await site.start("a", {"redis_password": "PASSWORD"})
+    assert (await order(site, "a", "revoke", PRINCIPAL))["in_redis"]
+    assert await site.lines("a") == [f"[+] purges and revocations in Redis at 127.0.0.1:{site.redis.port}"]
+
+
+async def test_redis_that_hangs_holds_up_nothing(site: RedisSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis_orders, "_COMMAND_S", 0.1)
+    monkeypatch.setattr(fleet_redis, "_STORE_S", 0.05)
+    async with gate(site.redis.port) as door:
+        site.redis_url = door.url
+        await site.start_all()
+        door.hold()
+        await site.until_problem("it has not answered in time")
+        path = site.path_of("b")
+        await warmed(site, path)
+        answer = await order(site, "a", "purge", {"stream": path})
+        assert (answer["in_redis"], [one["affected"] for one in answer["members"]]) == (False, [1, 1])
+        assert await bodies(site, path) == {b"new"}
+        door.release()
+        await site.until_problem("")
+        async with time_passing(site.clock, STEP_S):
+            await eventually(lambda: all(repr(site.by_redis(name)).endswith(": 1 orders>") for name in NAMES))
+        # Each member has one connection, and makes another one only after a failure.
+        connections = door.connections
+        async with time_passing(site.clock, STEP_S):
+            until = site.clock.now() + 5
+            await eventually(lambda: site.clock.now() > until)
+        assert door.connections == connections
+        await site.close()
+
+
+async def test_the_start_does_not_wait_long_for_redis(site: RedisSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.engine.fleet._FIRST_S", 0.05)
+    async with gate(site.redis.port) as door:
+        site.redis_url = door.url
+        door.hold()
+        await asyncio.wait_for(site.start("a"), 5)
+        path = "/s/1"
+        await site.members["a"].put(path, b"x", Stream_Closed="true")
+        assert await bodies(site, path, ("a",)) == {b"x"}
+        door.release()
+        await site.until_problem("")
+        await site.close()
+
+
+async def test_redis_that_takes_no_more_is_told(site: RedisSite) -> None:
+    await site.start("a")
+    assert (await order(site, "a", "revoke", PRINCIPAL))["in_redis"]
+    await site.redis.client.config_set("maxmemory", "1")
+    assert not (await order(site, "a", "purge", {"all": True}))["in_redis"]
+    await site.until_problem("it is out of memory")
+    await site.redis.client.config_set("maxmemory", "0")
+    await site.until_problem("")
+    assert await site.redis.count() == 2
+    key = await site.redis.key("orders")
+    await site.redis.client.set(key, b"x")
+    await site.until_problem("it has refused a command (WRONGTYPE)")
+    await site.redis.client.delete(key)
+    await site.until_problem("")
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+async def test_the_certificate_of_redis_is_verified(site: RedisSite, tmp_path: Path, is_known: bool) -> None:
+    authority, other = Authority(tmp_path), Authority(tmp_path, "other")
+    pair = authority.issue("127.0.0.1")
+    site.redis.kill()
+    with kept_port() as port:
+        site.redis.options = [
+            "--tls-port", str(port), "--tls-auth-clients", "no", "--tls-ca-cert-file", str(authority.file),
+            "--tls-cert-file", str(pair.certificate), "--tls-key-file", str(pair.key),
+        ]  # fmt: skip
+        await site.redis.start()
+        site.redis_url = f"rediss://127.0.0.1:{port}"
+        await site.start("a", {"redis_ca_file": str((authority if is_known else other).file)})
+        assert (await order(site, "a", "revoke", PRINCIPAL))["in_redis"] == is_known
+        assert site.by_redis("a").problem == ("" if is_known else "it cannot be reached")
+
+
+async def test_a_file_without_authorities_fails_the_start(site: RedisSite, tmp_path: Path) -> None:
+    site.redis_url = "rediss://127.0.0.1:1"
+    (tmp_path / "empty.pem").write_text("")
+    for file, why in (
+        ("empty.pem", "holds no certificates"),
+        ("absent.pem", "cannot be read: No such file or directory"),
+    ):
+        with pytest.raises(ConfigError, match=f"^fleet.redis_ca_file: .*{file}: {why}"):
+            await site.start("a", {"redis_ca_file": str(tmp_path / file)})
+
+
+async def test_the_start_says_that_the_extra_is_missing(site: RedisSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "gateway.upstream.redis_orders")
+    monkeypatch.setitem(sys.modules, "redis", None)
+    with pytest.raises(ConfigError, match=r"^fleet.redis is set and redis is not installed: pip install .*\[redis\]"):
+        await site.start("a")
+
+
+async def test_without_redis_in_the_configuration_the_client_is_not_imported(
+    site: RedisSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in [name for name in sys.modules if name.partition(".")[0] == "redis"]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.delitem(sys.modules, "gateway.upstream.redis_orders")
+    monkeypatch.setitem(sys.modules, "redis", None)
+    site.redis_url = ""
+    await site.start("a")
+    assert site.fleet("a").by_redis is None
+    assert set(await order(site, "a", "revoke", PRINCIPAL)) == {"live_reads", "members"}
+    assert await site.lines("a") == []
+    assert await site.metrics("a") == {}
