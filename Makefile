@@ -159,9 +159,9 @@ format: $(INSTALLED) ## let ruff rewrite what it can
 
 lock: $(INSTALLED) ## compute requirements/*.txt anew; UPGRADE=--upgrade takes newer releases
 	$(COMPILE) --build-deps-for editable -o requirements/runtime.txt pyproject.toml
-	$(COMPILE) --build-deps-for editable --extra dev --extra opentelemetry --extra pipeline -c requirements/runtime.txt \
+	$(COMPILE) --build-deps-for editable --extra dev --extra opentelemetry --extra pipeline --extra redis -c requirements/runtime.txt \
 		-o requirements/dev.txt pyproject.toml
-	$(COMPILE) --extra opentelemetry -c requirements/runtime.txt -o requirements/image.txt pyproject.toml
+	$(COMPILE) --extra opentelemetry --extra redis -c requirements/runtime.txt -o requirements/image.txt pyproject.toml
 	$(COMPILE) --only-build-deps --build-deps-for wheel -c requirements/runtime.txt -o requirements/build.txt pyproject.toml
 	$(COMPILE) --extra loadtest -c requirements/runtime.txt -o requirements/loadtest.txt pyproject.toml
 	$(COMPILE) -c requirements/dev.txt -o requirements/workers.txt requirements/workers.in

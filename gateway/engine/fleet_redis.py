@@ -5,9 +5,10 @@ them learnt from there, so they reach a member that no other member reaches, and
 Whoever learns of an order second ignores it.  While Redis is away, orders go between members alone.
 
 The member remembers the last entry that it has read, and reads on from that entry, which each answer of Redis must
-contain.  If it is there no more, entries may be lost: they were trimmed, or Redis has lost its data.  The member then
-reads everything that is there.  It has missed nothing if each other member of its list shows within a moment that it
-knows no other orders.  Otherwise it empties its memory, so that the origin is asked.
+contain.  It adds a mark to an empty stream, so that there is always such an entry.  If the entry is there no more,
+others may be lost, too: they were trimmed, or Redis has lost its data.  The member then reads everything that is there.
+It has missed nothing if each other member of its list shows within a moment that it knows no other orders.  Otherwise
+it empties its memory, so that the origin is asked.
 
 A member adds its own orders at once.  Orders and revocations of others that Redis lacks, such as those that it has
 lost, are added by the member whose random patience ends first.
@@ -268,14 +269,19 @@ class OrdersByRedis:
         self._stored.clear()
         self._may_lack = True
         last = await self._read_from(_BEGIN)
-        if last is None:
+        if last == _BEGIN:
+            # Without a last entry, this member could not notice that Redis loses the first one.
+            moment = self._moment()
+            await self._store.add([self._seal.mark(self._orders.process, moment)], [], moment.wall)
+            last = await self._read_from(_BEGIN)
+        if last is None or last == _BEGIN:
             raise OSError("its entries go while they are read")
         self._last = last
         self._unstored = unstored(self._orders.in_effect(), found)
 
     async def _take(self, entries: Sequence[StoredEntry]) -> None:
-        orders = self._opened((entry.data for entry in entries), self._seal.read_order)
-        if orders:
+        read = self._opened((entry.data for entry in entries), self._seal.read_order)
+        if orders := [order for order in read if order is not None]:
             await self._orders.learn(news_of(orders))
             self._remember(orders)
 

@@ -32,7 +32,7 @@ class StoredEntry(NamedTuple):
 
     id: str
     data: bytes
-    """The entry of an order; empty if a foreign entry has none."""
+    """The entry of an order, or a mark; empty if a foreign entry has none."""
 
 
 class Moment(NamedTuple):
@@ -70,9 +70,17 @@ class Seal:
         process, number, kind, text, at = order
         return self._sealed(_ORDER, [process, number, kind, text, moment.wall - (moment.now - at)])
 
-    def read_order(self, entry: bytes, moment: Moment) -> Order:
-        """Read the entry of an order.  Raises ValueError if no member of this fleet has made it."""
-        process, number, kind, text, wall = self._opened(_ORDER, entry)
+    def mark(self, process: str, moment: Moment) -> bytes:
+        """Return an entry that is no order, by which a process marks its place in a stream without entries."""
+        return self._sealed(_ORDER, [process, moment.wall])
+
+    def read_order(self, entry: bytes, moment: Moment) -> Order | None:
+        """Read the entry of an order; return None for a mark.  Raises ValueError if no member of this fleet has made
+        the entry."""
+        value = self._opened(_ORDER, entry)
+        if len(value) == 2:
+            return None
+        process, number, kind, text, wall = value
         is_right = isinstance(process, str) and isinstance(text, str) and kind in get_args(Kind)
         if not is_right or not isinstance(number, int) or number < 1:
             raise ValueError("not an order")

@@ -72,13 +72,14 @@ class RedisServer:
         return str(key, "ascii")
 
     async def orders(self) -> list[tuple[bytes, bytes]]:
-        """The entries of the stream: ids and what is stored."""
+        """The orders in the stream: ids and entries.  Marks are none."""
         found: Any = await self.client.xrange(await self.key("orders"))
-        return [(one, fields[b"order"]) for one, fields in found]
+        entries = [(one, fields.get(b"order", b"")) for one, fields in found]
+        return [(one, entry) for one, entry in entries if b'"purge"' in entry or b'"revoke"' in entry]
 
     async def count(self) -> int:
         """How many orders there are."""
-        return sum([await self.client.xlen(key) for key in await self.client.keys("durable-gateway:*:orders")])
+        return len(await self.orders())
 
 
 @asynccontextmanager
