@@ -8,6 +8,8 @@ import pytest
 
 from gateway.config.errors import ConfigError
 from gateway.config.file import load_config
+from gateway.config.fleet import FleetConfig
+from gateway.config.redis_place import RedisPlace, parse_redis_url
 
 SECRET = "0123456789abcdef0123456789abcdef"
 RIGHT = {
@@ -120,3 +122,54 @@ def test_a_member_has_one_process(tmp_path: Path, workers: str) -> None:
         _load(tmp_path, RIGHT, workers)
     with pytest.raises(ConfigError, match=r"fleet\.members_dns: needs server\.workers = 1"):
         _load(tmp_path, BY_DNS, workers)
+
+
+REDIS = {**RIGHT, "redis": '"rediss://gateway@redis.internal:6380/3"', "redis_ca_file": '"/etc/ca.pem"'}
+
+
+@pytest.mark.parametrize(
+    ("url", "place"),
+    [
+        ("redis://10.0.0.9", RedisPlace("10.0.0.9", 6379)),
+        ("redis://[::1]/", RedisPlace("::1", 6379)),
+        ("redis://[::1]:7000", RedisPlace("::1", 7000)),
+        ("rediss://gateway@Redis.internal:6380/3", RedisPlace("redis.internal", 6380, 3, "gateway", is_tls=True)),
+    ],
+)
+def test_the_url_of_redis_names_one_database(url: str, place: RedisPlace) -> None:
+    assert parse_redis_url(url) == place
+
+
+def test_the_password_of_redis_comes_from_the_environment_and_is_not_shown(tmp_path: Path) -> None:
+    fleet = _load(tmp_path, REDIS, DURABLE_GATEWAY_FLEET__REDIS_PASSWORD="open sesame")
+    assert isinstance(fleet, FleetConfig)
+    place = fleet.redis_place
+    assert (place.host, place.password, place.ca_file) == ("redis.internal", "open sesame", "/etc/ca.pem")
+    assert "sesame" not in f"{fleet!r} {place!r}"
+
+
+@pytest.mark.parametrize(
+    ("fleet", "line"),
+    [
+        (
+            {"redis": '"redis://10.0.0.9"'},
+            "fleet.redis: needs a fleet: fleet.name and fleet.members, or fleet.members_dns",
+        ),
+        ({**RIGHT, "redis": '"10.0.0.9:6379"'}, "fleet.redis: expected redis://[USER@]HOST[:PORT][/DATABASE], or"),
+        ({**RIGHT, "redis": '"redis://10.0.0.9:0"'}, "fleet.redis: expected redis://"),
+        ({**RIGHT, "redis": '"redis://10.0.0.9/x"'}, "fleet.redis: expected redis://"),
+        ({**RIGHT, "redis": '"redis://:sesame@10.0.0.9"'}, "fleet.redis: has a password: set fleet.redis_password"),
+        ({**RIGHT, "redis": '"redis://a:sesame@10.0.0.9"'}, "fleet.redis: has a password: set fleet.redis_password"),
+        ({**RIGHT, "redis": '"redis://sesame/@10.0.0.9"'}, "fleet.redis: expected redis://"),
+        ({**RIGHT, "redis_password": '"sesame"'}, "fleet.redis_password: needs fleet.redis"),
+        ({**RIGHT, "redis_ca_file": '"ca.pem"'}, "fleet.redis_ca_file: needs fleet.redis"),
+        ({**REDIS, "redis": '"redis://10.0.0.9"'}, "fleet.redis_ca_file: needs fleet.redis with rediss://"),
+    ],
+)
+def test_each_mistake_about_redis_has_one_line_without_a_password(
+    tmp_path: Path, fleet: dict[str, str], line: str
+) -> None:
+    with pytest.raises(ConfigError) as failed:
+        _load(tmp_path, fleet)
+    assert line in str(failed.value)
+    assert "sesame" not in str(failed.value)

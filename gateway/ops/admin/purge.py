@@ -116,9 +116,13 @@ class PurgedOverFleet:
 
 @with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
-class PurgedOverRedis(PurgedOverFleet):
+class PurgedOverRedis:
     """The answer of a member of a fleet with Redis."""
 
+    purged: int
+    """The number of streams that this member has purged."""
+    members: list[MemberOutcome]
+    """The other members of the fleet."""
     in_redis: bool
     """Whether Redis has the purge. If not, this member adds it once Redis can be used again."""
 
@@ -226,7 +230,7 @@ def purge_endpoints(subject: Subject, directory: Directory) -> list[Endpoint]:
     ]
 
 
-def _audited(body: PurgeBody, done: Purged | PurgedOverFleet) -> str:
+def _audited(body: PurgeBody, done: Purged | PurgedOverFleet | PurgedOverRedis) -> str:
     """Return the selection and the number of streams, for the audit log."""
     return f"{'marked stale' if body.soft else 'purged'} {shortened(_selection(body))}: {done.purged}"
 

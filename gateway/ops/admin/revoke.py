@@ -54,9 +54,13 @@ class RevokedOverFleet:
 
 @with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
-class RevokedOverRedis(RevokedOverFleet):
+class RevokedOverRedis:
     """The answer of a member of a fleet with Redis."""
 
+    live_reads: int
+    """The number of live reads that have ended at this member."""
+    members: list[MemberOutcome]
+    """The other members of the fleet."""
     in_redis: bool
     """Whether Redis has the revocation. If not, this member adds it once Redis can be used again."""
 
@@ -82,5 +86,5 @@ def revoke_endpoints(gateway: Gateway) -> list[Endpoint]:
     ]
 
 
-def _audited(body: RevokeBody, done: Revoked | RevokedOverFleet) -> str:
+def _audited(body: RevokeBody, done: Revoked | RevokedOverFleet | RevokedOverRedis) -> str:
     return f"revoked {body.subject} {shortened(body.name)} for {body.for_s:.0f} s: {done.live_reads} live reads ended"
