@@ -205,6 +205,10 @@ class Verdicts:
             one.revoke()
         return len(ended)
 
+    def remaining_s(self, revocation: Revocation) -> float:
+        """Return the seconds for which a revocation still holds; 0 if it has ended or was never made."""
+        return max(0.0, self._revoked.get(revocation, 0.0) - self.wall())
+
     def revocations(self) -> list[tuple[Revocation, float]]:
         """Return the revocations in effect, each with the seconds for which it still holds."""
         now = self.wall()

@@ -62,7 +62,7 @@ class Actions(Protocol):
         """Put the revocations of another member into effect."""
 
     def revocation_of(self, order: Order, age_s: float) -> InEffect | None:
-        """Return the revocation that an order has made so many seconds ago; None for a purge, and after its end."""
+        """Return the revocation that an order has made so many seconds ago, which may have ended; None for a purge."""
 
 
 class MemberDone(NamedTuple):
@@ -258,7 +258,7 @@ class FleetOrders:
         return [] if self.actions is None else self.actions.in_effect()
 
     def revocation_of(self, order: Order, age_s: float) -> InEffect | None:
-        """Return the revocation that an order has made so many seconds ago; None if there is none."""
+        """Return the revocation that an order has made so many seconds ago, which may have ended; None for a purge."""
         return None if self.actions is None else self.actions.revocation_of(order, age_s)
 
     async def done(self, member: str, process: str, digest: str, asked: OutcomeAsk) -> int | None:

@@ -46,6 +46,10 @@ _MOST_STORED: Final = 4_096
 """The most orders of which a member remembers that Redis has them: more than Redis keeps."""
 _CHUNK: Final = 256
 """The most orders and the most revocations that are added at once."""
+MOST_REVOCATIONS: Final = 1 << 16
+"""The most revocations in Redis.  If there are more, those that end first are dropped."""
+MOST_ENDED: Final = 1_024
+"""The most revocations in Redis that have ended."""
 _SAME_S: Final = 5.0
 """Two ends of a revocation that differ by fewer seconds are the same end, because clocks differ."""
 _LOG_S: Final = 60.0
@@ -53,6 +57,7 @@ _LOG_S: Final = 60.0
 _BEGIN: Final = StoredEntry("-", b"")
 """Stands for the place before the first entry."""
 
+E = TypeVar("E")
 T = TypeVar("T")
 
 _log = logging.getLogger("gateway.fleet")
@@ -66,9 +71,11 @@ class OrderStore(Protocol):
 
     async def since(self, entry_id: str) -> list[StoredEntry]: ...
 
-    async def revocations(self, wall: float) -> list[bytes]: ...
+    async def revocations(self) -> dict[bytes, bytes]: ...
 
-    async def add(self, orders: Sequence[bytes], revocations: Sequence[tuple[bytes, float]], wall: float) -> None: ...
+    async def add(self, orders: Sequence[bytes], revocations: Mapping[bytes, bytes]) -> int: ...
+
+    async def drop(self, revocations: Mapping[bytes, bytes]) -> None: ...
 
     async def close(self) -> None: ...
 
@@ -121,6 +128,21 @@ def unstored(in_effect: Iterable[InEffect], stored: Iterable[InEffect]) -> list[
     return [one for one in in_effect if one.for_s > ends.get(one[:3], 0.0) + _SAME_S]
 
 
+def surplus(remaining_s: Mapping[bytes, float], most: int, most_ended: int) -> list[bytes]:
+    """Return the fields of the revocations to drop in Redis.
+
+    `remaining_s` has, for each field, the seconds until the revocation ends; 0 for a foreign entry.  Those that have
+    ended stay until there are more than `most_ended`.  If more than `most` have not ended, those that end first go too,
+    until there is room for some.
+    """
+    ended = [field for field, for_s in remaining_s.items() if for_s <= 0]
+    lasting = sorted((for_s, field) for field, for_s in remaining_s.items() if for_s > 0)
+    if len(ended) <= most_ended and len(remaining_s) <= most:
+        return []
+    first = [field for _, field in lasting[: len(lasting) - most * 7 // 8]] if len(lasting) > most else []
+    return ended + first
+
+
 class OrdersByRedis:
     """Looks at Redis again and again, from `start` to `close`."""
 
@@ -143,6 +165,8 @@ class OrdersByRedis:
         """The latest orders that Redis has, by process and number."""
         self._unstored: list[InEffect] = []
         """The revocations in effect that Redis has lost."""
+        self._has_surplus = False
+        """Whether Redis has too many revocations."""
         self._may_lack = False
         """Whether Redis may lack orders that this member knows."""
         self._due_at: float | None = None
@@ -162,6 +186,11 @@ class OrdersByRedis:
     def shown(self) -> str:
         """The address of Redis."""
         return self._store.shown
+
+    @property
+    def is_looking(self) -> bool:
+        """Whether a look is under way."""
+        return self._looking is not None
 
     def start(self) -> asyncio.Task[None]:
         """Begin to look.  Return the first look."""
@@ -245,6 +274,9 @@ class OrdersByRedis:
                 self._lost_at = self._clock.now()
         if self._may_lack or self._unstored:
             await self._add_lacking()
+        if self._has_surplus:
+            self._has_surplus = False
+            await self._start_over()
 
     async def _read_from(self, last: StoredEntry) -> StoredEntry | None:
         """Have the orders after an entry carried out.  Return the last entry that was read; None if the entries there
@@ -263,21 +295,32 @@ class OrdersByRedis:
     async def _start_over(self) -> None:
         """Read all that is there.  The revocations come first: one that is made meanwhile is among the orders."""
         self._last = None
-        entries = await self._store.revocations(self._clock.wall())
-        found = self._opened(entries, self._seal.read_revocation)
-        await self._orders.learn(news_of([], [one for one in found if one.for_s > 0]))
+        entries = await self._store.revocations()
+        found = self._opened(entries.items(), self._read_revocation)
+        lasting = [one for _, one in found if one.for_s > 0]
+        await self._orders.learn(news_of([], lasting))
         self._stored.clear()
         self._may_lack = True
         last = await self._read_from(_BEGIN)
         if last == _BEGIN:
             # Without a last entry, this member could not notice that Redis loses the first one.
-            moment = self._moment()
-            await self._store.add([self._seal.mark(self._orders.process, moment)], [], moment.wall)
+            await self._store.add([self._seal.mark(self._orders.process, self._moment())], {})
             last = await self._read_from(_BEGIN)
         if last is None or last == _BEGIN:
             raise OSError("its entries go while they are read")
         self._last = last
-        self._unstored = unstored(self._orders.in_effect(), found)
+        self._unstored = unstored(self._orders.in_effect(), lasting)
+        remaining_s = {**dict.fromkeys(entries, 0.0), **{field: one.for_s for field, one in found}}
+        gone = surplus(remaining_s, MOST_REVOCATIONS, MOST_ENDED)
+        for first in range(0, len(gone), _CHUNK):
+            await self._store.drop({field: entries[field] for field in gone[first : first + _CHUNK]})
+
+    def _read_revocation(self, item: tuple[bytes, bytes], moment: Moment) -> tuple[bytes, InEffect]:
+        field, entry = item
+        revocation = self._seal.read_revocation(entry, moment)
+        if field != self._seal.revocation(revocation, moment)[0]:
+            raise ValueError("another field")
+        return field, revocation
 
     async def _take(self, entries: Sequence[StoredEntry]) -> None:
         read = self._opened((entry.data for entry in entries), self._seal.read_order)
@@ -285,7 +328,7 @@ class OrdersByRedis:
             await self._orders.learn(news_of(orders))
             self._remember(orders)
 
-    def _opened(self, entries: Iterable[bytes], read: Callable[[bytes, Moment], T]) -> list[T]:
+    def _opened(self, entries: Iterable[E], read: Callable[[E, Moment], T]) -> list[T]:
         """Read entries, without those that no member of this fleet has made."""
         moment, found = self._moment(), []
         for entry in entries:
@@ -351,21 +394,19 @@ class OrdersByRedis:
                 for order in chunk
                 if (revocation := self._orders.revocation_of(order, moment.now - order.at)) is not None
             ]
-            await self._store.add(
-                [self._seal.order(order, moment) for order in chunk], self._sealed(revocations, moment), moment.wall
-            )
+            await self._store_all([self._seal.order(order, moment) for order in chunk], revocations, moment)
             self._remember(chunk)
             added += revocations
         return added
 
     async def _add_revocations(self) -> None:
         while self._unstored:
-            moment = self._moment()
-            await self._store.add([], self._sealed(self._unstored[:_CHUNK], moment), moment.wall)
+            await self._store_all([], self._unstored[:_CHUNK], self._moment())
             del self._unstored[:_CHUNK]
 
-    def _sealed(self, revocations: Iterable[InEffect], moment: Moment) -> list[tuple[bytes, float]]:
-        return [(self._seal.revocation(one, moment), moment.wall + one.for_s) for one in revocations]
+    async def _store_all(self, orders: Sequence[bytes], revocations: Iterable[InEffect], moment: Moment) -> None:
+        count = await self._store.add(orders, dict(self._seal.revocation(one, moment) for one in revocations))
+        self._has_surplus |= count > MOST_REVOCATIONS
 
     def _moment(self) -> Moment:
         return Moment(self._clock.now(), self._clock.wall())

@@ -21,6 +21,7 @@ from typing import Any, Final, NamedTuple, cast, get_args
 from gateway.protocol.fleet_orders import InEffect, Kind, Order, OrderNews
 
 _CODE_BYTES: Final = 32
+_FIELD_BYTES: Final = 16
 _ORDER: Final = b"order 1\n"
 _REVOCATION: Final = b"revocation 1\n"
 """The kinds of entries, with the version of their form.  The code covers the kind, so that no entry passes for one of
@@ -53,8 +54,10 @@ class Seal:
         """A name for the fleet, which tells nothing of its secret.  Fleets with other secrets have other names."""
 
     def _sealed(self, kind: bytes, value: object) -> bytes:
-        text = json.dumps(value, separators=(",", ":")).encode()
-        return hmac.digest(self._key, kind + text, "sha256") + text
+        return self._code(kind, value) + _text(value)
+
+    def _code(self, kind: bytes, value: object) -> bytes:
+        return hmac.digest(self._key, kind + _text(value), "sha256")
 
     def _opened(self, kind: bytes, entry: bytes) -> list[Any]:
         code, text = entry[:_CODE_BYTES], entry[_CODE_BYTES:]
@@ -87,18 +90,24 @@ class Seal:
         # The clock of the member that gave the order may be ahead.
         return Order(process, number, cast("Kind", kind), text, moment.now - max(0.0, moment.wall - _time(wall)))
 
-    def revocation(self, revocation: InEffect, moment: Moment) -> bytes:
-        """Return the entry of a revocation."""
+    def revocation(self, revocation: InEffect, moment: Moment) -> tuple[bytes, bytes]:
+        """Return the field and the entry of a revocation.  A later revocation of the same name has the same field."""
         subject, name, issuer, for_s = revocation
-        return self._sealed(_REVOCATION, [subject, name, issuer, moment.wall + for_s])
+        field = self._code(b"field\n", [subject, name, issuer])[:_FIELD_BYTES].hex().encode()
+        return field, self._sealed(_REVOCATION, [subject, name, issuer, moment.wall + for_s])
 
     def read_revocation(self, entry: bytes, moment: Moment) -> InEffect:
-        """Read the entry of a revocation.  Raises ValueError if no member of this fleet has made it."""
+        """Read the entry of a revocation, which may have ended.  Raises ValueError if no member of this fleet has made
+        it."""
         subject, name, issuer, until = self._opened(_REVOCATION, entry)
         is_right = isinstance(subject, str) and isinstance(name, str)
         if not is_right or not (issuer is None or isinstance(issuer, str)):
             raise ValueError("not a revocation")
         return InEffect(subject, name, issuer, _time(until) - moment.wall)
+
+
+def _text(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
 
 
 def _time(value: object) -> float:

@@ -1,8 +1,8 @@
 """The purges and revocations of a fleet in Redis or Valkey: a stream of orders, and the revocations in effect.
 
-The stream is trimmed to about `MOST_ENTRIES`.  The revocations are a sorted set by their ends, without those that have
-ended, and with at most `MOST_REVOCATIONS`.  Both keys begin with the name of the fleet, which also keeps them in one
-slot of a cluster.
+The stream is trimmed to about `MOST_ENTRIES`.  The revocations are a hash with one field for each name, so that a later
+revocation replaces an earlier one.  Both keys begin with the name of the fleet, which also keeps them in one slot of a
+cluster.
 
 redis-py sends the commands.  All of its failures become `OSError` with one short line, which is equal for equal
 failures and has no credentials.  Each command has a bound in time.  The module is imported only if the configuration
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
@@ -27,10 +27,9 @@ from gateway.protocol.stored_orders import StoredEntry
 
 MOST_ENTRIES: Final = 2_048
 """The orders that Redis keeps: twice as many as a member (`gateway.protocol.fleet_orders.MOST_ORDERS`)."""
-MOST_REVOCATIONS: Final = 1 << 16
-"""The revocations that Redis keeps; further ones replace those that end first."""
 _PAGE: Final = 256
 """The most entries in one answer, so that reading them does not keep the loop for long."""
+_MOST_PAGES: Final = 512
 _COMMAND_S: Final = 1.0
 """The most seconds for one answer of Redis, with the time to connect."""
 _FIELD: Final = b"order"
@@ -74,30 +73,47 @@ class RedisOrders:
         found: Any = await self._within(self._client.xrange(self._orders, min=entry_id, count=_PAGE))
         return [StoredEntry(one.decode(), fields.get(_FIELD, b"")) for one, fields in found]
 
-    async def revocations(self, wall: float) -> list[bytes]:
-        """Return the entries of the revocations that end after `wall` (Unix seconds).  Raises OSError."""
-        entries: list[bytes] = []
-        while len(entries) < MOST_REVOCATIONS:
-            page: Any = await self._within(
-                self._client.zrangebyscore(self._revocations, wall, "+inf", start=len(entries), num=_PAGE)
-            )
-            entries += page
-            if len(page) < _PAGE:
+    async def revocations(self) -> dict[bytes, bytes]:
+        """Return the entries of all revocations by their fields.  Raises OSError."""
+        entries: dict[bytes, bytes] = {}
+        cursor = 0
+        for _ in range(_MOST_PAGES):
+            found: Any = await self._within(self._client.hscan(self._revocations, cursor, count=_PAGE))
+            cursor, page = found
+            entries |= page
+            if not cursor:
                 break
         return entries
 
-    async def add(self, orders: Sequence[bytes], revocations: Sequence[tuple[bytes, float]], wall: float) -> None:
-        """Add orders to the stream, and revocations with their ends (Unix seconds): all of them, or none.
+    async def add(self, orders: Sequence[bytes], revocations: Mapping[bytes, bytes]) -> int:
+        """Add orders to the stream, and revocations: all of them, or none.  Return the number of all revocations.
 
         Raises OSError.  They may have been added nevertheless."""
         changes = self._client.pipeline(transaction=True)
         for order in orders:
             changes.xadd(self._orders, {_FIELD: order}, maxlen=MOST_ENTRIES, approximate=True)
         if revocations:
-            changes.zremrangebyscore(self._revocations, "-inf", wall)
-            changes.zadd(self._revocations, dict(revocations))
-            changes.zremrangebyrank(self._revocations, 0, -MOST_REVOCATIONS - 1)
-        await self._within(changes.execute())
+            fields: Any = dict(revocations)
+            changes.hset(self._revocations, mapping=fields)
+        changes.hlen(self._revocations)
+        answers: list[Any] = await self._within(changes.execute())
+        return int(answers[-1])
+
+    async def drop(self, revocations: Mapping[bytes, bytes]) -> None:
+        """Drop revocations, except for those that were replaced meanwhile.  Raises OSError."""
+        await self._within(self._drop(revocations))
+
+    async def _drop(self, revocations: Mapping[bytes, bytes]) -> None:
+        async with self._client.pipeline(transaction=True) as changes:
+            await changes.watch(self._revocations)
+            present: Any = await changes.hmget(self._revocations, list(revocations))
+            same = [one for one, entry in zip(revocations, present, strict=True) if entry == revocations[one]]
+            changes.multi()  # type: ignore[no-untyped-call]
+            if same:
+                changes.hdel(self._revocations, *same)
+            # If there were other changes in between, a later look drops them.
+            with suppress(exceptions.WatchError):
+                await changes.execute()
 
     async def _within(self, command: Awaitable[T]) -> T:
         try:

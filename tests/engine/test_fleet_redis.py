@@ -8,7 +8,7 @@ from typing import Final
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.engine.fleet_redis import HEAR_S, Loss, is_continued, lacking, loss_since, unstored
+from gateway.engine.fleet_redis import HEAR_S, Loss, is_continued, lacking, loss_since, surplus, unstored
 from gateway.protocol.fleet_orders import InEffect, Order
 from gateway.protocol.stored_orders import StoredEntry
 
@@ -140,3 +140,20 @@ def test_after_the_revocations_that_redis_lacks_are_added_it_lacks_none(
         longest = max((other.for_s for other in stored if other[:3] == one[:3]), default=0.0)
         # Clocks differ by some seconds.
         assert (one in absent) == (one.for_s > longest + 5)
+
+
+@given(st.dictionaries(st.binary(max_size=2), st.floats(-10, 10), max_size=40), st.integers(8, 20), st.integers(0, 10))
+def test_revocations_in_redis_stay_within_bounds_and_the_longest_stay(
+    remaining_s: dict[bytes, float], most: int, most_ended: int
+) -> None:
+    gone = set(surplus(remaining_s, most, most_ended))
+    kept = {field: for_s for field, for_s in remaining_s.items() if field not in gone}
+    assert len(kept) <= most
+    assert sum(for_s <= 0 for for_s in kept.values()) <= most_ended
+    dropped = [remaining_s[field] for field in gone if remaining_s[field] > 0]
+    lasting = [for_s for for_s in kept.values() if for_s > 0]
+    if dropped:
+        assert sum(for_s > 0 for for_s in remaining_s.values()) > most
+        assert max(dropped) <= min(lasting)
+        # There is room for some, so that not each further one takes a look at all.
+        assert len(lasting) == most * 7 // 8

@@ -39,9 +39,20 @@ def test_an_order_is_read_as_it_was_written_with_its_age(order: Order) -> None:
 
 @given(REVOCATIONS)
 def test_a_revocation_is_read_as_it_was_written_and_ends_at_the_same_time(revocation: InEffect) -> None:
-    read = SEAL.read_revocation(SEAL.revocation(revocation, GIVEN), LATER)
+    field, entry = SEAL.revocation(revocation, GIVEN)
+    read = SEAL.read_revocation(entry, LATER)
     assert read == revocation._replace(for_s=read.for_s)
     assert read.for_s == pytest.approx(revocation.for_s - 10, abs=1e-3)
+    # A later revocation of the same name replaces it, and no other one does.
+    subject, name, issuer, _ = revocation
+    assert SEAL.revocation(read, LATER)[0] == field
+    others = [
+        InEffect(f"{subject}x", name, issuer, 1.0),
+        InEffect(subject, f"{name}x", issuer, 1.0),
+        InEffect(subject, name, f"{issuer}x", 1.0),
+        InEffect(subject, name, None if issuer is not None else "", 1.0),
+    ]
+    assert field not in {SEAL.revocation(one, GIVEN)[0] for one in others}
 
 
 def test_an_order_of_a_clock_that_is_ahead_is_given_now() -> None:
@@ -72,7 +83,7 @@ def test_foreign_bytes_are_refused(entry: bytes) -> None:
 
 def test_an_entry_passes_for_none_of_another_kind_or_fleet() -> None:
     order = SEAL.order(Order("p", 1, "purge", "{}", 50.0), GIVEN)
-    revocation = SEAL.revocation(InEffect("principal", "mallory", None, 60.0), GIVEN)
+    _, revocation = SEAL.revocation(InEffect("principal", "mallory", None, 60.0), GIVEN)
     other = Seal(b"another secret")
     assert other.fleet != SEAL.fleet
     with pytest.raises(ValueError, match="the code is wrong"):

@@ -74,9 +74,11 @@ class OverFleet:
         try:
             body: PurgeBody | RevokeBody = adapter_of(endpoint.body).validate_json(order.text)
             if isinstance(body, RevokeBody):
-                if body.for_s <= age_s:
+                earlier = Revocation(body.subject, body.name, body.issuer)
+                if body.for_s <= age_s and not self._subject.routes.verdicts.remaining_s(earlier):
                     return 0
-                body = replace(body, for_s=body.for_s - age_s)
+                # A revocation that has ended also ends an earlier one, which would have lasted longer.
+                body = replace(body, for_s=max(0.0, body.for_s - age_s))
             answer = cast("Purged | Revoked", await endpoint.handle(ApiRequest(Nothing(), body, {})))
         except Refused as error:
             # Every member refuses the order.
@@ -110,5 +112,4 @@ class OverFleet:
             body: RevokeBody = adapter_of(RevokeBody).validate_json(order.text)
         except ValidationError:
             return None
-        for_s = body.for_s - age_s
-        return InEffect(body.subject, body.name, body.issuer, for_s) if for_s > 0 else None
+        return InEffect(body.subject, body.name, body.issuer, body.for_s - age_s)
