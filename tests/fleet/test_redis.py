@@ -15,6 +15,7 @@ import pytest
 from gateway.aio.clock import ManualClock
 from gateway.config.errors import ConfigError
 from gateway.config.gateway import GatewayConfig
+from gateway.config.redis_place import parse_redis_url
 from gateway.engine import fleet_redis
 from gateway.engine.fleet_redis import OrdersByRedis
 from gateway.origin.app import RunningOrigin
@@ -26,7 +27,7 @@ from tests.fleet.redis_server import RedisServer, gate, redis_server
 from tests.fleet.site import NAMES, Site
 from tests.fleet.test_orders import PRINCIPAL, REVOKED, Parted, bodies, order, revocations, warmed
 from tests.ports import kept_port
-from tests.waiting import eventually, time_passing
+from tests.waiting import eventually, pass_turns, time_passing
 
 GUIDE: Final = Path(__file__).parents[2] / "docs/guides/fleet.md"
 RIGHTS: Final = re.compile(r"^ACL SETUSER (.*)$", re.MULTILINE)
@@ -98,7 +99,7 @@ async def test_an_order_is_in_redis_when_its_answer_says_so(site: RedisSite) -> 
     # What each member learns of twice, it carries out once, and no member adds it again.
     async with time_passing(site.clock, STEP_S):
         await eventually(lambda: all(repr(site.by_redis(name)).endswith(": 2 orders>") for name in NAMES))
-        looked_until = site.clock.now() + 4
+        looked_until = site.clock.now() + 2
         await eventually(lambda: site.clock.now() > looked_until)
     assert await site.redis.count() == 2
     assert len({site.fleet(name).field.orders for name in NAMES}) == 1
@@ -176,6 +177,26 @@ async def test_redis_keeps_the_revocations_that_end_last(site: RedisSite, monkey
     await site.kill("a")
     await site.start("a")
     assert {one.name for one in revocations(site, "a")} == {f"p{number}" for number in range(7)}
+
+
+async def test_a_revocation_that_was_replaced_is_not_dropped(redis: RedisServer) -> None:
+    store = redis_orders.RedisOrders(parse_redis_url(redis.url), "f" * 16)
+    assert await store.add([], {b"x": b"1", b"y": b"2"}) == 2
+    await store.drop({b"x": b"1", b"y": b"0", b"z": b"3"})
+    assert await store.revocations() == {b"y": b"2"}
+    # It is replaced between the look and the change.
+    present = redis_orders.Redis.hmget
+
+    async def replacing(client: Any, *args: Any) -> Any:
+        found = await present(client, *args)
+        await redis.client.hset(await redis.key("revocations"), "y", "4")
+        return found
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("redis.asyncio.client.Pipeline.hmget", replacing)
+        await store.drop({b"y": b"2"})
+    assert await store.revocations() == {b"y": b"4"}
+    await store.close()
 
 
 async def test_a_later_shorter_revocation_holds_over_restarts(site: RedisSite, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,7 +300,7 @@ async def test_redis_without_its_data_costs_no_memory_where_the_members_agree(si
     asked = sum(site.counters.requests.values())
     async with time_passing(site.clock, LOSS_STEP_S):
         await eventually(lambda: [site.by_redis(name).losses for name in NAMES] == [1, 1, 1])
-        until = site.clock.now() + 3
+        until = site.clock.now() + 2
         await eventually(lambda: site.clock.now() > until)
     assert [site.fleet(name).orders.missed for name in NAMES] == [0, 0, 0]
     # The giver knows that its orders are lost, and adds them again at once.
@@ -288,7 +309,7 @@ async def test_redis_without_its_data_costs_no_memory_where_the_members_agree(si
     assert sum(site.counters.requests.values()) == asked
 
 
-@pytest.mark.parametrize("loss", ["flushed", "trimmed", "replaced"])
+@pytest.mark.parametrize("loss", ["flushed", "the first order", "trimmed", "replaced"])
 async def test_a_member_that_is_cut_off_asks_the_origin_after_redis_has_lost_orders(
     site: RedisSite, monkeypatch: pytest.MonkeyPatch, loss: str
 ) -> None:
@@ -300,16 +321,17 @@ async def test_a_member_that_is_cut_off_asks_the_origin_after_redis_has_lost_ord
         await site.until_joined()
         path = site.path_of("c")
         await warmed(site, path)
-        await order(site, "c", "purge", {"stream": "/elsewhere"})
-        async with time_passing(site.clock, STEP_S):
-            await eventually(lambda: repr(site.by_redis("b")).endswith(": 1 orders>"))
+        if loss != "the first order":
+            await order(site, "c", "purge", {"stream": "/elsewhere"})
+            async with time_passing(site.clock, STEP_S):
+                await eventually(lambda: repr(site.by_redis("b")).endswith(": 1 orders>"))
         Parted(site, "b", monkeypatch)
         door.hold()
         async with time_passing(site.clock, STEP_S):
             await eventually(lambda: site.reached("b") == set())
         await order(site, "a", "purge", {"stream": path})
         match loss:
-            case "flushed":
+            case "flushed" | "the first order":
                 await site.redis.client.flushall()
             case "trimmed":
                 for number in range(2):
@@ -428,7 +450,7 @@ async def test_redis_that_hangs_holds_up_nothing(site: RedisSite, monkeypatch: p
         # Each member has one connection, and makes another one only after a failure.
         connections = door.connections
         async with time_passing(site.clock, STEP_S):
-            until = site.clock.now() + 5
+            until = site.clock.now() + 2
             await eventually(lambda: site.clock.now() > until)
         assert door.connections == connections
         await site.close()
@@ -445,6 +467,24 @@ async def test_the_start_does_not_wait_long_for_redis(site: RedisSite, monkeypat
         assert await bodies(site, path, ("a",)) == {b"x"}
         door.release()
         await site.until_problem("")
+        await site.close()
+
+
+async def test_the_start_waits_for_the_first_look_at_redis(site: RedisSite, caplog: pytest.LogCaptureFixture) -> None:
+    await site.start("a")
+    await order(site, "a", "revoke", PRINCIPAL)
+    await site.kill("a")
+    async with gate(site.redis.port) as door:
+        door.hold()
+        caplog.clear()
+        starting = asyncio.create_task(site.start("b", {"redis": door.url}))
+        # No other member can be reached.
+        await eventually(lambda: caplog.text.count("it cannot be reached") == 2)
+        await pass_turns(20)
+        assert not starting.done()
+        door.release()
+        await starting
+        assert revocations(site, "b") == [REVOKED]
         await site.close()
 
 
