@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from redis.asyncio.client import Pipeline
 
 from gateway.aio.clock import ManualClock
 from gateway.config.errors import ConfigError
 from gateway.config.gateway import GatewayConfig
 from gateway.config.redis_place import parse_redis_url
 from gateway.engine import fleet_redis
+from gateway.engine.fleet import Fleet
 from gateway.engine.fleet_redis import OrdersByRedis
 from gateway.origin.app import RunningOrigin
 from gateway.protocol.fleet_orders import Order, OrderLog
@@ -185,7 +188,7 @@ async def test_a_revocation_that_was_replaced_is_not_dropped(redis: RedisServer)
     await store.drop({b"x": b"1", b"y": b"0", b"z": b"3"})
     assert await store.revocations() == {b"y": b"2"}
     # It is replaced between the look and the change.
-    present = redis_orders.Redis.hmget
+    present = Pipeline.hmget
 
     async def replacing(client: Any, *args: Any) -> Any:
         found = await present(client, *args)
@@ -193,7 +196,7 @@ async def test_a_revocation_that_was_replaced_is_not_dropped(redis: RedisServer)
         return found
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("redis.asyncio.client.Pipeline.hmget", replacing)
+        patched.setattr(Pipeline, "hmget", replacing)
         await store.drop({b"y": b"2"})
     assert await store.revocations() == {b"y": b"4"}
     await store.close()
@@ -470,10 +473,19 @@ async def test_the_start_does_not_wait_long_for_redis(site: RedisSite, monkeypat
         await site.close()
 
 
-async def test_the_start_waits_for_the_first_look_at_redis(site: RedisSite, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_start_waits_for_the_first_look_at_redis(
+    site: RedisSite, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await site.start("a")
     await order(site, "a", "revoke", PRINCIPAL)
     await site.kill("a")
+    start, has_joined = Fleet.start, asyncio.Event()
+
+    async def noted(fleet: Fleet) -> None:
+        await start(fleet)
+        has_joined.set()
+
+    monkeypatch.setattr(Fleet, "start", noted)
     async with gate(site.redis.port) as door:
         door.hold()
         caplog.clear()
@@ -481,7 +493,7 @@ async def test_the_start_waits_for_the_first_look_at_redis(site: RedisSite, capl
         # No other member can be reached.
         await eventually(lambda: caplog.text.count("it cannot be reached") == 2)
         await pass_turns(20)
-        assert not starting.done()
+        assert not has_joined.is_set()
         door.release()
         await starting
         assert revocations(site, "b") == [REVOKED]
@@ -552,3 +564,8 @@ async def test_without_redis_in_the_configuration_the_client_is_not_imported(
     assert set(await order(site, "a", "revoke", PRINCIPAL)) == {"live_reads", "members"}
     assert await site.lines("a") == []
     assert await site.metrics("a") == {}
+
+
+def test_the_gateway_does_not_import_the_client_by_itself() -> None:
+    checked = "import sys; sys.modules['redis'] = None; import gateway.app"
+    subprocess.run([sys.executable, "-c", checked], check=True, timeout=60)
