@@ -62,7 +62,8 @@ class Actions(Protocol):
         """Put the revocations of another member into effect."""
 
     def revocation_of(self, order: Order, age_s: float) -> InEffect | None:
-        """Return the revocation that an order has made so many seconds ago, which may have ended; None for a purge."""
+        """Return the revocation that an order has made so many seconds ago, which may have ended.  Return None for a
+        purge, and if a later order has replaced the revocation."""
 
 
 class MemberDone(NamedTuple):
@@ -99,7 +100,7 @@ class FleetOrders:
         returns the status and the body of its answer.  It raises GatewayError.  `others` returns the names of the other
         members.  `on_digest` is called with each new digest of the orders that this member knows."""
         self.process: Final = process
-        self._now = now
+        self.now: Final = now
         self._ask = ask
         self._others = others
         self._on_digest = on_digest
@@ -128,20 +129,20 @@ class FleetOrders:
 
     # -- an order of this member's operator
 
-    async def give(self, kind: Kind, text: str, act: Callable[[], Awaitable[T]]) -> Given[T]:
+    async def give(self, kind: Kind, text: str, act: Callable[[Order], Awaitable[T]]) -> Given[T]:
         """Carry out an order by `act`, and have all other members carry it out.  Raises the exception of `act`.
 
         The order is completed even if the caller is cancelled."""
         giving = self._tasks.start(self._give(kind, text, act), f"{kind} over the fleet")
         return await asyncio.shield(giving)
 
-    async def _give(self, kind: Kind, text: str, act: Callable[[], Awaitable[T]]) -> Any:
+    async def _give(self, kind: Kind, text: str, act: Callable[[Order], Awaitable[T]]) -> Any:
         async with self._lock:
-            order = self.log.add(self.process, kind, text, self._now())
+            order = self.log.add(self.process, kind, text, self.now())
             self._on_digest(self.log.digest)
             asking = [self._tasks.start(self._have_done(name, order), f"{kind} at {name}") for name in self._others()]
             try:
-                result = await act()
+                result = await act(order)
             finally:
                 self._carried_out = self.log.digest
         is_stored = None if self.until_stored is None else await self.until_stored(order)
@@ -168,7 +169,7 @@ class FleetOrders:
         if self.is_behind(member, digest):
             self._fetch(member)
         else:
-            self._heard[member] = self._now()
+            self._heard[member] = self.now()
 
     def heard(self) -> dict[str, float | None]:
         """Return, for each other member, when it has last shown that it knows no orders but those that are carried out
@@ -204,7 +205,7 @@ class FleetOrders:
             status, body = await self._ask(member, self.log.asked(is_new=self.is_new), _LOOK_S)
             if status != 200:
                 return ""
-            news = OrderNews.parse(body, self._now())
+            news = OrderNews.parse(body, self.now())
         except (GatewayError, ValueError) as error:
             _log.warning("the purges and revocations that member %s knows cannot be fetched: %s", member, error)
             return ""
@@ -240,7 +241,7 @@ class FleetOrders:
         if news.in_effect is not None:
             actions.take_over(news.in_effect)
         for order in orders:
-            age_s = self._now() - order.at
+            age_s = self.now() - order.at
             self._counts[order.process, order.number] = await actions.carry_out(order, age_s)
         while len(self._counts) > MOST_ORDERS:
             del self._counts[next(iter(self._counts))]
@@ -258,7 +259,8 @@ class FleetOrders:
         return [] if self.actions is None else self.actions.in_effect()
 
     def revocation_of(self, order: Order, age_s: float) -> InEffect | None:
-        """Return the revocation that an order has made so many seconds ago, which may have ended; None for a purge."""
+        """Return the revocation that an order has made so many seconds ago, which may have ended.  Return None for a
+        purge, and if a later order has replaced the revocation."""
         return None if self.actions is None else self.actions.revocation_of(order, age_s)
 
     async def done(self, member: str, process: str, digest: str, asked: OutcomeAsk) -> int | None:

@@ -340,6 +340,25 @@ class NoActions:
         return None
 
 
+@pytest.mark.parametrize("first_s", [1, 60])
+async def test_an_order_that_arrives_late_ends_no_later_revocation(
+    site: Site, monkeypatch: pytest.MonkeyPatch, first_s: int
+) -> None:
+    parted = Parted(site, "b", monkeypatch)
+    async with time_passing(site.clock):
+        await eventually(lambda: site.reached("b") == set())
+    await order(site, "b", "revoke", {**PRINCIPAL, "for_s": first_s})
+    site.clock.advance(2)
+    await order(site, "a", "revoke", PRINCIPAL)
+    parted.heal()
+    await site.until_joined()
+    async with time_passing(site.clock):
+        await eventually(lambda: len({site.fleet(name).field.orders for name in NAMES}) == 1)
+    for name in NAMES:
+        [(_, for_s)] = site.members[name].gateway.routes.verdicts.revocations()
+        assert for_s == pytest.approx(600, abs=30)
+
+
 @pytest.mark.parametrize("answering", ["q", "r"])
 async def test_only_the_asking_process_itself_can_show_that_its_orders_are_carried_out(answering: str) -> None:
     link = Link()
@@ -359,7 +378,7 @@ async def test_only_the_asking_process_itself_can_show_that_its_orders_are_carri
 async def test_a_member_without_orders_knows_none_that_others_do_not() -> None:
     orders = FleetOrders("p", lambda: 0.0, Link().ask, tuple, lambda digest: None)
 
-    async def act() -> None:
+    async def act(_: Order) -> None:
         """Do nothing."""
 
     await orders.give("purge", "{}", act)
@@ -371,7 +390,7 @@ async def test_an_order_is_completed_though_its_client_leaves() -> None:
     orders = FleetOrders("p", lambda: 0.0, Link().ask, tuple, lambda digest: None)
     gate, done = asyncio.Event(), []
 
-    async def act() -> None:
+    async def act(_: Order) -> None:
         await gate.wait()
         done.append(True)
 

@@ -225,6 +225,34 @@ async def test_a_later_shorter_revocation_holds_over_restarts(site: RedisSite, m
     assert revocations(site, "b") == []
 
 
+async def test_an_order_that_redis_gets_late_ends_no_later_revocation(
+    site: RedisSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with gate(site.redis.port) as door:
+        await site.start("a", {"redis": door.url})
+        await site.start("b")
+        await site.until_joined()
+        Parted(site, "a", monkeypatch)
+        door.hold()
+        await order(site, "a", "revoke", {**PRINCIPAL, "for_s": 1})
+        site.clock.advance(2)
+        assert (await order(site, "b", "revoke", PRINCIPAL))["in_redis"]
+        door.release()
+        async with time_passing(site.clock, STEP_S):
+            await eventually(lambda: all(repr(site.by_redis(name)).endswith(": 2 orders>") for name in "ab"))
+        assert {name: revocations(site, name) for name in "ab"} == {"a": [REVOKED], "b": [REVOKED]}
+        for name in "ab":
+            await site.kill(name)
+        await site.start("c")
+        assert revocations(site, "c") == [REVOKED]
+        # It is not in the hash either.
+        await site.kill("c")
+        await site.redis.client.delete(await site.redis.key("orders"))
+        await site.start("c")
+        assert revocations(site, "c") == [REVOKED]
+        await site.close()
+
+
 async def test_a_gateway_that_is_in_no_list_yet_gets_orders(site: RedisSite) -> None:
     site.listed = ("a", "b")
     await site.start("a")
