@@ -5,10 +5,10 @@ them learnt from there, so they reach a member that no other member reaches, and
 Whoever learns of an order second ignores it.  While Redis is away, orders go between members alone.
 
 The member remembers the last entry that it has read, and reads on from that entry, which each answer of Redis must
-contain.  It adds a mark to an empty stream, so that there is always such an entry.  If the entry is there no more,
-others may be lost, too: they were trimmed, or Redis has lost its data.  The member then reads everything that is there.
-It has missed nothing if each other member of its list shows within a moment that it knows no other orders.  Otherwise
-it empties its memory, so that the origin is asked.
+contain.  It adds a mark to an empty stream, so that there is always such an entry.  If the entry is there no more, or
+an order that the member has added is not there, others may be lost, too: they were trimmed, or Redis has lost data.
+The member then reads everything that is there.  It has missed nothing if each other member of its list shows within a
+moment that it knows no other orders.  Otherwise it empties its memory, so that the origin is asked.
 
 A member adds its own orders at once.  Orders and revocations of others that Redis lacks, such as those that it has
 lost, are added by the member whose random patience ends first.
@@ -163,6 +163,8 @@ class OrdersByRedis:
         """The last entry that was read; None before the first look."""
         self._stored: dict[tuple[str, int], None] = {}
         """The latest orders that Redis has, by process and number."""
+        self._unread: set[tuple[str, int]] = set()
+        """The orders that this member has added, and has not read there yet."""
         self._unstored: list[InEffect] = []
         """The revocations in effect that Redis has lost."""
         self._has_surplus = False
@@ -265,7 +267,8 @@ class OrdersByRedis:
 
     async def _round(self) -> None:
         last = None if self._last is None else await self._read_from(self._last)
-        if last is not None:
+        # A replica that lags and becomes the primary may lack the latest orders only.
+        if last is not None and not self._unread:
             self._last = last
         else:
             self.losses += self._last is not None
@@ -300,6 +303,7 @@ class OrdersByRedis:
         lasting = [one for _, one in found if one.for_s > 0]
         await self._orders.learn(news_of([], lasting))
         self._stored.clear()
+        self._unread.clear()
         self._may_lack = True
         last = await self._read_from(_BEGIN)
         if last == _BEGIN:
@@ -327,6 +331,7 @@ class OrdersByRedis:
         if orders := [order for order in read if order is not None]:
             await self._orders.learn(news_of(orders))
             self._remember(orders)
+            self._unread.difference_update((order.process, order.number) for order in orders)
 
     def _opened(self, entries: Iterable[E], read: Callable[[E, Moment], T]) -> list[T]:
         """Read entries, without those that no member of this fleet has made."""
@@ -396,6 +401,7 @@ class OrdersByRedis:
             ]
             await self._store_all([self._seal.order(order, moment) for order in chunk], revocations, moment)
             self._remember(chunk)
+            self._unread.update((order.process, order.number) for order in chunk)
             added += revocations
         return added
 

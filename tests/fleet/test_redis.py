@@ -320,6 +320,32 @@ async def test_what_redis_has_lost_is_there_again_though_its_giver_has_ended(
     assert {one.name for one in revocations(site, "c")} == {"mallory", "eve"}
 
 
+async def test_an_order_that_is_lost_before_any_member_reads_it_is_added_again(
+    site: RedisSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replica that lags has become the primary."""
+    await site.start("a")
+    add, client = redis_orders.RedisOrders.add, site.redis.client
+
+    async def losing(store: redis_orders.RedisOrders, *args: Any) -> int:
+        count = await add(store, *args)
+        monkeypatch.undo()
+        [(one, _)] = await site.redis.orders()
+        await client.xdel(await site.redis.key("orders"), one)
+        await client.delete(await site.redis.key("revocations"))
+        return count
+
+    monkeypatch.setattr(redis_orders.RedisOrders, "add", losing)
+    await order(site, "a", "revoke", PRINCIPAL)
+    assert await site.redis.count() == 0
+    async with time_passing(site.clock, STEP_S):
+        await eventually(lambda: site.by_redis("a").losses == 1 and not site.by_redis("a").is_looking)
+    assert await site.redis.count() == 1
+    await site.kill("a")
+    await site.start("b")
+    assert revocations(site, "b") == [REVOKED]
+
+
 async def test_redis_without_its_data_costs_no_memory_where_the_members_agree(site: RedisSite) -> None:
     await site.start_all()
     path = site.path_of("b")
