@@ -88,15 +88,15 @@ class Loss(Enum):
     UNKNOWN = "the other members have not answered yet"
 
 
-def loss_since(lost_at: float, heard: Mapping[str, float | None], now: float) -> Loss:
-    """Judge entries that may be lost since `lost_at`.
+def loss_since(lost_at: float, heard: Mapping[str, float | None], open_s: float) -> Loss:
+    """Judge entries that may be lost since `lost_at`, a question that has been open for `open_s` seconds.
 
     `heard` has, for each other member, when it has last shown that this one knows its orders; None if never.  A member
     without others to ask must assume the worst.
     """
     if heard and all(at is not None and at > lost_at for at in heard.values()):
         return Loss.NOTHING_MISSED
-    return Loss.MISSED if not heard or now >= lost_at + HEAR_S else Loss.UNKNOWN
+    return Loss.MISSED if not heard or open_s >= HEAR_S else Loss.UNKNOWN
 
 
 def is_continued(page: Sequence[StoredEntry], last: StoredEntry) -> bool:
@@ -174,7 +174,9 @@ class OrdersByRedis:
         self._due_at: float | None = None
         """When this member adds the orders of others that Redis lacks."""
         self._lost_at: float | None = None
-        """Since when it is open whether this member has missed orders."""
+        """The latest time of a loss by which this member may have missed orders; None if it has missed none."""
+        self._open_since = 0.0
+        """The time of the first such loss, so that repeated losses do not put off the answer."""
         self._timer: Timer | None = None
         self._looking: asyncio.Task[None] | None = None
         self._is_called = self._is_closed = False
@@ -274,7 +276,9 @@ class OrdersByRedis:
             self.losses += self._last is not None
             await self._start_over()
             if not self._orders.is_new:
-                self._lost_at = self._clock.now()
+                now = self._clock.now()
+                self._open_since = now if self._lost_at is None else self._open_since
+                self._lost_at = now
         if self._may_lack or self._unstored:
             await self._add_lacking()
         if self._has_surplus:
@@ -360,7 +364,7 @@ class OrdersByRedis:
     async def _judge_loss(self) -> None:
         if self._lost_at is None:
             return
-        loss = loss_since(self._lost_at, self._orders.heard(), self._clock.now())
+        loss = loss_since(self._lost_at, self._orders.heard(), self._clock.now() - self._open_since)
         if loss is Loss.UNKNOWN:
             return
         self._lost_at = None

@@ -22,7 +22,7 @@ from gateway.engine.fleet import Fleet
 from gateway.engine.fleet_redis import OrdersByRedis
 from gateway.origin.app import RunningOrigin
 from gateway.protocol.fleet_orders import Order, OrderLog
-from gateway.protocol.stored_orders import Moment, Seal
+from gateway.protocol.stored_orders import Moment, Seal, StoredEntry
 from gateway.upstream import redis_orders
 from tests.certificates import Authority
 from tests.fleet.redis_server import RedisServer, gate, redis_server
@@ -406,6 +406,32 @@ async def test_a_member_that_is_cut_off_asks_the_origin_after_redis_has_lost_ord
             await eventually(lambda: site.fleet("b").orders.missed > 0)
         assert await bodies(site, path, ("b",)) == {b"new"}
         assert site.by_redis("b").losses == 1
+
+
+async def test_losses_again_and_again_do_not_put_off_asking_the_origin(
+    site: RedisSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await site.start("a")
+    await site.start("b")
+    await site.until_joined()
+    Parted(site, "b", monkeypatch)
+    since = redis_orders.RedisOrders.since
+    previous: dict[redis_orders.RedisOrders, str] = {}
+
+    async def losing(store: redis_orders.RedisOrders, entry_id: str) -> list[StoredEntry]:
+        # A member that reads everything is not disturbed.
+        if "-" not in (entry_id, previous.get(store)):
+            await site.redis.client.flushall()
+        previous[store] = entry_id
+        return await since(store, entry_id)
+
+    monkeypatch.setattr(redis_orders.RedisOrders, "since", losing)
+    async with time_passing(site.clock, LOSS_STEP_S):
+        await eventually(lambda: site.by_redis("b").losses > 0)
+        until = site.clock.now() + 3
+        await eventually(lambda: site.clock.now() > until)
+    assert site.fleet("b").orders.missed > 0
+    assert site.by_redis("b").losses > 5
 
 
 async def test_entries_that_no_member_has_made_have_no_effect(
