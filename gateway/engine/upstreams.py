@@ -76,20 +76,19 @@ def _fleet_by_dns(config: FleetConfig, clock: Clock, rng: Random) -> Fleet:
 
 def _orders_by_redis(config: FleetConfig, orders: FleetOrders, clock: Clock, rng: Random) -> OrdersByRedis:
     try:
-        from gateway.upstream.redis_orders import RedisOrders, check_authorities
+        from gateway.upstream.redis_orders import RedisOrders
     except ImportError as error:
         raise ConfigError(
             f"fleet.redis is set and {error.name} is not installed: pip install 'durable-gateway[redis]'"
         ) from None
-    place = config.redis_place
+    place, seal = config.redis_place, Seal(config.secret.get_secret_value().encode())
     try:
-        check_authorities(place.ca_file)
+        store = RedisOrders(place, seal.fleet)
     except ssl.SSLError:
         raise ConfigError(f"fleet.redis_ca_file: {place.ca_file}: holds no certificates") from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"fleet.redis_ca_file: {place.ca_file}: cannot be read: {file_problem(error)}") from None
-    seal = Seal(config.secret.get_secret_value().encode())
-    return OrdersByRedis(RedisOrders(place, seal.fleet), seal, orders, clock, rng)
+    return OrdersByRedis(store, seal, orders, clock, rng)
 
 
 def make_upstreams(

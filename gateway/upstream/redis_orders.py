@@ -18,12 +18,14 @@ from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 from redis import exceptions
-from redis.asyncio import Connection, ConnectionPool, Redis, SSLConnection
+from redis.asyncio import Connection, ConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from gateway.aio.tasks import Tasks
 from gateway.config.redis_place import RedisPlace
 from gateway.protocol.stored_orders import StoredEntry
+from gateway.upstream.resolver import Resolver, look_up
 
 MOST_ENTRIES: Final = 2_048
 """The orders that Redis keeps: twice as many as a member (`gateway.protocol.fleet_orders.MOST_ORDERS`)."""
@@ -39,20 +41,51 @@ _REFUSED: Final = "it has refused the user or the password"
 T = TypeVar("T")
 
 
+class _Connection(Connection):
+    """A connection whose address is looked up by the gateway: redis-py's way would fill the threads of the loop."""
+
+    def __init__(self, *, resolver: Resolver, tls: ssl.SSLContext | None, **options: Any) -> None:
+        super().__init__(**options)
+        self._resolver = resolver
+        self._tls = tls
+        self._address = ""
+
+    def _connection_arguments(self) -> Mapping[str, Any]:
+        tls = {} if self._tls is None else {"ssl": self._tls, "server_hostname": self.host}
+        return {"host": self._address, "port": self.port, **tls}
+
+    async def _connect(self) -> None:
+        failed = OSError("no address")
+        # The order is always the same, so that all members try the same address first.
+        for address in sorted(await self._resolver.addresses(self.host, self.port)):
+            self._address = address
+            try:
+                await super()._connect()  # type: ignore[no-untyped-call]
+                return
+            except OSError as error:
+                failed = error
+        raise failed
+
+
 class RedisOrders:
     """The two keys of one fleet."""
 
     def __init__(self, place: RedisPlace, fleet: str) -> None:
-        """`fleet` is the fleet's name (`gateway.protocol.stored_orders.Seal.fleet`)."""
+        """`fleet` is the fleet's name (`gateway.protocol.stored_orders.Seal.fleet`).  Raises OSError or ValueError if
+        the file of the authorities cannot be used."""
         self._orders = f"durable-gateway:{{{fleet}}}:orders"
         self._revocations = f"durable-gateway:{{{fleet}}}:revocations"
         self.shown: Final = f"{place.host}:{place.port}"
         """The address, for the operator."""
-        tls: dict[str, Any] = {"ssl_ca_certs": place.ca_file or None} if place.is_tls else {}
+        self._tasks = Tasks()
+        self._resolver = Resolver(self._tasks, lambda: asyncio.get_running_loop().time(), look_up)
+        tls = ssl.create_default_context() if place.is_tls else None
+        if tls is not None and place.ca_file:
+            tls.load_verify_locations(place.ca_file)
         # A command that has failed is not repeated at once: the next look follows soon enough.
         self._client: Redis = Redis(
             connection_pool=ConnectionPool(
-                SSLConnection if place.is_tls else Connection,
+                _Connection,
                 max_connections=1,
                 host=place.host,
                 port=place.port,
@@ -64,7 +97,8 @@ class RedisOrders:
                 retry=Retry(NoBackoff(), 0),
                 protocol=2,
                 driver_info=None,
-                **tls,
+                resolver=self._resolver,
+                tls=tls,
             )
         )
 
@@ -121,20 +155,20 @@ class RedisOrders:
                 return await command
         except Exception as error:
             # A late answer must not be taken for that of the next command.
-            await self.close()
+            await self._disconnect()
             raise OSError(_reason(error)) from None
 
     async def close(self) -> None:
-        """Close the connection.  The next command makes another one."""
+        """Close the connection, and end the look-up of the address."""
+        await self._disconnect()
+        await self._tasks.close()
+
+    async def _disconnect(self) -> None:
+        """Close the connection.  The next command makes another one, maybe to another address."""
+        self._resolver.forget_addresses()
         with suppress(Exception):
             async with asyncio.timeout(_COMMAND_S):
                 await self._client.connection_pool.disconnect()
-
-
-def check_authorities(ca_file: str) -> None:
-    """Raise OSError if the file does not hold certificates of authorities."""
-    if ca_file:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(ca_file)
 
 
 def _reason(error: Exception) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import socket
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from threading import Event
 from typing import Any, Final
 
 import pytest
@@ -593,6 +595,37 @@ async def test_redis_that_takes_no_more_is_told(site: RedisSite) -> None:
     await site.redis.client.set(key, b"x")
     await site.until_problem("it has refused a command (WRONGTYPE)")
     await site.redis.client.delete(key)
+    await site.until_problem("")
+
+
+async def test_a_name_that_does_not_resolve_in_time_takes_one_thread(
+    site: RedisSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_orders, "_COMMAND_S", 0.05)
+    look_up, released, asked = socket.getaddrinfo, Event(), []
+
+    def hanging(host: str, *args: Any, **more: Any) -> Any:
+        if host == "redis.test":
+            asked.append(host)
+            released.wait(60)
+            host = "127.0.0.1"
+        return look_up(host, *args, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", hanging)
+    looks, since = [], redis_orders.RedisOrders.revocations
+
+    async def counted(store: redis_orders.RedisOrders) -> dict[bytes, bytes]:
+        looks.append(store)
+        return await since(store)
+
+    monkeypatch.setattr(redis_orders.RedisOrders, "revocations", counted)
+    site.redis_url = site.redis.url.replace("127.0.0.1", "redis.test")
+    await site.start("a")
+    async with time_passing(site.clock, STEP_S):
+        await eventually(lambda: len(looks) > 3)
+    assert site.by_redis("a").problem
+    assert len(asked) == 1
+    released.set()
     await site.until_problem("")
 
 
