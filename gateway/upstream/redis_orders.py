@@ -79,9 +79,8 @@ class RedisOrders:
         """The address, for the operator."""
         self._tasks = Tasks()
         self._resolver = Resolver(self._tasks, lambda: asyncio.get_running_loop().time(), look_up)
-        tls = ssl.create_default_context() if place.is_tls else None
-        if tls is not None and place.ca_file:
-            tls.load_verify_locations(place.ca_file)
+        # Only without a file, these are the authorities of the system.
+        tls = ssl.create_default_context(cafile=place.ca_file or None) if place.is_tls else None
         # A command that has failed is not repeated at once: the next look follows soon enough.
         self._client: Redis = Redis(
             connection_pool=ConnectionPool(

@@ -630,8 +630,12 @@ async def test_a_name_that_does_not_resolve_in_time_takes_one_thread(
 
 
 @pytest.mark.parametrize("is_known", [True, False])
-async def test_the_certificate_of_redis_is_verified(site: RedisSite, tmp_path: Path, is_known: bool) -> None:
+async def test_the_certificate_of_redis_is_verified(
+    site: RedisSite, tmp_path: Path, is_known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     authority, other = Authority(tmp_path), Authority(tmp_path, "other")
+    # The authorities of the system are not those of the file.
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.file))
     pair = authority.issue("127.0.0.1")
     site.redis.kill()
     with kept_port() as port:
