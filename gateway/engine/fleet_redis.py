@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
 from random import Random
@@ -71,7 +71,7 @@ class OrderStore(Protocol):
 
     async def since(self, entry_id: str) -> list[StoredEntry]: ...
 
-    async def revocations(self) -> dict[bytes, bytes]: ...
+    def revocations(self) -> AsyncIterator[dict[bytes, bytes]]: ...
 
     async def add(self, orders: Sequence[bytes], revocations: Mapping[bytes, bytes]) -> int: ...
 
@@ -302,10 +302,13 @@ class OrdersByRedis:
     async def _start_over(self) -> None:
         """Read all that is there.  The revocations come first: one that is made meanwhile is among the orders."""
         self._last = None
-        entries = await self._store.revocations()
-        found = self._opened(entries.items(), self._read_revocation)
-        lasting = [one for _, one in found if one.for_s > 0]
-        await self._orders.learn(news_of([], lasting))
+        entries: dict[bytes, bytes] = {}
+        ends: dict[bytes, InEffect] = {}
+        async for page in self._store.revocations():
+            found = dict(self._opened(page.items(), self._read_revocation))
+            await self._orders.learn(news_of([], [one for one in found.values() if one.for_s > 0]))
+            entries |= page
+            ends |= found
         self._stored.clear()
         self._unread.clear()
         self._may_lack = True
@@ -317,8 +320,8 @@ class OrdersByRedis:
         if last is None or last == _BEGIN:
             raise OSError("its entries go while they are read")
         self._last = last
-        self._unstored = unstored(self._orders.in_effect(), lasting)
-        remaining_s = {**dict.fromkeys(entries, 0.0), **{field: one.for_s for field, one in found}}
+        self._unstored = unstored(self._orders.in_effect(), ends.values())
+        remaining_s = {**dict.fromkeys(entries, 0.0), **{field: one.for_s for field, one in ends.items()}}
         gone = surplus(remaining_s, MOST_REVOCATIONS, MOST_ENDED)
         for first in range(0, len(gone), _CHUNK):
             await self._store.drop({field: entries[field] for field in gone[first : first + _CHUNK]})

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
@@ -106,17 +106,15 @@ class RedisOrders:
         found: Any = await self._within(self._client.xrange(self._orders, min=entry_id, count=_PAGE))
         return [StoredEntry(one.decode(), fields.get(_FIELD, b"")) for one, fields in found]
 
-    async def revocations(self) -> dict[bytes, bytes]:
-        """Return the entries of all revocations by their fields.  Raises OSError."""
-        entries: dict[bytes, bytes] = {}
+    async def revocations(self) -> AsyncIterator[dict[bytes, bytes]]:
+        """Yield the entries of all revocations by their fields: pages of them.  Raises OSError."""
         cursor = 0
         for _ in range(_MOST_PAGES):
             found: Any = await self._within(self._client.hscan(self._revocations, cursor, count=_PAGE))
             cursor, page = found
-            entries |= page
+            yield page
             if not cursor:
                 break
-        return entries
 
     async def add(self, orders: Sequence[bytes], revocations: Mapping[bytes, bytes]) -> int:
         """Add orders to the stream, and revocations: all of them, or none.  Return the number of all revocations.

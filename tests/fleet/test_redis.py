@@ -23,12 +23,12 @@ from gateway.engine import fleet_redis
 from gateway.engine.fleet import Fleet
 from gateway.engine.fleet_redis import OrdersByRedis
 from gateway.origin.app import RunningOrigin
-from gateway.protocol.fleet_orders import Order, OrderLog
+from gateway.protocol.fleet_orders import InEffect, Order, OrderLog
 from gateway.protocol.stored_orders import Moment, Seal, StoredEntry
 from gateway.upstream import redis_orders
 from tests.certificates import Authority
 from tests.fleet.redis_server import RedisServer, gate, redis_server
-from tests.fleet.site import NAMES, Site
+from tests.fleet.site import NAMES, SECRET, Site
 from tests.fleet.test_orders import PRINCIPAL, REVOKED, Parted, bodies, order, revocations, warmed
 from tests.ports import kept_port
 from tests.waiting import eventually, pass_turns, time_passing
@@ -184,11 +184,38 @@ async def test_redis_keeps_the_revocations_that_end_last(site: RedisSite, monkey
     assert {one.name for one in revocations(site, "a")} == {f"p{number}" for number in range(7)}
 
 
+async def test_many_revocations_do_not_hold_up_the_loop(site: RedisSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    seal, moment = Seal(SECRET.encode()), Moment(site.clock.now(), site.clock.wall())
+    many = [InEffect("principal", f"p{number}", None, 600.0) for number in range(2_000)]
+    store = redis_orders.RedisOrders(parse_redis_url(site.redis.url), seal.fleet)
+    await store.add([], dict(seal.revocation(one, moment) for one in many))
+    await store.close()
+    running, in_turn, most = asyncio.get_running_loop(), 0, 0
+    read = Seal.read_revocation
+
+    def new_turn() -> None:
+        nonlocal in_turn
+        in_turn = 0
+
+    def counted(seal: Seal, entry: bytes, moment: Moment) -> InEffect:
+        nonlocal in_turn, most
+        if not in_turn:
+            running.call_soon(new_turn)
+        in_turn += 1
+        most = max(most, in_turn)
+        return read(seal, entry, moment)
+
+    monkeypatch.setattr(Seal, "read_revocation", counted)
+    await site.start("a")
+    assert len(revocations(site, "a")) == len(many)
+    assert most < len(many) // 2
+
+
 async def test_a_revocation_that_was_replaced_is_not_dropped(redis: RedisServer) -> None:
     store = redis_orders.RedisOrders(parse_redis_url(redis.url), "f" * 16)
     assert await store.add([], {b"x": b"1", b"y": b"2"}) == 2
     await store.drop({b"x": b"1", b"y": b"0", b"z": b"3"})
-    assert await store.revocations() == {b"y": b"2"}
+    assert [page async for page in store.revocations()] == [{b"y": b"2"}]
     # It is replaced between the look and the change.
     present = Pipeline.hmget
 
@@ -200,7 +227,7 @@ async def test_a_revocation_that_was_replaced_is_not_dropped(redis: RedisServer)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Pipeline, "hmget", replacing)
         await store.drop({b"y": b"2"})
-    assert await store.revocations() == {b"y": b"4"}
+    assert [page async for page in store.revocations()] == [{b"y": b"4"}]
     await store.close()
 
 
@@ -612,11 +639,11 @@ async def test_a_name_that_does_not_resolve_in_time_takes_one_thread(
         return look_up(host, *args, **more)
 
     monkeypatch.setattr(socket, "getaddrinfo", hanging)
-    looks, since = [], redis_orders.RedisOrders.revocations
+    looks, read = [], redis_orders.RedisOrders.revocations
 
-    async def counted(store: redis_orders.RedisOrders) -> dict[bytes, bytes]:
+    def counted(store: redis_orders.RedisOrders) -> AsyncIterator[dict[bytes, bytes]]:
         looks.append(store)
-        return await since(store)
+        return read(store)
 
     monkeypatch.setattr(redis_orders.RedisOrders, "revocations", counted)
     site.redis_url = site.redis.url.replace("127.0.0.1", "redis.test")

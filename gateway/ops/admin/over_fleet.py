@@ -127,10 +127,9 @@ class OverFleet:
 
     def take_over(self, revocations: Iterable[InEffect]) -> None:
         verdicts = self._subject.routes.verdicts
-        known = dict(verdicts.revocations())
         for subject, name, issuer, for_s in revocations:
             revocation = Revocation(cast("Revocable", subject), name, issuer)
-            if for_s > known.get(revocation, 0.0) + _SAME_S:
+            if for_s > verdicts.remaining_s(revocation) + _SAME_S:
                 self._given_at.pop(revocation, None)
                 self._taken_over_at = self._orders.now()
                 verdicts.revoke(revocation, for_s)
