@@ -325,6 +325,8 @@ class OrdersByRedis:
         gone = surplus(remaining_s, MOST_REVOCATIONS, MOST_ENDED)
         for first in range(0, len(gone), _CHUNK):
             await self._store.drop({field: entries[field] for field in gone[first : first + _CHUNK]})
+        # There may be more than were read.
+        self._has_surplus |= bool(gone)
 
     def _read_revocation(self, item: tuple[bytes, bytes], moment: Moment) -> tuple[bytes, InEffect]:
         field, entry = item

@@ -211,6 +211,26 @@ async def test_many_revocations_do_not_hold_up_the_loop(site: RedisSite, monkeyp
     assert most < len(many) // 2
 
 
+async def test_foreign_entries_hide_no_revocation(site: RedisSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_redis, "MOST_REVOCATIONS", 8)
+    monkeypatch.setattr(redis_orders, "_MOST_PAGES", 2)
+    await site.start("a")
+    for number in range(8):
+        await order(site, "a", "revoke", {**PRINCIPAL, "name": f"p{number}"})
+    await site.kill("a")
+    await site.redis.client.delete(await site.redis.key("orders"))
+    key = await site.redis.key("revocations")
+    await site.redis.client.hset(key, mapping={f"x{number}": b"x" * 100 for number in range(2_000)})
+    await site.start("a")
+
+    async def is_rid_of_them() -> bool:
+        return bool(await site.redis.client.hlen(key) == 8)
+
+    async with time_passing(site.clock, STEP_S):
+        await eventually(is_rid_of_them)
+        await eventually(lambda: len(revocations(site, "a")) == 8)
+
+
 async def test_a_revocation_that_was_replaced_is_not_dropped(redis: RedisServer) -> None:
     store = redis_orders.RedisOrders(parse_redis_url(redis.url), "f" * 16)
     assert await store.add([], {b"x": b"1", b"y": b"2"}) == 2
