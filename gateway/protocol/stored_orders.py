@@ -2,9 +2,9 @@
 
 An entry is a code (HMAC-SHA256) and a JSON text.  The key of the code is derived from the fleet's secret.  So a party
 that can write to Redis, but does not know the secret, can make no purge and no revocation, and cannot change one.  It
-can write an entry again, which has no effect: a member carries out each order once (`gateway.protocol.fleet_orders`),
-and the text has the time of the order or the end of the revocation.  It can also delete entries, which only the members
-that have read them notice.
+can write an order again, which has no effect: a member carries out each order once (`gateway.protocol.fleet_orders`),
+and the text has the time of the order.  It can put an earlier entry of a revocation back, by which only a fleet that
+restarts as a whole is deceived.  It can also delete entries, which only the members that have read them notice.
 
 Times are in Unix seconds, because the entries outlast the processes that have written them.  The members' wall clocks
 must agree within some seconds.
