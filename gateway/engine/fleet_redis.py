@@ -283,7 +283,7 @@ class OrdersByRedis:
             await self._add_lacking()
         if self._has_surplus:
             self._has_surplus = False
-            await self._start_over()
+            await self._revocations()
 
     async def _read_from(self, last: StoredEntry) -> StoredEntry | None:
         """Have the orders after an entry carried out.  Return the last entry that was read; None if the entries there
@@ -302,13 +302,7 @@ class OrdersByRedis:
     async def _start_over(self) -> None:
         """Read all that is there.  The revocations come first: one that is made meanwhile is among the orders."""
         self._last = None
-        entries: dict[bytes, bytes] = {}
-        ends: dict[bytes, InEffect] = {}
-        async for page in self._store.revocations():
-            found = dict(self._opened(page.items(), self._read_revocation))
-            await self._orders.learn(news_of([], [one for one in found.values() if one.for_s > 0]))
-            entries |= page
-            ends |= found
+        stored = await self._revocations()
         self._stored.clear()
         self._unread.clear()
         self._may_lack = True
@@ -320,13 +314,24 @@ class OrdersByRedis:
         if last is None or last == _BEGIN:
             raise OSError("its entries go while they are read")
         self._last = last
-        self._unstored = unstored(self._orders.in_effect(), ends.values())
+        self._unstored = unstored(self._orders.in_effect(), stored)
+
+    async def _revocations(self) -> Collection[InEffect]:
+        """Take over the revocations that are there, and return them.  Drop those that are too many."""
+        entries: dict[bytes, bytes] = {}
+        ends: dict[bytes, InEffect] = {}
+        async for page in self._store.revocations():
+            found = dict(self._opened(page.items(), self._read_revocation))
+            await self._orders.learn(news_of([], [one for one in found.values() if one.for_s > 0]))
+            entries |= page
+            ends |= found
         remaining_s = {**dict.fromkeys(entries, 0.0), **{field: one.for_s for field, one in ends.items()}}
         gone = surplus(remaining_s, MOST_REVOCATIONS, MOST_ENDED)
         for first in range(0, len(gone), _CHUNK):
             await self._store.drop({field: entries[field] for field in gone[first : first + _CHUNK]})
         # There may be more than were read.
         self._has_surplus |= bool(gone)
+        return ends.values()
 
     def _read_revocation(self, item: tuple[bytes, bytes], moment: Moment) -> tuple[bytes, InEffect]:
         field, entry = item
@@ -390,7 +395,12 @@ class OrdersByRedis:
         elif now >= self._due_at:
             self._due_at = None
             # Another member may have added them.
-            await self._start_over()
+            stored = await self._revocations()
+            last = None if self._last is None else await self._read_from(self._last)
+            if last is None:
+                # The next look notices the loss.
+                return
+            self._last, self._unstored = last, unstored(self._orders.in_effect(), stored)
             added = await self._add(self._lacking().of_others)
             self._unstored = unstored(self._unstored, added)
             await self._add_revocations()

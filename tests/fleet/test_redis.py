@@ -457,6 +457,34 @@ async def test_a_member_that_is_cut_off_asks_the_origin_after_redis_has_lost_ord
         assert site.by_redis("b").losses == 1
 
 
+async def test_a_loss_while_lost_orders_are_added_again_is_noticed(
+    site: RedisSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await site.start("a")
+    await site.start("b")
+    await site.until_joined()
+    await order(site, "a", "purge", {"stream": "/elsewhere"})
+    await site.kill("a")
+    revocations_in, scans = redis_orders.RedisOrders.revocations, 0
+
+    async def losing(store: redis_orders.RedisOrders) -> AsyncIterator[dict[bytes, bytes]]:
+        nonlocal scans
+        scans += 1
+        if scans == 2:
+            # The first one was after the first loss.
+            await site.redis.client.flushall()
+        async for page in revocations_in(store):
+            yield page
+
+    monkeypatch.setattr(redis_orders.RedisOrders, "revocations", losing)
+    await site.redis.client.flushall()
+    async with time_passing(site.clock, LOSS_STEP_S):
+        await eventually(lambda: scans > 2)
+        await eventually(lambda: repr(site.by_redis("b")).endswith(": 1 orders>"))
+    assert site.by_redis("b").losses == 2
+    assert await site.redis.count() == 1
+
+
 async def test_losses_again_and_again_do_not_put_off_asking_the_origin(
     site: RedisSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
