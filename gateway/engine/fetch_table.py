@@ -21,9 +21,7 @@ from gateway.engine.reply_recorder import ReplyRecorder, is_overtaken
 from gateway.engine.reply_taker import ReplyTaker
 from gateway.engine.route import Route
 from gateway.engine.writes import Writes
-from gateway.errors import (
-    CircuitOpen,
-)
+from gateway.errors import CircuitOpen, TailMovedBack
 from gateway.live.topics import LiveTopics
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import NOW
@@ -249,7 +247,8 @@ class FetchTable:
                 # The origin has trimmed the stream beyond the earlier flight's bytes, and refuses an offset that the
                 # caller has not asked for.
                 if stream.ended is not None:
-                    break
+                    # The caller starts again on a new record, and shares its fetches with other readers.
+                    return TailMovedBack(), size
             elif not is_overtaken(stream, flight) or stream.ended is not None:
                 return as_seen_by(found, source.headers), size
         return CHANGES_TOO_FAST, size

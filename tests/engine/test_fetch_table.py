@@ -205,6 +205,22 @@ async def test_those_who_come_later_get_no_refusal_of_the_place_where_the_first_
     assert len(bench.upstream.asked) == 3
 
 
+async def test_those_who_come_later_start_again_together_if_the_stream_has_ended_meanwhile(start: Start) -> None:
+    """Each of them would be relayed otherwise."""
+    bench = start()
+    stream = opened(bench)
+    early = await looking(bench, stream, "-1")
+    first = await bench.until(1)
+    late = [await looking(bench, stream, "-1") for _ in range(2)]
+    BinaryOrigin(b"ab")(first)
+    await early
+    second = await bench.until(2)
+    bench.engine.store.drop_stream(stream, End.DELETED)
+    second.answer(410, {}, b"trimmed")
+    assert {type(await look) for look in late} == {TailMovedBack}
+    assert len(bench.upstream.asked) == 2
+
+
 async def test_fetches_of_several_places_go_beside_each_other(start: Start) -> None:
     bench = start()
     stream = opened(bench)
