@@ -24,7 +24,7 @@ from gateway.engine.writes import Writes
 from gateway.errors import CircuitOpen, TailMovedBack
 from gateway.live.topics import LiveTopics
 from gateway.protocol.mode import Mode
-from gateway.protocol.names import NOW
+from gateway.protocol.names import NOW, START
 from gateway.tape.costs import BODY_SHARE
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream
@@ -243,9 +243,9 @@ class FetchTable:
         for _ in range(MOST_CHANGES):
             found, flight = await self._fetch_fresh(stream, start, route, source, facts_suffice=facts_suffice)
             size += flight.fetched
-            if flight.start != start and isinstance(found, OriginError) and found.status == 410:
+            if flight.start != start == START and isinstance(found, OriginError) and found.status == 410:
                 # The origin has trimmed the stream beyond the earlier flight's bytes, and refuses an offset that the
-                # caller has not asked for.
+                # caller has not asked for.  It would refuse each earlier offset too, but has bytes after the start.
                 if stream.ended is not None:
                     # The caller starts again on a new record, and shares its fetches with other readers.
                     return TailMovedBack(), size

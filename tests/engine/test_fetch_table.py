@@ -221,6 +221,21 @@ async def test_those_who_come_later_start_again_together_if_the_stream_has_ended
     assert len(bench.upstream.asked) == 2
 
 
+async def test_those_who_come_later_ask_no_more_for_an_offset_before_one_that_was_trimmed(start: Start) -> None:
+    bench = start()
+    stream = opened(bench)
+    early = await looking(bench, stream, "0002")
+    first = await bench.until(1)
+    late = await looking(bench, stream, "0002")
+    bench.upstream.script = lambda asked: asked.answer(410, {}, b"trimmed")
+    first.answer(200, {**BINARY, "Stream-Next-Offset": "0004", "Stream-Up-To-Date": "true"}, b"cd")
+    await early
+    found = await late
+    assert isinstance(found, OriginError)
+    assert found.status == 410
+    assert [asked.query["offset"] for asked in bench.upstream.asked] == ["0002", "0004"]
+
+
 async def test_fetches_of_several_places_go_beside_each_other(start: Start) -> None:
     bench = start()
     stream = opened(bench)
