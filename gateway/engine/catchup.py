@@ -397,9 +397,14 @@ class _Attempt:
                     # start) leads directly to the first offset.
                     await flight.until_first_byte()
                 if isinstance(head, StreamHead) and head.next_offset != progress.at and flight.error is None:
+                    if head.is_stale:
+                        # The bytes are as old as the owner states, so take them from the tape, with their age.
+                        await flight.until_known()
+                        if flight.is_kept:
+                            return None
                     # Do not attach to a flight that is too large to keep.  Such a flight may take minutes, and drops
                     # the readers that are slower than the origin.
-                    if flight.is_kept:
+                    elif flight.is_kept:
                         self.parts.attach(flight)
                         progress.at, self._has_joined = head.next_offset, True
                         progress.has_bytes = progress.has_bytes or flight.size > 0

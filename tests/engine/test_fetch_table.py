@@ -146,6 +146,36 @@ async def test_bytes_that_an_owner_sends_because_the_origin_fails_are_as_old_as_
         answer.close()
 
 
+@pytest.mark.parametrize("is_tail_unknown", [False, True])
+async def test_bytes_that_an_owner_sends_for_another_read_are_as_old_as_it_states(
+    start: Start, is_tail_unknown: bool
+) -> None:
+    def owner(asked: Asked) -> None:
+        if asked.query["offset"] == "-1":
+            asked.said = said
+            asked.answer(200, {**TEXT, "Stream-Next-Offset": "2", "Cache-Control": "max-age=1"}, b"ab")
+        else:
+            asked.answer(503)
+
+    bench = start(trust_s=60, retry_attempts=0)
+    bench.clock.advance(100)
+    lifetime = Lifetime(None, None)
+    said = HopSaid("1.1.1", bench.clock.now() - 10, "life", is_stale=True, lifetime=lifetime)
+    said = said._replace(is_tail_unknown=is_tail_unknown)
+    reads = [asyncio.create_task(bench.engine.catch_up(bench.read("/s?offset=-1")))]
+    first = await bench.until(1)
+    reads += [asyncio.create_task(bench.engine.catch_up(bench.read("/s?offset=-1"))) for _ in range(3)]
+    await pass_turns()
+    bench.upstream.script = owner
+    owner(first)
+    for read in reads:
+        answer = await read
+        assert (answer.outcome, answer.headers.get("Age")) == (Outcome.STALE_IF_ERROR, "10")
+        answer.close()
+    # The owner is asked once to confirm the bytes for all that came later.
+    assert len(bench.upstream.asked) == 2
+
+
 @pytest.mark.parametrize("live", ["", "&live=long-poll"])
 @pytest.mark.parametrize("is_first", [False, True])
 async def test_an_owners_bytes_do_not_show_that_the_stream_is_there_while_the_origin_fails(
