@@ -139,10 +139,12 @@ class Client:
     @property
     def is_closed(self) -> bool:
         """Whether the server has closed the connection.  Call this between an answer and the next request."""
+        if self._reader.at_eof() or self._writer.is_closing():
+            return True
         # Nothing but the end can have come.  This process may have been too busy to read it.
         poll = select.poll()
         poll.register(self._writer.get_extra_info("socket").fileno(), select.POLLIN)
-        return self._reader.at_eof() or bool(poll.poll(0))
+        return bool(poll.poll(0))
 
     async def send(
         self,
