@@ -36,6 +36,7 @@ from gateway.upstream.flight import (
     CHANGES_TOO_FAST,
     CONFIRMATION,
     METADATA,
+    Beyond,
     Flight,
     Head,
     OriginError,
@@ -243,9 +244,7 @@ class FetchTable:
         for _ in range(MOST_CHANGES):
             found, flight = await self._fetch_fresh(stream, start, route, source, facts_suffice=facts_suffice)
             size += flight.fetched
-            if flight.start != start == START and isinstance(found, OriginError) and found.status == 410:
-                # The origin has trimmed the stream beyond the earlier flight's bytes, and refuses an offset that the
-                # caller has not asked for.  It would refuse each earlier offset too, but has bytes after the start.
+            if flight.start != start and _says_nothing_of(start, found):
                 if stream.ended is not None:
                     # The caller starts again on a new record, and shares its fetches with other readers.
                     return TailMovedBack(), size
@@ -290,6 +289,17 @@ class FetchTable:
             await flight.until_over()
         finally:
             flight.unwatch()
+
+
+def _says_nothing_of(start: str, found: Head) -> bool:
+    """Return whether `found`, the answer to a request for a later offset, leaves it open what a request for `start`
+    would have been answered."""
+    if isinstance(found, OriginError) and found.status == 410:
+        # The origin has trimmed the stream beyond the earlier flight's bytes.  It would refuse each earlier offset too,
+        # but has bytes after the start sentinel.
+        return start == START
+    # The stream was replaced by a shorter one, and the later offset was forgotten before the request was sent.
+    return isinstance(found, Beyond)
 
 
 def _result(flight: Flight) -> tuple[str, int | None]:

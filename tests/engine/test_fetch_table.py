@@ -266,6 +266,36 @@ async def test_those_who_come_later_ask_no_more_for_an_offset_before_one_that_wa
     assert [asked.query["offset"] for asked in bench.upstream.asked] == ["0002", "0004"]
 
 
+@pytest.mark.parametrize("at", ["-1", "0001"])
+async def test_a_later_offset_that_is_beyond_the_tail_is_not_the_one_that_was_asked_for(
+    start: Start, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    bench = start()
+    stream, fetches = opened(bench), bench.engine.fetches
+    early = await looking(bench, stream, at)
+    first = await bench.until(1)
+    late = await looking(bench, stream, at)
+    launch = fetches.launch
+
+    def launch_and_forget(*args: Any) -> Any:
+        monkeypatch.undo()
+        flight = launch(*args)
+        # Writes whose answers were lost may have replaced the stream.
+        bench.engine.store.forget_bytes(stream)
+        stream.may_be_another()
+        return flight
+
+    monkeypatch.setattr(fetches, "launch", launch_and_forget)
+    stream.tape.reached("0009")
+    first.answer(200, {**BINARY, "Stream-Next-Offset": "0004"}, b"abcd")
+    await early
+    second, fields = await bench.until(2), {**BINARY, "Stream-Next-Offset": "0003"}
+    bench.upstream.script = lambda asked: asked.answer(200, fields, b"xyz")
+    second.answer(200, fields)
+    assert await late == StreamHead("0003", up_to_date=False, is_closed=False)
+    assert [asked.query["offset"] for asked in bench.upstream.asked] == [at, "0004", at]
+
+
 async def test_fetches_of_several_places_go_beside_each_other(start: Start) -> None:
     bench = start()
     stream = opened(bench)
