@@ -139,11 +139,13 @@ class Client:
     @property
     def is_closed(self) -> bool:
         """Whether the server has closed the connection.  Call this between an answer and the next request."""
-        if self._reader.at_eof() or self._writer.is_closing():
-            return True
+        sock = self._writer.get_extra_info("socket")
+        if self._reader.at_eof() or self._writer.is_closing() or sock is None:
+            # A network in memory has no socket, and nothing that the loop has yet to read.
+            return self._reader.at_eof() or self._writer.is_closing()
         # Nothing but the end can have come.  This process may have been too busy to read it.
         poll = select.poll()
-        poll.register(self._writer.get_extra_info("socket").fileno(), select.POLLIN)
+        poll.register(sock.fileno(), select.POLLIN)
         return bool(poll.poll(0))
 
     async def send(

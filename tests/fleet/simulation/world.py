@@ -164,7 +164,9 @@ class World:
                 return client
             client.close()
         client = await Client.open(f"http://{HOSTS[member]}:80", Tally())
-        self._clients = [one for one in self._clients if not one.is_closed]
+        for one in [one for one in self._clients if one.is_closed]:
+            one.close()
+            self._clients.remove(one)
         self._clients.append(client)
         return client
 
