@@ -449,8 +449,8 @@ async def test_a_member_that_is_cut_off_asks_the_origin_after_redis_has_lost_ord
                 await site.redis.client.xadd(key, {b"order": data}, id=first)
         for name in "ac":
             await site.kill(name)
-        door.release()
         assert await bodies(site, path, ("b",)) == {b"old"}
+        door.release()
         async with time_passing(site.clock, STEP_S):
             await eventually(lambda: site.fleet("b").orders.missed > 0)
         assert await bodies(site, path, ("b",)) == {b"new"}
