@@ -189,7 +189,8 @@ class RunningGateway:
             else:
                 self._admin_servers = await listen_at(private, self.admin_connections)
             self.admin_url = http_url(private, self._admin_servers[0].sockets[0].getsockname()[1])
-            await self.engine.join_fleet()
+            if self.handed is None:
+                await self.engine.join_fleet()
             await self.listeners.open(self._environ)
             self._tasks.start(self.memory.run(), "memory")
             self._is_open = True
@@ -218,6 +219,7 @@ class RunningGateway:
         await self._hop_server.open(place.hop_socket)
         assert self.engine.hop is not None
         self.engine.hop.watch(self.engine.live, self.engine.s2.streams)
+        await self.engine.join_fleet()
         # The sockets of the ports are open, and keep connections until they are accepted.  A probe that reaches another
         # worker need not fail because this worker accepts a moment later.
         self._is_open = True
@@ -331,6 +333,8 @@ class RunningGateway:
         if not self.is_replaced and self.worker_admin is not None:
             self.worker_admin.begin_last_answers()
         self.is_replaced = True
+        if self.engine.fleet is not None:
+            self.engine.fleet.is_replaced = True
         for server in self._admin_servers:
             server.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
+from hashlib import sha256
 from ipaddress import IPv6Address, ip_address
 from typing import Annotated, Any, Final, Self
 
@@ -183,6 +184,11 @@ class FleetConfig(Model):
         """The database of `redis`, which is set."""
         place = parse_redis_url(self.redis)
         return place._replace(password=self.redis_password.get_secret_value(), ca_file=self.redis_ca_file)
+
+    @property
+    def key(self) -> bytes:
+        """The 32 bytes from which all keys of the fleet are made."""
+        return sha256(self.secret.get_secret_value().encode()).digest()
 
     @property
     def listener(self) -> FleetListenerConfig | None:

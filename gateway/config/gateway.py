@@ -132,13 +132,6 @@ class GatewayConfig(Model):
         check_addresses(self.listeners, self.server.listen if is_used else None, self.server.admin, self.fleet.listen)
         return self
 
-    @model_validator(mode="after")
-    def _fleet_has_one_process(self) -> Self:
-        if self.fleet.is_on and self.server.workers != 1:
-            field = "name" if self.fleet.name else "members_dns"
-            raise MisfitError("needs server.workers = 1: a member of a fleet is one process for now", "fleet", field)
-        return self
-
     @property
     def every_listener(self) -> tuple[ListenerConfig, ...]:
         """All listeners.  If there are `[[listener]]` tables, `server.listen` is included only if it is set.  The

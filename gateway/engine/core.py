@@ -40,7 +40,7 @@ from gateway.engine.route_table import RouteTable
 from gateway.engine.s2.reads import S2Reads
 from gateway.engine.s2.writes import S2Writes
 from gateway.engine.sse import Sse, Subscription
-from gateway.engine.upstreams import make_upstreams
+from gateway.engine.upstreams import make_upstreams, recorded_writes
 from gateway.engine.writes import Writes
 from gateway.errors import GatewayError, TailMovedBack
 from gateway.limits.accounts import Account
@@ -139,7 +139,7 @@ class Engine:
         self.writes = Writes(
             self.store, self.live, self.pending_writes, self.negative_cache, clock, self.s2_writes.written
         )
-        self.writes.others = self.others if self.fleet is None else self.fleet.counts
+        self.writes.others = recorded_writes(self.others, self.fleet)
         if self.others is not None:
             self.others.applying = self.writes
             self.s2_writes.tell = self.others.appended

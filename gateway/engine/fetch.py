@@ -269,7 +269,7 @@ class Fetch:
             headers["Cache-Control"] = "no-cache"
         method, offset = ("HEAD", None) if start == METADATA else ("GET", start)
         url, bounds = source.url(offset), source.bounds
-        shared = make(Shared, (self.stream.key, source.is_handed, flight.facts_suffice))
+        shared = make(Shared, (self.stream.key, source.handed, flight.facts_suffice))
         call = make(OriginCall, (method, url, headers, bounds, None, False, flight.askers, None, shared))
         self.asked_at = work.clock.now()
         flight.version = self.stream.version

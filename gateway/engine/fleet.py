@@ -4,9 +4,9 @@ Each member asks each other one regularly for its name, its configuration, and w
 member that does not answer, or whose configuration differs, owns no streams in this member's view.  A request that
 cannot reach a member has the same effect at once.  `Fleet.members` has the reasons, for the operator.
 
-A member that often fails must not lose and get its streams twice a second: one that answers probes but not requests, or
-one that is too busy for some seconds.  So after a failure it is asked again only after a while, which doubles with each
-such loss (`Member.lose`).
+A member may have several workers.  Each of them has a view of its own, and asks any worker of each other member.  A
+member is one gateway to the others: its workers have the counts of its writes, and its name from its start to its end
+(`MemberField.instance`), in common.
 
 The list of members may change while the gateway runs (`Fleet.replace_members`).  A member that comes into the list is
 asked for its streams gradually.  A member that leaves the list loses its streams to the others at once, and its process
@@ -22,7 +22,6 @@ import logging
 import secrets
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from math import inf
 from random import Random
 from typing import Final
 
@@ -32,280 +31,70 @@ from gateway.aio.clock import Clock, Timer
 from gateway.config.fleet import FleetConfig, MemberConfig
 from gateway.config.gateway import GatewayConfig
 from gateway.engine.fleet_dns import MembersByDns
+from gateway.engine.fleet_member import CONNECT_S, NOT_ASKED, Member
 from gateway.engine.fleet_orders import FleetOrders
 from gateway.engine.fleet_processes import MemberProcesses
 from gateway.engine.fleet_redis import OrdersByRedis
 from gateway.engine.fleet_writes import CountedWrites
-from gateway.errors import GatewayError, UpstreamTimeout, UpstreamUnreachable
-from gateway.http.reply_parser import Interim
-from gateway.protocol.fleet_headers import FLEET, NOT_LISTED, PROBE, MemberAnswer, MemberField
+from gateway.errors import UpstreamUnreachable
+from gateway.protocol.fleet_headers import FLEET, PROBE, MemberAnswer, MemberField
 from gateway.protocol.fleet_orders import FLEET_ORDERS, OutcomeAsk, Since
-from gateway.protocol.member_session import ANOTHER_SERVER, MemberKey
+from gateway.protocol.member_session import MemberKey
 from gateway.upstream.client import MemberClient
-from gateway.upstream.failures import NotAMember
-from gateway.upstream.incoming import no_op
 from gateway.upstream.origin_call import Bounds, OriginCall
-from gateway.upstream.reply import PendingRequest, Reply, answer_to
+from gateway.upstream.reply import answer_to
 from gateway.workers.members import MemberOwners
+from gateway.workers.place import WorkerPlace
+from gateway.workers.write_counts import WriteCounts
 
 PROBE_S: Final = 0.5
 """Seconds between two probes of a member, varied by a fifth."""
-RAMP_PROBES: Final = 10
-"""A member that comes or returns is asked for a tenth of its streams after its first answer, for two tenths after the
-second one, and so on."""
-_LEAST_HOLD_S: Final = 0.5
-_MOST_HOLD_S: Final = 30.0
-"""The least and the most seconds for which a member is not asked after a failure, varied by a fifth."""
-_STEADY_S: Final = 10.0
-"""A member that was asked for this number of seconds without a failure is held off for `_LEAST_HOLD_S` again."""
-CONNECT_S: Final = 1.0
-"""The most seconds for a connection to a member."""
-_MOST_FAILING_S: Final = 4 * CONNECT_S
-"""The time that a request takes at most to fail: two attempts, each with a wait for its turn to connect."""
-_PROBE_BOUNDS: Final = Bounds(CONNECT_S, 1.0, 1.0, 2.0)
 _FIRST_S: Final = 1.5
 """The most seconds for which the start waits for the first answers of the other members."""
 _MOST_TOLD_S: Final = 1.0
 """The most seconds for which a member that is leaving waits for the next probe of each other one."""
 _MOST_ORDERS_BYTES: Final = 1 << 26
 """The largest answer with purges and revocations."""
-_NOT_ASKED: Final = "not asked yet"
-_FAILED: Final = "a request has failed"
-_GONE: Final = "it has left this member's list"
-_NOT_IN_ITS_LIST: Final = "this member is not in its list"
 
 _log = logging.getLogger("gateway.fleet")
-
-
-class Member:
-    """Another member of the fleet.  It is the requester of its probes."""
-
-    def __init__(self, fleet: Fleet, index: int, name: str, url: str) -> None:
-        self._fleet = fleet
-        self._index = index
-        self.name = name
-        self.url = url
-        self.why_not = _NOT_ASKED
-        """Why the member is not asked for streams; empty if it is."""
-        self.has_differed = False
-        """Whether the member's configuration has differed at its latest answer."""
-        self.losses = 0
-        """How often the member could be reached no more."""
-        self.asked = 0
-        """How many requests for streams were sent to the member."""
-        self._pending: PendingRequest | None = None
-        self._timer: Timer | None = None
-        self._is_namesake = False
-        """Whether the member has been found to have this one's `server.node_name`."""
-        self._is_late = False
-        """Whether the latest probe was not answered in time."""
-        self._is_leaving = False
-        """Whether the member was leaving at its latest answer."""
-        self.answers = False
-        """Whether the member has answered the latest probe."""
-        self._instance = ""
-        """The process that has given the latest answer."""
-        self._is_doubted = False
-        """Whether a request has failed since the latest answer to a probe."""
-        self._vouched_at = -inf
-        """When a probe after a failed request was answered, if no request was answered since."""
-        self._reached_at = self._held_until = -inf
-        self._lost_by = ""
-        """Why the member could be reached no more when it was last held off."""
-        self._hold_s = _LEAST_HOLD_S
-
-    def __repr__(self) -> str:
-        return f"<Member {self.name} {self.why_not or 'reached'}>"
-
-    @property
-    def weight(self) -> float:
-        """The part of its streams for which the member is asked, if it is asked."""
-        return self._fleet.owners.weight(self._index)
-
-    def probe(self) -> None:
-        """Ask the member for its state, and go on to do so until `stop`."""
-        fleet = self._fleet
-        self._timer = None
-        headers = CIMultiDict({FLEET: fleet.field.rendered()})
-        pending = fleet.client.ask(self, OriginCall(PROBE, f"{self.url}/", headers, _PROBE_BOUNDS))
-        if self._timer is None:
-            self._pending = pending
-
-    def stop(self) -> None:
-        """End the probes."""
-        if self._timer is not None:
-            self._timer.cancel()
-        if (pending := self._pending) is not None:
-            self._pending = None
-            pending.give_up()
-
-    def leave(self) -> None:
-        """End the probes for good, because the member has left the list.  If it has not answered in time, its answers
-        are cut, because no further probe would show that it hangs."""
-        self.stop()
-        self.why_not = _GONE
-        if self._is_late:
-            self._fleet.on_silent(self._index)
-
-    def judge(self, why_not: str, *, differs: bool = False) -> None:
-        """Record why the member is not asked for streams; empty if it is.  A change is logged.  `differs`: the operator
-        has to change something."""
-        if why_not == self.why_not:
-            return
-        self.losses += self.why_not == ""
-        self._reached_at = self._fleet.clock.now()
-        self.why_not = why_not
-        self.has_differed = differs
-        if why_not:
-            level = logging.ERROR if self.has_differed else logging.WARNING
-            _log.log(level, "member %s at %s owns no streams: %s", self.name, self.url, why_not)
-        else:
-            _log.warning("member %s at %s can be reached", self.name, self.url)
-        self._fleet.owners.set_reached(self._index, is_reached=not why_not)
-
-    def _reach(self) -> None:
-        """Ask the member for a greater part of its streams than before, unless it is held off."""
-        fleet, index = self._fleet, self._index
-        if self.why_not and fleet.clock.now() < self._held_until:
-            self.judge(self._lost_by)
-            return
-        weight = 1.0
-        if fleet.has_started:
-            tenths = 0 if self.why_not else round(fleet.owners.weight(index) * RAMP_PROBES)
-            weight = min(1.0, (tenths + 1) / RAMP_PROBES)
-        fleet.owners.set_weight(index, weight)
-        self.judge("")
-
-    def answered(self) -> None:
-        """Record that a request was answered."""
-        self._vouched_at = -inf
-
-    def doubt(self) -> None:
-        """Record that a request has failed.  A probe at once decides whether the member is lost.
-
-        A member that answers only probes is lost at the next failure, unless the request may be older than the probe.
-        """
-        if self.why_not:
-            return
-        if _MOST_FAILING_S <= self._fleet.clock.now() - self._vouched_at < _STEADY_S:
-            self.lose()
-            return
-        self._is_doubted = True
-        if self._timer is not None:
-            self._timer.cancel()
-            self.probe()
-
-    def lose(self, why_not: str = _FAILED) -> None:
-        """Record that requests or a probe have failed.  The member is held off for a while."""
-        fleet = self._fleet
-        if self.why_not:
-            return
-        now = fleet.clock.now()
-        is_steady = now >= self._reached_at + _STEADY_S
-        self._hold_s = _LEAST_HOLD_S if is_steady else min(_MOST_HOLD_S, 2 * self._hold_s)
-        self._held_until = now + fleet.varied(self._hold_s)
-        self._lost_by = why_not
-        self.judge(why_not)
-
-    # -- called by the client of other members
-
-    @property
-    def sent(self) -> Callable[[], object]:
-        """Do nothing: only requests to origins count as sent."""
-        return no_op
-
-    def informed(self, interim: Interim) -> None:
-        """Ignore an interim reply."""
-
-    def head_arrived(self, reply: Reply) -> None:
-        text = reply.headers.get(FLEET)
-        answer = MemberAnswer.parse(text) if text is not None else None
-        reply.close()
-        if answer is not None and not answer.is_leaving:
-            # A process that leaves may answer for a while after the next one has started.
-            self._fleet.processes.identify(self.name, answer.instance)
-        if reply.status == NOT_LISTED:
-            # The answers that the member has begun before go on.
-            self._is_late = self._is_doubted = False
-            self.answers = True
-            self.judge(_NOT_IN_ITS_LIST)
-            if answer is not None:
-                self._fleet.orders.notice(self.name, answer.orders)
-            self._go_on()
-            return
-        if answer is None:
-            self.judge(ANOTHER_SERVER)
-        elif answer.config != self._fleet.field.config:
-            self.judge("its configuration of routes or origins differs", differs=True)
-        elif answer.is_leaving:
-            self.judge("it is leaving")
-        else:
-            self._reach()
-        if answer is not None:
-            self._fleet.orders.notice(self.name, answer.orders)
-        if answer is not None and answer.node == self._fleet.node and not self._is_namesake:
-            self._is_namesake = True
-            _log.warning("member %s has the same server.node_name as this one", self.name)
-        instance = answer.instance if answer is not None else ""
-        if instance != self._instance and not self._is_leaving:
-            # The earlier process has ended, perhaps with its machine, so that nothing has closed its connections.
-            self._fleet.on_silent(self._index)
-        self._instance = instance
-        self._is_late, self._is_leaving = False, answer is not None and answer.is_leaving
-        self.answers = answer is not None
-        if self._is_doubted:
-            self._is_doubted, now = False, self._fleet.clock.now()
-            if now >= self._vouched_at + _STEADY_S:
-                self._vouched_at = now
-        self._go_on()
-
-    def failed(self, error: GatewayError) -> None:
-        was_late, self._is_late = self._is_late, isinstance(error, UpstreamTimeout)
-        if self._is_late and not was_late and (self._is_leaving or not self.why_not):
-            # The member may only be busy.  Ask once more before its streams get other owners and its answers are cut.
-            self._pending = None
-            self.probe()
-            return
-        self.answers = False
-        cause = error.__cause__
-        if isinstance(cause, NotAMember):
-            self.judge(str(cause), differs=cause.differs)
-        else:
-            why_not = "it does not answer in time" if isinstance(error, UpstreamTimeout) else "it cannot be reached"
-            self.lose(why_not)
-            self.judge(why_not)
-        self._is_doubted = False
-        if self._is_late or not self._is_leaving:
-            # A member that leaves accepts no connections at last, but ends its answers.
-            self._fleet.on_silent(self._index)
-        self._go_on()
-
-    def _go_on(self) -> None:
-        self._pending = None
-        self._fleet.member_answered()
-        self._timer = self._fleet.later(self.probe)
 
 
 class Fleet:
     """The other members of the fleet, as one member sees them.  Owner of the list of members."""
 
-    def __init__(self, config: FleetConfig, clock: Clock, rng: Random, client: MemberClient | None = None) -> None:
+    def __init__(
+        self,
+        config: FleetConfig,
+        clock: Clock,
+        rng: Random,
+        client: MemberClient | None = None,
+        crew: WorkerPlace | None = None,
+    ) -> None:
+        """`crew` are the other workers of this member; None if this process is the only one."""
         self.clock = clock
         self._rng = rng
-        secret = hashlib.sha256(config.secret.get_secret_value().encode()).digest()
-        self._secret = secret
+        self._crew = crew
+        self._secret = secret = config.key
         self.key: Final = MemberKey(config.name, secret)
         names = [member.name for member in config.members]
         own = names.index(config.name)
         self.owners: Final = MemberOwners(names, own, secret)
-        self.counts: Final = CountedWrites(self.owners)
+        counts = None if crew is None else WriteCounts(crew.shared, crew.slot)
+        self.counts: Final = CountedWrites(self.owners, counts)
         self.client: Final = client or MemberClient(self.key, {member.name: member.url for member in config.members})
-        self.field = MemberField(config.name, secrets.token_hex(8), "0" * 16)
+        process = secrets.token_hex(8)
+        instance, self.worker = (process, 0) if crew is None else (crew.shared.name, crew.slot)
+        self.field = MemberField(config.name, instance, "0" * 16, worker=self.worker, process=process)
         """What this member says of itself in requests."""
         self.orders: Final = FleetOrders(
-            self.field.instance, clock.now, self._ask_about_orders, self._names_of_others, self._knows_orders
+            process, clock.now, self._ask_about_orders, self._names_of_others, self._knows_orders
         )
         """The operator's orders, at any member."""
+        self.orders.peer = self.field.peer
+        self.routes_without_owners: frozenset[str] = frozenset()
+        """The names of the routes whose streams have no owner among the members."""
+        self.is_replaced = False
+        """Whether another version of this gateway goes on in place of this one."""
         self.by_dns: MembersByDns | None = None
         """Finds the members by DNS; None if the configuration lists them."""
         self.by_redis: OrdersByRedis | None = None
@@ -340,7 +129,12 @@ class Fleet:
     @property
     def owner_name(self) -> str:
         """The name of this process in statements about its records."""
-        return f"{self.field.name}.{self.field.instance}"
+        return f"{self.field.name}.{self.field.process}"
+
+    @property
+    def is_first_worker(self) -> bool:
+        """Whether this is the first of this member's workers that serve."""
+        return self._crew is None or self._crew.shared.owning()[:1] in ((), (self.worker,))
 
     def configure(self, config: GatewayConfig) -> None:
         """Compare this configuration with those of the other members from now on."""
@@ -350,14 +144,16 @@ class Fleet:
         ]
         self.field = self.field._replace(config=self._digest(json.dumps(parts, sort_keys=True)))
         self.node = self._digest(config.server.node_name)
+        self.routes_without_owners = frozenset(route.name for route in config.routes if route.protocol == "s2")
 
     def _digest(self, text: str) -> str:
         return hashlib.blake2b(text.encode(), digest_size=8, key=self._secret).hexdigest()
 
     def answer(self, *, is_leaving: bool) -> MemberAnswer:
         """Return what this member says of itself in its answers."""
-        field = self.field
-        return MemberAnswer(field.name, field.instance, field.config, is_leaving, self.node, field.orders)
+        name, instance, config, orders, _, worker, _ = self.field
+        workers = (worker,) if self._crew is None else self._crew.shared.owning() or (worker,)
+        return MemberAnswer(name, instance, config, is_leaving, self.node, orders, worker, workers)
 
     def _names_of_others(self) -> list[str]:
         return [member.name for member in self.members.values()]
@@ -367,13 +163,17 @@ class Fleet:
         if self.by_redis is not None:
             self.by_redis.wake()
 
-    async def _ask_about_orders(self, name: str, asked: Since | OutcomeAsk, within_s: float) -> tuple[int, bytes]:
+    async def _ask_about_orders(self, peer: str, asked: Since | OutcomeAsk, within_s: float) -> tuple[int, bytes]:
+        name, _, worker = peer.partition("/")
+        if name == self.field.name and self.orders.siblings is not None:
+            return await self.orders.siblings.ask(int(worker), asked, within_s)
         member = next((one for one in self.members.values() if one.name == name), None)
         if member is None:
             raise UpstreamUnreachable("it is not in this member's list")
+        url = member.url_of(int(worker)) if worker else member.url
         headers = CIMultiDict({FLEET: self.field.rendered(), FLEET_ORDERS: asked.rendered()})
         bounds = Bounds(CONNECT_S, within_s, within_s, within_s)
-        async with await answer_to(self.client.ask, OriginCall(PROBE, f"{member.url}/", headers, bounds)) as reply:
+        async with await answer_to(self.client.ask, OriginCall(PROBE, f"{url}/", headers, bounds)) as reply:
             return reply.status, await reply.read(_MOST_ORDERS_BYTES)
 
     def later(self, probe: Callable[[], object]) -> Timer:
@@ -460,7 +260,7 @@ class Fleet:
 
     def member_answered(self) -> None:
         """Record that a member has answered a probe, or has failed to."""
-        if all(member.why_not != _NOT_ASKED for member in self.members.values()):
+        if all(member.why_not != NOT_ASKED for member in self.members.values()):
             self._all_answered.set()
 
     def told(self, name: str, *, is_leaving: bool) -> None:
@@ -475,8 +275,10 @@ class Fleet:
         """Wait until the members that can be reached know that this one is leaving, but not for long."""
         with suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, min(within_s, _MOST_TOLD_S))):
+                # The workers of other members may have asked other workers of this member.
                 while not self._has_stopped and any(
-                    not one.why_not and one.name not in self._told for one in self.members.values()
+                    not one.why_not and (self._crew is not None or one.name not in self._told)
+                    for one in self.members.values()
                 ):
                     self._on_told.clear()
                     await self._on_told.wait()

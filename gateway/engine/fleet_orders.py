@@ -40,17 +40,35 @@ _LOOK_S: Final = 2.0
 _CHANGE_S: Final = 10.0
 """The most seconds to wait until another member has carried out an order."""
 
+_MOST_NAMED: Final = 16
+"""The most orders for which the names of purged streams are remembered, until other workers have asked for them."""
+
 _log = logging.getLogger("gateway.fleet")
 
 T = TypeVar("T")
 
 
+Affected = frozenset[int] | int
+"""The effect of an order at one worker: hashes of the names of purged streams, or a number.  Workers may hold copies of
+one stream, which count once."""
+
+
+def affected_by_all(of_workers: Iterable[Affected]) -> int:
+    """Return the number of streams or live reads that an order has concerned at the workers of one member."""
+    every = list(of_workers)
+    names = frozenset[int]().union(*(one for one in every if isinstance(one, frozenset)))
+    return len(names) + sum(one for one in every if isinstance(one, int))
+
+
+def _member_of(peer: str) -> str:
+    return peer.partition("/")[0]
+
+
 class Actions(Protocol):
     """Carries out orders at this member."""
 
-    async def carry_out(self, order: Order, age_s: float) -> int | None:
-        """Carry out an order that was given so many seconds ago.  Return the number of purged streams, or of ended live
-        reads; None if it has failed."""
+    async def carry_out(self, order: Order, age_s: float) -> Affected | None:
+        """Carry out an order that was given so many seconds ago.  Return None if it has failed."""
 
     async def start_again(self) -> None:
         """Empty the memory, because orders are missed."""
@@ -64,6 +82,34 @@ class Actions(Protocol):
     def revocation_of(self, order: Order, age_s: float) -> InEffect | None:
         """Return the revocation that an order has made so many seconds ago, which may have ended.  Return None for a
         purge, and if a later order has replaced the revocation."""
+
+
+class Siblings(Protocol):
+    """The other workers of this member: `gateway.ops.gathering.sibling_orders.SiblingOrders`."""
+
+    async def ask(self, worker: int, asked: Since | OutcomeAsk, within_s: float) -> tuple[int, bytes]:
+        """Send a request for orders to a worker.  Return the status and the body of its answer.  Raises
+        UpstreamUnreachable."""
+
+    async def have_done(self, sender: OrderSender, asked: OutcomeAsk, within_s: float) -> OfSiblings:
+        """Have all of them carry out an order."""
+
+
+class OfSiblings(NamedTuple):
+    """The effect of an order at the other workers of this member."""
+
+    affected: tuple[Affected, ...] = ()
+    why_not: str = ""
+    """Why some of them have not confirmed; empty if all have."""
+
+
+class OrderSender(NamedTuple):
+    """A worker that asks for the outcome of an order, which it knows."""
+
+    peer: str
+    process: str
+    digest: str
+    """The digest of the orders that it knows."""
 
 
 class MemberDone(NamedTuple):
@@ -81,6 +127,8 @@ class Given(NamedTuple, Generic[T]):
     result: T
     members: list[MemberDone]
     """The other members."""
+    siblings: OfSiblings
+    """The other workers of this member."""
     is_stored: bool | None
     """Whether Redis has the order; None without Redis."""
 
@@ -107,15 +155,20 @@ class FleetOrders:
         self.actions: Actions | None = None
         self.until_stored: Callable[[Order], Awaitable[bool]] | None = None
         """Waits until Redis has an order, and returns whether it has; None without Redis."""
+        self.siblings: Siblings | None = None
+        """The other workers of this member; None if there are none."""
+        self.peer = ""
+        """The name of this worker among all workers of all members."""
         self.log: Final = OrderLog()
         self._carried_out = NO_ORDERS
         """The digest of the orders that are carried out.  While the lock is free, it is the digest of the log."""
         self._covered: dict[str, str] = {}
         """For each other member, the digest of orders that this member also knows, and has carried out."""
         self._heard: dict[str, float] = {}
-        """For each other member, when it has last shown that it knows no orders but those that are carried out."""
-        self._counts: dict[tuple[str, int], int | None] = {}
-        """The outcomes of the latest orders."""
+        """For each other member, when one of its workers has last shown that it knows no orders but those that are
+        carried out.  A worker has its member's other workers know its orders at once."""
+        self._outcomes: dict[tuple[str, int], Affected | None] = {}
+        """The effects of the latest orders."""
         self._lock = asyncio.Lock()
         self._tasks = Tasks()
         self._fetching: dict[str, asyncio.Task[str]] = {}
@@ -130,7 +183,8 @@ class FleetOrders:
     # -- an order of this member's operator
 
     async def give(self, kind: Kind, text: str, act: Callable[[Order], Awaitable[T]]) -> Given[T]:
-        """Carry out an order by `act`, and have all other members carry it out.  Raises the exception of `act`.
+        """Carry out an order by `act`, and have all other members, and the other workers of this one, carry it out.
+        Raises the exception of `act`.
 
         The order is completed even if the caller is cancelled."""
         giving = self._tasks.start(self._give(kind, text, act), f"{kind} over the fleet")
@@ -141,12 +195,18 @@ class FleetOrders:
             order = self.log.add(self.process, kind, text, self.now())
             self._on_digest(self.log.digest)
             asking = [self._tasks.start(self._have_done(name, order), f"{kind} at {name}") for name in self._others()]
+            sender = OrderSender(self.peer, self.process, self.log.digest)
+            asked = OutcomeAsk(order.process, order.number)
+            of_siblings = self._tasks.start(self._have_siblings_do(sender, asked), f"{kind} at other workers")
             try:
                 result = await act(order)
             finally:
                 self._carried_out = self.log.digest
         is_stored = None if self.until_stored is None else await self.until_stored(order)
-        return Given(result, list(await asyncio.gather(*asking)), is_stored)
+        return Given(result, list(await asyncio.gather(*asking)), await of_siblings, is_stored)
+
+    async def _have_siblings_do(self, sender: OrderSender, asked: OutcomeAsk) -> OfSiblings:
+        return OfSiblings() if self.siblings is None else await self.siblings.have_done(sender, asked, _CHANGE_S)
 
     async def _have_done(self, member: str, order: Order) -> MemberDone:
         try:
@@ -159,59 +219,60 @@ class FleetOrders:
 
     # -- the orders of other members
 
-    def is_behind(self, member: str, digest: str) -> bool:
-        """Return whether a member that knows the orders with this digest may know more than this one has carried
+    def is_behind(self, peer: str, digest: str) -> bool:
+        """Return whether a worker that knows the orders with this digest may know more than this one has carried
         out."""
-        return digest not in (NO_ORDERS, self._carried_out, self._covered.get(member))
+        return digest not in (NO_ORDERS, self._carried_out, self._covered.get(peer))
 
-    def notice(self, member: str, digest: str) -> None:
-        """Begin to fetch the orders that only the other member knows, if there are any."""
-        if self.is_behind(member, digest):
-            self._fetch(member)
+    def notice(self, peer: str, digest: str) -> None:
+        """Begin to fetch the orders that only the other worker knows, if there are any."""
+        if self.is_behind(peer, digest):
+            self._fetch(peer)
         else:
-            self._heard[member] = self.now()
+            self._heard[_member_of(peer)] = self.now()
 
     def heard(self) -> dict[str, float | None]:
         """Return, for each other member, when it has last shown that it knows no orders but those that are carried out
         here; None if never."""
         return {member: self._heard.get(member) for member in self._others()}
 
-    async def caught_up(self, member: str, process: str, digest: str) -> bool:
-        """Carry out the orders that a process of the other member knows.  Return whether that has succeeded.
+    async def caught_up(self, sender: OrderSender) -> bool:
+        """Carry out the orders that the sender knows.  Return whether that has succeeded.
 
         The process may learn of further orders meanwhile, so the digest of its answer may be another one.  But if
-        another process answers at the member's URL, it may not know the orders of the first one."""
-        if (begun := self._fetching.get(member)) is not None:
+        another process answers in its place, it may not know the orders of the first one."""
+        peer, process, digest = sender
+        if (begun := self._fetching.get(peer)) is not None:
             # The other member may have answered before it knew all of its orders.
             await asyncio.wait([begun])
-        return not self.is_behind(member, digest) or await asyncio.shield(self._fetch(member)) == process
+        return not self.is_behind(peer, digest) or await asyncio.shield(self._fetch(peer)) == process
 
     async def settled(self) -> None:
         """Wait until no orders are being fetched."""
         while self._fetching:
             await asyncio.wait(list(self._fetching.values()))
 
-    def _fetch(self, member: str) -> asyncio.Task[str]:
-        task = self._fetching.get(member)
+    def _fetch(self, peer: str) -> asyncio.Task[str]:
+        task = self._fetching.get(peer)
         if task is None:
-            task = self._fetching[member] = self._tasks.start(self._fetched(member), f"orders of {member}")
-            task.add_done_callback(lambda _: self._fetching.pop(member, None))
+            task = self._fetching[peer] = self._tasks.start(self._fetched(peer), f"orders of {peer}")
+            task.add_done_callback(lambda _: self._fetching.pop(peer, None))
         return task
 
-    async def _fetched(self, member: str) -> str:
-        """Carry out the orders that the other member knows.  Return the process that has answered; empty if that has
+    async def _fetched(self, peer: str) -> str:
+        """Carry out the orders that the other worker knows.  Return the process that has answered; empty if that has
         failed."""
         try:
-            status, body = await self._ask(member, self.log.asked(is_new=self.is_new), _LOOK_S)
+            status, body = await self._ask(peer, self.log.asked(is_new=self.is_new), _LOOK_S)
             if status != 200:
                 return ""
             news = OrderNews.parse(body, self.now())
         except (GatewayError, ValueError) as error:
-            _log.warning("the purges and revocations that member %s knows cannot be fetched: %s", member, error)
+            _log.warning("the purges and revocations that member %s knows cannot be fetched: %s", peer, error)
             return ""
         async with self._lock:
-            await self._take(news, f"of member {member}")
-            self._covered[member] = OrderLog.digest_of(news.known)
+            await self._take(news, f"of member {peer}")
+            self._covered[peer] = OrderLog.digest_of(news.known)
         return news.process
 
     async def learn(self, news: OrderNews) -> None:
@@ -242,9 +303,12 @@ class FleetOrders:
             actions.take_over(news.in_effect)
         for order in orders:
             age_s = self.now() - order.at
-            self._counts[order.process, order.number] = await actions.carry_out(order, age_s)
-        while len(self._counts) > MOST_ORDERS:
-            del self._counts[next(iter(self._counts))]
+            self._outcomes[order.process, order.number] = await actions.carry_out(order, age_s)
+        while len(self._outcomes) > MOST_ORDERS:
+            del self._outcomes[next(iter(self._outcomes))]
+        for earlier in list(self._outcomes)[:-_MOST_NAMED]:
+            if isinstance(names := self._outcomes[earlier], frozenset):
+                self._outcomes[earlier] = len(names)
         self._carried_out = self.log.digest
 
     # -- answers to other members
@@ -263,15 +327,24 @@ class FleetOrders:
         purge, and if a later order has replaced the revocation."""
         return None if self.actions is None else self.actions.revocation_of(order, age_s)
 
-    async def done(self, member: str, process: str, digest: str, asked: OutcomeAsk) -> int | None:
-        """Carry out the orders of another member, and return the outcome of one of them; None if it has failed."""
-        if not await self.caught_up(member, process, digest):
+    async def done(self, sender: OrderSender, asked: OutcomeAsk) -> Affected | None:
+        """Carry out the sender's orders, and return the effect of one of them; None if it has failed."""
+        if not await self.caught_up(sender):
             return None
-        return self._counts.get((asked.process, asked.number))
+        return self._outcomes.get((asked.process, asked.number))
+
+    async def done_by_member(self, sender: OrderSender, asked: OutcomeAsk) -> tuple[int, str]:
+        """Have all workers of this member carry out the sender's orders.  Return the number of streams or live reads
+        that one of the orders has concerned, and why it is not known; empty if it is."""
+        own, others = await asyncio.gather(self.done(sender, asked), self._have_siblings_do(sender, asked))
+        if own is None:
+            return 0, others.why_not or "it cannot carry it out"
+        return affected_by_all((own, *others.affected)), others.why_not
 
     def forget(self, member: str) -> None:
-        """Forget another member, because it has left the fleet.  The orders that it has given stay."""
-        self._covered.pop(member, None)
+        """Forget the workers of another member, because it has left the fleet.  The orders that it has given stay."""
+        for peer in [peer for peer in self._covered if _member_of(peer) == member]:
+            del self._covered[peer]
         self._heard.pop(member, None)
 
     async def close(self) -> None:

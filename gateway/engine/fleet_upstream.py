@@ -1,22 +1,29 @@
-"""Sends shared requests to the members of the fleet that own their streams."""
+"""Sends shared requests to the processes that own their streams, in a fleet: `FleetUpstream` to other members, and
+`FleetHop` to other workers of this member.
+
+A worker first asks the owner among the workers of its member.  That worker asks the owner among the members, and there
+the owner among that member's workers.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from math import inf
 from typing import Final
 
 from gateway.aio.clock import Clock
-from gateway.engine.fleet import CONNECT_S, Fleet
-from gateway.engine.hop_upstream import HopUpstream, handed, is_lost
+from gateway.engine.fleet import Fleet
+from gateway.engine.fleet_member import CONNECT_S
+from gateway.engine.hop_upstream import HopUpstream, StreamOwners, WritesElsewhere, handed, is_lost, worker_url
 from gateway.errors import GatewayError, UpstreamTimeout, UpstreamUnreachable
 from gateway.http.outgoing import RenderedHeaders
 from gateway.protocol.coding import AcceptedCodings
 from gateway.protocol.fleet_headers import FLEET, moved
 from gateway.protocol.worker_headers import HopSaid
+from gateway.upstream.client import HopClient
 from gateway.upstream.origin_call import Bounds, OriginCall, Shared
 from gateway.upstream.reply import PendingRequest, Reply, Requester, Upstream
+from gateway.workers.shared_memory import MOST_WORKERS
 
 _LEAST_BODIES: Final = 64
 """Answers that have ended are forgotten when there are this many, and again at twice the number that was kept."""
@@ -27,13 +34,29 @@ def _bounded(bounds: Bounds) -> Bounds:
     return replace(bounds, connect_s=min(bounds.connect_s, CONNECT_S))
 
 
+def _address(member: int, worker: int) -> int:
+    """Return the number of a worker of a member."""
+    return member * MOST_WORKERS + worker
+
+
+def _member(address: int) -> int:
+    return address // MOST_WORKERS
+
+
+def _worker(address: int) -> int:
+    return address % MOST_WORKERS
+
+
 class FleetUpstream(HopUpstream):
     """Sends shared requests to the owner of their stream, another member, instead of to the origin.
 
-    A request that comes from another member always goes to the origin.
+    A request that comes from another member always goes to the origin.  A request that another worker of this member
+    has handed on goes to the owner among the members.
+
+    The number of an owner names a member and its worker (`_address`).
     """
 
-    unsettled_s = inf
+    unsettled_s = 0.0
 
     def __init__(self, upstream: Upstream, fleet: Fleet, clock: Clock) -> None:
         super().__init__(upstream, fleet.client, fleet.counts, fleet.owners, clock)
@@ -43,17 +66,24 @@ class FleetUpstream(HopUpstream):
         """The answers of other members whose bodies may be on their way."""
         fleet.on_silent = self._cut_bodies
 
+    def owner_for(self, shared: Shared) -> int | None:
+        fleet = self._fleet
+        member = super().owner_for(shared)
+        if member is None or shared.key.route in fleet.routes_without_owners:
+            return None
+        return _address(member, fleet.owners.owning_worker(member, fleet.counts.index_of(shared.key.group)))
+
     def _cut_bodies(self, owner: int) -> None:
-        """Fail the answers of a member that hangs.  The readers' next requests go to other owners."""
+        """Fail the answers of a member that hangs, by its index.  The readers' next requests go to other owners."""
         self._bodies, bodies = [], self._bodies
-        for member, reply in bodies:
-            if member != owner:
-                self._bodies.append((member, reply))
+        for address, reply in bodies:
+            if _member(address) != owner:
+                self._bodies.append((address, reply))
             elif not (reply.has_arrived or reply.is_closed):
                 reply.cut()
 
     def body_begins(self, owner: int, reply: Reply) -> None:
-        if (member := self._fleet.members.get(owner)) is not None:
+        if (member := self._fleet.members.get(_member(owner))) is not None:
             member.answered()
         if reply.has_arrived:
             return
@@ -71,9 +101,9 @@ class FleetUpstream(HopUpstream):
         accepted: AcceptedCodings | None = None,
     ) -> PendingRequest:
         fleet = self._fleet
-        member = fleet.members[owner]
+        member = fleet.members[_member(owner)]
         member.asked += 1
-        asked = handed(call, shared, member.url, accepted)
+        asked = handed(call, shared, member.url_of(_worker(owner)), accepted)
         field = fleet.field._replace(writes=fleet.counts.count(shared.key.group)).rendered()
         headers = asked.headers
         assert isinstance(headers, RenderedHeaders)
@@ -92,7 +122,7 @@ class FleetUpstream(HopUpstream):
         return is_lost(error) or (isinstance(error, UpstreamTimeout) and error.is_unsent)
 
     def lost(self, owner: int) -> None:
-        if (member := self._fleet.members.get(owner)) is not None:
+        if (member := self._fleet.members.get(_member(owner))) is not None:
             member.doubt()
 
     async def close(self) -> None:
@@ -103,3 +133,36 @@ class FleetUpstream(HopUpstream):
         self._fleet.stop()
         await self._fleet.orders.close()
         await super().close()
+
+
+class FleetHop(HopUpstream):
+    """Sends shared requests to the worker of this member that owns their stream.
+
+    Each request shows which purges the sender knows, so that no worker gets old bytes from one that is purged later.
+    """
+
+    def __init__(
+        self,
+        upstream: Upstream,
+        by_hop: HopClient,
+        others: WritesElsewhere,
+        owners: StreamOwners,
+        clock: Clock,
+        fleet: Fleet,
+    ) -> None:
+        super().__init__(upstream, by_hop, others, owners, clock)
+        self._fleet = fleet
+
+    def ask_owner(
+        self,
+        requester: Requester,
+        call: OriginCall,
+        shared: Shared,
+        owner: int,
+        accepted: AcceptedCodings | None = None,
+    ) -> PendingRequest:
+        asked = handed(call, shared, worker_url(owner), accepted)
+        headers = asked.headers
+        assert isinstance(headers, RenderedHeaders)
+        field = self._fleet.field.rendered()
+        return self.by_hop.ask(requester, asked._replace(headers=headers.with_field(FLEET, field)))

@@ -3,7 +3,8 @@
 A client's next read reaches the same member as its write did.  That member may ask another one, the owner of the
 stream.  The members share no memory, so each member counts the writes that it relays, and sends the count for the
 path's cell with each request to an owner (`gateway.protocol.fleet_headers`).  A write is counted before a byte of its
-answer leaves.
+answer leaves.  All workers of a member count together, because the worker that asks need not be the one that has
+relayed the write.
 
 The owner keeps the count that it saw last, for each path and member.  If the next count is greater, the owner asks the
 origin before it answers.  Paths with equal hashes share a cell, so some counted writes may concern other paths.  The
@@ -17,7 +18,6 @@ only later bytes, it asks the origin before it answers.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable
 from functools import lru_cache
 from hashlib import blake2b
@@ -30,7 +30,7 @@ from gateway.protocol.mode import Mode
 from gateway.protocol.sharing import Group
 from gateway.upstream.reply import Reply
 from gateway.workers.members import MemberOwners
-from gateway.workers.shared_memory import HASHES
+from gateway.workers.write_counts import WriteCounts
 
 _MOST_KNOWN: Final = 1 << 14
 """The most counts of other members that an owner remembers, of some 300 bytes each."""
@@ -40,21 +40,20 @@ _NONE: Final = WriteCount()
 
 
 class CountedWrites:
-    """The counts of the writes that this process relays."""
+    """The counts of the writes that this member relays."""
 
-    def __init__(self, owners: MemberOwners) -> None:
-        self._appends = array("Q", bytes(8 * HASHES))
-        self._others = array("Q", bytes(8 * HASHES))
+    def __init__(self, owners: MemberOwners, counts: WriteCounts | None = None) -> None:
+        """`counts` are those of all workers; None if this process has no other workers."""
+        self._counts = counts or WriteCounts()
         self.index_of: Final = lru_cache(_MOST_CELLS)(lambda group: owners.cell_of(*group))
         """Returns the cell of a path."""
 
     def __repr__(self) -> str:
-        return f"<CountedWrites {sum(self._appends)} appends, {sum(self._others)} others>"
+        return f"<CountedWrites {self._counts!r}>"
 
     def count(self, group: Group) -> WriteCount:
         """Return the present counts for the path."""
-        index = self.index_of(group)
-        return WriteCount(self._appends[index], self._others[index])
+        return WriteCount(*self._counts.of(self.index_of(group)))
 
     def look(self, group: Group) -> None:
         """Do nothing: the requests of other members bring their counts."""
@@ -80,7 +79,47 @@ class CountedWrites:
             self._add(write, is_append=write.request.mode is Mode.APPEND and write.change == NO_CHANGE)
 
     def _add(self, write: SentRequest, *, is_append: bool) -> None:
-        (self._appends if is_append else self._others)[self.index_of(write.request.group)] += 1
+        self._counts.add(self.index_of(write.request.group), is_append=is_append)
+
+
+class RecordedWrites(Protocol):
+    """Records the writes of this process for others, and applies the writes of others:
+    `gateway.engine.others_writes.OthersWrites`, for example."""
+
+    def look(self, group: Group) -> None: ...
+
+    def begun(self, write: SentRequest) -> None: ...
+
+    def answered(self, write: SentRequest, reply: Reply) -> None: ...
+
+    def unanswered(self, write: SentRequest, *, may_be_done: bool) -> None: ...
+
+
+class WritesOfWorker:
+    """The writes of one worker of a member: counted for other members, and recorded for the other workers.
+
+    A write is counted first.  So a worker that learns of it by the record asks the owner with the new count."""
+
+    def __init__(self, counts: CountedWrites, others: RecordedWrites) -> None:
+        self._counts = counts
+        self._others = others
+        self.look: Final = others.look
+        """Applies the writes of other workers to a path."""
+        self.begun: Final = others.begun
+        """Records that a write is about to be sent."""
+
+    def __repr__(self) -> str:
+        return f"<WritesOfWorker {self._counts!r}, {self._others!r}>"
+
+    def answered(self, write: SentRequest, reply: Reply) -> None:
+        """Record a write whose answer has arrived, before a byte of the answer leaves."""
+        self._counts.answered(write, reply)
+        self._others.answered(write, reply)
+
+    def unanswered(self, write: SentRequest, *, may_be_done: bool) -> None:
+        """Record a write that has got no answer."""
+        self._counts.unanswered(write, may_be_done=may_be_done)
+        self._others.unanswered(write, may_be_done=may_be_done)
 
 
 class Applying(Protocol):

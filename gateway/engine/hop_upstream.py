@@ -33,7 +33,7 @@ from gateway.protocol.worker_headers import HOP, HopAsk, HopSaid
 from gateway.tape.stream import Stream
 from gateway.upstream.client import HopClient
 from gateway.upstream.incoming import no_op
-from gateway.upstream.origin_call import OriginCall, Shared, split_url
+from gateway.upstream.origin_call import Handed, OriginCall, Shared, split_url
 from gateway.upstream.reply import PendingRequest, Reply, Requester, Upstream, answer_to
 
 WATCH_S: Final = 0.1
@@ -102,7 +102,11 @@ class WritesElsewhere(Protocol):
 
 
 class HopUpstream:
-    """The `Upstream` of shared requests.  `by_hop` sends requests to other workers, `upstream` to origins."""
+    """The `Upstream` of shared requests.  `by_hop` sends requests to other workers, `upstream` to origins.
+
+    In a fleet, `upstream` is another one, which sends the requests of the owner among the workers to the owner among
+    the members.
+    """
 
     unsettled_s = _UNSETTLED_S
     """After a change of the owners, requests of other processes are not handed on for this number of seconds."""
@@ -111,6 +115,8 @@ class HopUpstream:
         self, upstream: Upstream, by_hop: HopClient, others: WritesElsewhere, owners: StreamOwners, clock: Clock
     ) -> None:
         self._upstream = upstream
+        self._beyond = upstream if isinstance(upstream, HopUpstream) else None
+        """Sends on the requests for which this worker is the owner among the workers; None if the origin gets them."""
         self.by_hop = by_hop
         self._others = others
         self.owners = owners
@@ -144,32 +150,40 @@ class HopUpstream:
         return await answer_to(self.ask, call, on_sent)
 
     def is_owner(self, key: StreamKey) -> bool:
-        """Return whether this worker owns the stream."""
-        return self.owner_for(Shared(key, False)) is None
+        """Return whether this worker asks the origin for the stream."""
+        beyond = self._beyond
+        return self.owner_for(Shared(key, Handed.NO)) is None and (beyond is None or beyond.is_owner(key))
 
     def follows_elsewhere(self, key: StreamKey) -> bool:
         """Return whether the latest live request for this tape was sent to another worker."""
-        followed = self._followed.get(key)
-        return followed is not None and followed[0] is not None
+        followed, beyond = self._followed.get(key), self._beyond
+        is_elsewhere = followed is not None and followed[0] is not None
+        return is_elsewhere or (beyond is not None and beyond.follows_elsewhere(key))
 
     def is_misplaced(self, key: StreamKey) -> bool:
         """Return whether the latest live request for this tape would be sent to another process if it were sent now for
         a client of this worker."""
-        followed = self._followed.get(key)
-        return followed is not None and followed[0] != self.owner_for(Shared(key, False))
+        followed, beyond = self._followed.get(key), self._beyond
+        is_misplaced = followed is not None and followed[0] != self.owner_for(Shared(key, Handed.NO))
+        return is_misplaced or (beyond is not None and beyond.is_misplaced(key))
 
     def claim(self, key: StreamKey) -> None:
         """Record that the latest live request for this tape is for a client of this worker from now on."""
         if (followed := self._followed.get(key)) is not None:
-            self._followed[key] = followed[0], Shared(key, False)
+            self._followed[key] = followed[0], Shared(key, Handed.NO)
+        if self._beyond is not None:
+            self._beyond.claim(key)
 
     # -- for the requests
 
     def owner_for(self, shared: Shared) -> int | None:
         """Return the slot (the number) of the worker to ask; None stands for the origin."""
         self.notice_change()
-        if shared.is_handed and self.clock.now() < self._changed_at + self.unsettled_s:
-            # The other worker regards this worker as the owner.
+        handed = shared.handed
+        if handed is not Handed.NO and (
+            handed is Handed.BY_MEMBER or self.clock.now() < self._changed_at + self.unsettled_s
+        ):
+            # The other process regards this worker as the owner.
             return None
         return self.owners.other_owner(self._others.index_of(shared.key.group))
 
@@ -182,7 +196,7 @@ class HopUpstream:
         accepted: AcceptedCodings | None = None,
     ) -> PendingRequest:
         """Send a request to another process.  `accepted` is as in `handed`."""
-        return self.by_hop.ask(requester, handed(call, shared, f"http://worker-{owner}:1", accepted))
+        return self.by_hop.ask(requester, handed(call, shared, worker_url(owner), accepted))
 
     def said_by(self, reply: Reply, asked_at: float) -> HopSaid | None:
         """Return the owner's statement in its answer to a request that was sent at `asked_at` (monotonic seconds).
@@ -219,6 +233,12 @@ class HopUpstream:
             self._forget_ended(stream.key for _, stream in self._topics())
             self._most_followed = max(LEAST_FOLLOWED, 2 * len(self._followed))
         self._followed[shared.key] = owner, shared
+        if owner is not None and self._beyond is not None:
+            self._beyond.forget(shared.key)
+
+    def forget(self, key: StreamKey) -> None:
+        """Forget the latest live request for a tape, because the next one is sent to another worker."""
+        self._followed.pop(key, None)
 
     def asks(self, asking: Asking) -> None:
         """Record that a request is sent to another worker.  `is_over` must follow."""
@@ -341,6 +361,13 @@ class _Asking:
 
     # -- called by the upstream clients
 
+    def told(self, said: HopSaid) -> None:
+        """Pass on the statement of an owner among the members of the fleet, after the writes of other workers have been
+        applied."""
+        self._hop.answered(self.shared)
+        if (told := getattr(self._requester, "told", None)) is not None:
+            told(said)
+
     @property
     def sent(self) -> Callable[[], object]:
         # Only requests to origins count as sent.
@@ -400,6 +427,11 @@ class _Asking:
             self._timer = self._hop.clock.call_later(_AGAIN_S, self._again)
         else:
             self.begin()
+
+
+def worker_url(slot: int) -> str:
+    """Return the URL of a worker of this gateway for a `HopClient`."""
+    return f"http://worker-{slot}:1"
 
 
 def failure_of(said: HopSaid) -> GatewayError:

@@ -286,7 +286,7 @@ class LiveReads:
 
 def _for_sender(source: Source, read: Read) -> Source:
     """Return the source with which requests are sent for the sender of the read: another process, or a client."""
-    return source if source.is_handed == read.is_handed else source._replace(is_handed=read.is_handed)
+    return source if source.handed is read.handed else source._replace(handed=read.handed)
 
 
 class _ReaderAccess:

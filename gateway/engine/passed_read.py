@@ -27,7 +27,7 @@ from gateway.http.reply_parser import Interim
 from gateway.protocol.worker_headers import HOP_OUTCOME, HopSaid
 from gateway.upstream.flight import NotShareable
 from gateway.upstream.incoming import no_op
-from gateway.upstream.origin_call import OriginCall, Shared
+from gateway.upstream.origin_call import Handed, OriginCall, Shared
 from gateway.upstream.reply import PendingRequest, Reply
 
 _PLACES: Final = 1 << 14
@@ -59,7 +59,7 @@ class PassedReads:
         # worker's facts.
         if read.is_handed or read.is_private or read.if_none_match is not None or read.max_age_s is not None:
             return None
-        if route.guard is not None or (owner := self.hop.owner_for(Shared(key, False))) is None:
+        if route.guard is not None or (owner := self.hop.owner_for(Shared(key, Handed.NO))) is None:
             return None
         mark = hash(key)
         if self._latest[place := mark % _PLACES] == mark or not self._runner.is_first(read):
@@ -93,7 +93,7 @@ class PassedRead:
         source = read.source
         call = OriginCall("GET", source.url(read.start), source.headers, source.bounds, client=source.client)
         hop.asks(self)
-        pending = hop.ask_owner(self, call, Shared(read.key, False), self._owner, read.accepted)
+        pending = hop.ask_owner(self, call, Shared(read.key, Handed.NO), self._owner, read.accepted)
         if self._reply is None and self._error is None:
             # Keep the pending request only until it is decided, because the two form a reference cycle.
             self._pending = pending
@@ -164,6 +164,6 @@ class PassedRead:
         """Continue without the worker that was asked if that worker no longer owns the stream.  It may have died while
         its socket is still open."""
         read = self.read
-        if self._pending is not None and self._passed.hop.owner_for(Shared(read.key, False)) != self._owner:
+        if self._pending is not None and self._passed.hop.owner_for(Shared(read.key, Handed.NO)) != self._owner:
             self._withdraw()
             self._passed.answered.add(self)

@@ -12,7 +12,7 @@ from gateway.protocol.header_forwarding import Headers
 from gateway.protocol.sharing import StreamKey, allows
 from gateway.tape.stream import Stream
 from gateway.upstream.flight import NotShareable, OriginError
-from gateway.upstream.origin_call import Source
+from gateway.upstream.origin_call import Handed, Source
 
 MOST_CHANGES: Final = 8
 """How many times a stream may be re-created or lose its bytes during one read.  After that the read is relayed."""
@@ -37,8 +37,13 @@ class Read(NamedTuple):
     only replies that hold for this web origin."""
     max_age_s: float | None = None
     """The greatest age in seconds of cached bytes that the client accepts; None if it states none."""
-    is_handed: bool = False
+    handed: Handed = Handed.NO
     """Whether another worker sent this read.  That worker has already counted the read against its client's limits."""
+
+    @property
+    def is_handed(self) -> bool:
+        """Whether another process sent this read."""
+        return self.handed is not Handed.NO
 
     @property
     def shape(self) -> Shape:

@@ -236,7 +236,7 @@ class ReplyTaker:
                 source.headers,
                 source.bounds,
                 client=fetch.flight.askers,
-                shared=Shared(fetch.stream.key, source.is_handed),
+                shared=Shared(fetch.stream.key, source.handed),
             )
             # Only the head is needed.  A body is dropped by dropping the connection.
             async with await self.upstream.send(call, partial(fetch.count_sent, mode)) as reply:

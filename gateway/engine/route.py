@@ -29,7 +29,7 @@ from gateway.protocol.sharing import Ground, Group, Partition, StreamKey, allows
 from gateway.protocol.target import Target, check_path, unescaped_delimiters
 from gateway.tuples import make
 from gateway.upstream.flight import NotShareable
-from gateway.upstream.origin_call import Bounds, Source
+from gateway.upstream.origin_call import Bounds, Handed, Source
 from gateway.upstream.origin_pool import authorities_of, route_url
 from gateway.upstream.repeats_and_retries import RetryBudget, RouteRetries
 from gateway.upstream.reply import Reply
@@ -387,7 +387,7 @@ class Route:
         computed it already.
         """
         path = group.path if group is not None else self.upstream_path(target.path)
-        return make(Source, (self.url + path, target, headers, self.bounds, self.live_bounds, client, False))
+        return make(Source, (self.url + path, target, headers, self.bounds, self.live_bounds, client, Handed.NO))
 
 
 def _is_personal(name: str) -> bool:

@@ -20,7 +20,8 @@ from gateway.engine.fleet import Fleet
 from gateway.engine.fleet_dns import MembersByDns, member_at, own_address
 from gateway.engine.fleet_orders import FleetOrders
 from gateway.engine.fleet_redis import OrdersByRedis
-from gateway.engine.fleet_upstream import FleetUpstream
+from gateway.engine.fleet_upstream import FleetHop, FleetUpstream
+from gateway.engine.fleet_writes import RecordedWrites, WritesOfWorker
 from gateway.engine.hop_upstream import HopUpstream
 from gateway.engine.negative_cache import NegativeCache
 from gateway.engine.others_writes import OthersWrites
@@ -50,22 +51,22 @@ class Upstreams(NamedTuple):
     """Sends requests to the owners among the members of the fleet."""
 
 
-def make_fleet(config: FleetConfig, clock: Clock, rng: Random) -> Fleet:
+def make_fleet(config: FleetConfig, clock: Clock, rng: Random, crew: WorkerPlace | None = None) -> Fleet:
     """Make this member's view of its fleet.  Raises ConfigError if its own address is needed and not known, or if Redis
     is configured and cannot be used by this gateway."""
-    fleet = Fleet(config, clock, rng) if not config.members_dns else _fleet_by_dns(config, clock, rng)
+    fleet = _fleet_by_dns(config, clock, rng, crew) if config.members_dns else Fleet(config, clock, rng, crew=crew)
     if config.redis:
         fleet.by_redis = _orders_by_redis(config, fleet.orders, clock, rng)
         fleet.orders.until_stored = fleet.by_redis.until_stored
     return fleet
 
 
-def _fleet_by_dns(config: FleetConfig, clock: Clock, rng: Random) -> Fleet:
+def _fleet_by_dns(config: FleetConfig, clock: Clock, rng: Random, crew: WorkerPlace | None) -> Fleet:
     from gateway.upstream.dns_records import address_records
 
     own = own_address(config)
     alone = config.model_copy(update={"name": str(own), "members": (member_at(own),)})
-    fleet = Fleet(alone, clock, rng)
+    fleet = Fleet(alone, clock, rng, crew=crew)
 
     def answering() -> list[Address]:
         return [parse_address(one.name) for one in fleet.members.values() if one.answers]
@@ -103,14 +104,27 @@ def make_upstreams(
 
     Raises ConfigError as `make_fleet` does.
     """
+    fleet: Fleet | None = None
+    by_fleet: FleetUpstream | None = None
     if config.fleet.is_on:
-        fleet = make_fleet(config.fleet, clock, rng)
+        fleet = make_fleet(config.fleet, clock, rng, crew)
         fleet.configure(config)
         by_fleet = FleetUpstream(origins, fleet, clock)
-        return Upstreams(by_fleet, origins, fleet=fleet, by_fleet=by_fleet)
+    beyond = by_fleet or origins
     if crew is None:
-        return Upstreams(origins, origins)
+        return Upstreams(beyond, origins, fleet=fleet, by_fleet=by_fleet)
     owners = Owners(crew.shared, crew.slot)
     others = OthersWrites(WriteLog(crew.shared, crew.slot, clock.now), owners, *kept, crew.generation)
-    hop = HopUpstream(origins, HopClient(crew.hop_paths), others, owners, clock)
-    return Upstreams(hop, hop, hop, others)
+    by_hop = HopClient(crew.hop_paths)
+    if fleet is None:
+        hop = HopUpstream(beyond, by_hop, others, owners, clock)
+    else:
+        hop = FleetHop(beyond, by_hop, others, owners, clock, fleet)
+    return Upstreams(hop, hop, hop, others, fleet, by_fleet)
+
+
+def recorded_writes(others: OthersWrites | None, fleet: Fleet | None) -> RecordedWrites | None:
+    """Return what has to be done about each write of this process, for other workers and for other members."""
+    if fleet is None:
+        return others
+    return fleet.counts if others is None else WritesOfWorker(fleet.counts, others)

@@ -21,9 +21,9 @@ from typing import Final
 from multidict import CIMultiDict, istr
 
 from gateway.aio.clock import Clock
-from gateway.engine.fleet_writes import CountedWrites
+from gateway.engine.fleet_writes import RecordedWrites
 from gateway.engine.negative_cache import NegativeCache
-from gateway.engine.others_writes import OthersWrites, WriteReply
+from gateway.engine.others_writes import WriteReply
 from gateway.engine.path_events import Acknowledged, PathChange
 from gateway.engine.pending_writes import PendingWrites, may_remake
 from gateway.engine.relayed_request import CREATES, NO_CHANGE, WRITES, Change, RelayedRequest, SentRequest
@@ -68,8 +68,8 @@ class Writes:
         self._negative_cache = negative_cache
         self._clock = clock
         self._s2_written = s2_written
-        self.others: OthersWrites | CountedWrites | None = None
-        """The writes of other workers, or the counts for other members of a fleet; None if this process is alone."""
+        self.others: RecordedWrites | None = None
+        """The writes of other workers, and the counts for other members of a fleet; None if this process is alone."""
 
     def write_started(self, write: SentRequest) -> None:
         """Record that a write is about to be sent; `write_answered` or `write_failed` must follow."""

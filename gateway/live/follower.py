@@ -355,7 +355,7 @@ class Follower:
             bounds,
             is_live=True,
             client=source.client,
-            shared=Shared(self._stream.key, source.is_handed),
+            shared=Shared(self._stream.key, source.handed),
         )
         reply = await self._upstream.send(call, self._sent)
         self._topic.access.heard()

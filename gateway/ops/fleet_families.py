@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from prometheus_client.metrics_core import Metric
 
-from gateway.engine.fleet import Member
 from gateway.engine.fleet_dns import MembersByDns
+from gateway.engine.fleet_member import Member
 from gateway.engine.fleet_redis import OrdersByRedis
 from gateway.ops.families import counter, gauge
 

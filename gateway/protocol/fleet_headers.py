@@ -1,7 +1,7 @@
 """The header field between the members of a fleet, in addition to the fields between workers.
 
 A member that does not own a stream asks the owner as one worker asks another (`gateway.protocol.worker_headers`).  The
-field `FLEET` of the request names the sender, its process and its configuration.  The connection proves the sender's
+field `FLEET` of the request names the sender, its worker and its configuration.  The connection proves the sender's
 name (`gateway.protocol.member_session`).  The field also counts the sender's writes to the paths that share a cell with
 the stream's path.  Thus the owner learns of the writes that the sender has acknowledged, before it answers the sender's
 read.
@@ -28,14 +28,22 @@ PROBE: Final = "OPTIONS"
 NOT_LISTED: Final = 410
 """The status of all answers to a process that has left the receiver's list of members, and of answers to one that is
 not in the list and knows orders that the receiver cannot fetch."""
-_SENT: Final = re.compile(r"(\S{1,63}) ([0-9a-f]{16}) ([0-9a-f]{16}) ([0-9a-f]{16}) (\d{1,20}) (\d{1,20})")
+_SENT: Final = re.compile(
+    r"(\S{1,63}) ([0-9a-f]{16}) ([0-9a-f]{16}) ([0-9a-f]{16}) (\d{1,20}) (\d{1,20}) (\d{1,3}) ([0-9a-f]{16})"
+)
 _ANSWERED: Final = re.compile(
-    r"(\S{1,63}) ([0-9a-f]{16}) ([0-9a-f]{16}) ([0-9a-f]{16}) (serving|leaving) ([0-9a-f]{16})"
+    r"(\S{1,63}) ([0-9a-f]{16}) ([0-9a-f]{16}) ([0-9a-f]{16}) (serving|leaving) ([0-9a-f]{16}) "
+    r"(\d{1,3}) (\d{1,3}(?:,\d{1,3})*)"
 )
 
 
+def peer_name(member: str, worker: int) -> str:
+    """Return the name of a member's worker among all workers of all members."""
+    return f"{member}/{worker}"
+
+
 class WriteCount(NamedTuple):
-    """How many writes one process has seen acknowledged, or has lost sight of."""
+    """How many writes the workers of one gateway have seen acknowledged, or have lost sight of."""
 
     appends: int = 0
     """The writes that have added something to a stream, or may have."""
@@ -48,17 +56,27 @@ class MemberField(NamedTuple):
 
     name: str
     instance: str
-    """The name of the sender's process."""
+    """The name of the sender's gateway from its start to its end.  All of its workers have it in common."""
     config: str
     """A digest of the parts of the configuration that all members must have in common."""
     orders: str = NO_ORDERS
     """A digest of the orders that the sender knows (`gateway.protocol.fleet_orders`)."""
     writes: WriteCount = WriteCount()
-    """The sender's writes to paths in the cell of the requested path."""
+    """The writes of all of the sender's workers to paths in the cell of the requested path."""
+    worker: int = 0
+    """The number of the sender's worker."""
+    process: str = "0" * 16
+    """The name of the worker's process."""
+
+    @property
+    def peer(self) -> str:
+        """The name of the worker among all workers of all members."""
+        return peer_name(self.name, self.worker)
 
     def rendered(self) -> str:
         """Return the value of `FLEET` in a request."""
-        return f"{self.name} {self.instance} {self.config} {self.orders} {self.writes.appends} {self.writes.others}"
+        name, instance, config, orders, writes, worker, process = self
+        return f"{name} {instance} {config} {orders} {writes.appends} {writes.others} {worker} {process}"
 
     @classmethod
     def parse(cls, text: str) -> MemberField | None:
@@ -66,7 +84,8 @@ class MemberField(NamedTuple):
         found = _SENT.fullmatch(text)
         if found is None:
             return None
-        return cls(found[1], found[2], found[3], found[4], WriteCount(int(found[5]), int(found[6])))
+        writes = WriteCount(int(found[5]), int(found[6]))
+        return cls(found[1], found[2], found[3], found[4], writes, int(found[7]), found[8])
 
 
 class MemberAnswer(NamedTuple):
@@ -79,11 +98,16 @@ class MemberAnswer(NamedTuple):
     node: str = "0" * 16
     """A digest of `server.node_name`, which should differ between members."""
     orders: str = NO_ORDERS
+    worker: int = 0
+    """The number of the worker that answers."""
+    workers: tuple[int, ...] = (0,)
+    """The numbers of the member's workers that serve, in their order."""
 
     def rendered(self) -> str:
         """Return the value of `FLEET` in an answer."""
-        state = "leaving" if self.is_leaving else "serving"
-        return f"{self.name} {self.instance} {self.config} {self.orders} {state} {self.node}"
+        name, instance, config, is_leaving, node, orders, worker, workers = self
+        state = "leaving" if is_leaving else "serving"
+        return f"{name} {instance} {config} {orders} {state} {node} {worker} {','.join(map(str, workers))}"
 
     @classmethod
     def parse(cls, text: str) -> MemberAnswer | None:
@@ -91,7 +115,8 @@ class MemberAnswer(NamedTuple):
         found = _ANSWERED.fullmatch(text)
         if found is None:
             return None
-        return cls(found[1], found[2], found[3], found[5] == "leaving", found[6], found[4])
+        workers = tuple(map(int, found[8].split(",")))
+        return cls(found[1], found[2], found[3], found[5] == "leaving", found[6], found[4], int(found[7]), workers)
 
 
 def moved(said: HopSaid, now: float, wall: float) -> HopSaid:

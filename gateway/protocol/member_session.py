@@ -4,6 +4,9 @@ The member that connects sends a greeting: its name and a random number.  The ot
 its own random number, and a proof over all of these that needs the secret.  Without a valid proof of the expected
 member, the first member closes the connection, and has sent nothing but the greeting.
 
+A member may have several workers.  A greeting may also have the number of the worker that is to answer (`NAME/WORKER`),
+and each answer has the number of the worker that has answered.
+
 From the names, the random numbers and the secret, both members compute two keys, one for each direction.  All further
 bytes are sent in records: a length, an authentication code (HMAC-SHA256), and at most `MOST_RECORD_BYTES` of data.  The
 code also covers the record's number.  So a record that is forged, changed, repeated, moved or taken from another
@@ -21,13 +24,16 @@ import re
 import secrets
 from typing import Final, NamedTuple
 
-VERSION: Final = 3
+VERSION: Final = 4
 """The version of everything that members send each other.  Raise it if a field between members or between workers
 (`gateway.protocol.worker_headers`) changes its form or meaning.  Members with different versions share nothing."""
 _MOST_GREETING_BYTES: Final = 256
 MOST_RECORD_BYTES: Final = 1 << 16
 _BEGINNING: Final = b"gateway-fleet "
-_GREETING: Final = re.compile(rb"gateway-fleet (\d{1,6}) (\S{1,63}) ([0-9a-f]{32})(?: ([0-9a-f]{64}))?\n")
+_GREETING: Final = re.compile(
+    rb"gateway-fleet (\d{1,6}) ([^\s/]{1,63})(?:/(\d{1,3}))? ([0-9a-f]{32})(?: ([0-9a-f]{64}))?\n"
+)
+"""Version, name, worker, random number, proof."""
 _LENGTH_BYTES: Final = 4
 _CODE_BYTES: Final = 32
 _BLOCK_BYTES: Final = 64
@@ -43,6 +49,12 @@ def may_be_greeting(data: bytes) -> bool:
     """Return whether the first bytes of a connection may be the beginning of a greeting, or of its answer."""
     size = min(len(data), len(_BEGINNING))
     return data[:size] == _BEGINNING[:size] and len(data) < _MOST_GREETING_BYTES
+
+
+def wanted_worker(greeting: bytes) -> int | None:
+    """Return the number of the worker that is to answer a greeting; None if any worker may, or if it is no greeting."""
+    found = _GREETING.fullmatch(greeting)
+    return None if found is None or found[3] is None else int(found[3])
 
 
 class NotProved(Exception):
@@ -139,6 +151,8 @@ class Session(NamedTuple):
     """The name of the other member."""
     sealer: Sealer
     opener: Opener
+    worker: int
+    """The number of the worker that has answered the greeting."""
 
 
 class MemberKey:
@@ -151,38 +165,40 @@ class MemberKey:
     def __repr__(self) -> str:
         return f"<MemberKey of {self.name}>"
 
-    def greeting(self) -> bytes:
-        """Return the first bytes of the member that connects."""
-        return b"gateway-fleet %d %b %b\n" % (VERSION, self.name.encode(), secrets.token_hex(16).encode())
+    def greeting(self, worker: int | None = None) -> bytes:
+        """Return the first bytes of the member that connects.  `worker` is to answer; None stands for any worker."""
+        name = self.name if worker is None else f"{self.name}/{worker}"
+        return b"gateway-fleet %d %b %b\n" % (VERSION, name.encode(), secrets.token_hex(16).encode())
 
-    def answered(self, greeting: bytes) -> tuple[bytes, Session] | None:
-        """Return the answer to a member's greeting and the session; None if the bytes are no greeting."""
+    def answered(self, greeting: bytes, worker: int = 0) -> tuple[bytes, Session] | None:
+        """Return the answer of this worker to a member's greeting and the session; None if the bytes are no
+        greeting."""
         found = _GREETING.fullmatch(greeting)
-        if found is None or found[4] is not None:
+        if found is None or found[5] is not None:
             return None
-        own = self.greeting()
+        own = self.greeting(worker)
         shared = greeting + own
         to_asker, to_owner = self._keys(shared)
         answer = own[:-1] + b" " + self._code(b"proof", shared).hex().encode() + b"\n"
-        return answer, Session(found[2].decode("ascii", "replace"), Sealer(to_asker), Opener(to_owner))
+        return answer, Session(found[2].decode("ascii", "replace"), Sealer(to_asker), Opener(to_owner), worker)
 
     def session(self, greeting: bytes, answer: bytes, expected: str) -> Session:
         """Return the session that begins with this member's greeting and the answer of the other one.
 
         `expected` is that member's name.  Raises NotProved."""
         found = _GREETING.fullmatch(answer)
-        if found is None or found[4] is None:
+        if found is None or found[5] is None:
             raise NotProved(ANOTHER_SERVER, differs=False)
         if int(found[1]) != VERSION:
             raise NotProved(ANOTHER_VERSION)
-        shared = greeting + answer[: found.start(4) - 1] + b"\n"
-        if not hmac.compare_digest(self._code(b"proof", shared).hex().encode(), found[4]):
+        shared = greeting + answer[: found.start(5) - 1] + b"\n"
+        if not hmac.compare_digest(self._code(b"proof", shared).hex().encode(), found[5]):
             raise NotProved(ANOTHER_SECRET)
         name = found[2].decode("ascii", "replace")
         if name != expected:
             raise NotProved(f"its URL leads to member {name}, which differs from the configuration")
         to_asker, to_owner = self._keys(shared)
-        return Session(name, Sealer(to_owner), Opener(to_asker))
+        return Session(name, Sealer(to_owner), Opener(to_asker), int(found[3] or 0))
 
     def _keys(self, shared: bytes) -> tuple[bytes, bytes]:
         return self._code(b"to asker", shared), self._code(b"to owner", shared)

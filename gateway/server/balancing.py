@@ -5,6 +5,8 @@ HTTP/2, one worker could have twice its share for hours.  A worker with clearly 
 (`gateway.workers.balance`) therefore sends the descriptor of a new connection to that worker (SCM_RIGHTS in unix(7)).
 Only a few connections a second are passed, because many short connections would gain nothing by it.
 
+A connection of another member of a fleet is passed to the worker that its greeting names, with that greeting.
+
 Descriptors are sent over sockets that the supervisor keeps open.  If a worker dies, the next worker of its slot takes
 the connections that wait there.
 """
@@ -25,6 +27,8 @@ from gateway.workers.place import WorkerPlace
 
 _MOST_AT_ONCE: Final = 16
 """The most connections taken in a turn of the loop."""
+_MOST_BYTES: Final = 512
+"""The longest message: the number of a listener, and the bytes that were read from the connection."""
 
 Factory = Callable[[], asyncio.BaseProtocol]
 
@@ -54,6 +58,10 @@ class Balancer:
         self._factories[listener] = factory
         return lambda: _Arrival(self, listener, factory)
 
+    def add(self, listener: int, factory: Factory) -> None:
+        """Take the connections of this listener that are passed by `send`."""
+        self._factories[listener] = factory
+
     def start(self) -> None:
         """Take connections that other workers pass.  Call this when all listeners have factories."""
         self._place.arrivals_socket.setblocking(False)
@@ -69,16 +77,26 @@ class Balancer:
         slot = lighter_slot(self._connections(), place.slot, self._serving)
         if slot is None:
             return False
+        if not self.send(listener, transport, slot, b""):
+            return False
+        self._allowance.use(now)
+        return True
+
+    def send(self, listener: int, transport: asyncio.BaseTransport, slot: int, read: bytes) -> bool:
+        """Send a connection to the worker of a slot, with the bytes that were read from it.  Returns False if no worker
+        serves there, or if its queue is full."""
+        place = self._place
+        if self._is_stopped or slot not in place.shared.owning():
+            return False
         rights = array.array("i", [transport.get_extra_info("socket").fileno()])
         # If the other worker is busy, its queue may be full.  The connection then stays here.
         with suppress(OSError):
             self._sender.sendmsg(
-                [b"%d" % listener],
+                [b"%d %b" % (listener, read)],
                 [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)],
                 socket.MSG_DONTWAIT,
                 place.arrivals_paths[slot],
             )
-            self._allowance.use(now)
             return True
         return False
 
@@ -101,27 +119,32 @@ class Balancer:
         """Take some connections.  Returns whether there may be more."""
         for _ in range(_MOST_AT_ONCE):
             try:
-                data, descriptors, _, _ = socket.recv_fds(self._place.arrivals_socket, 16, 1)
+                data, descriptors, _, _ = socket.recv_fds(self._place.arrivals_socket, _MOST_BYTES, 1)
             except OSError:
                 return False
+            number, _, read = data.partition(b" ")
             for descriptor in descriptors:
                 sock = socket.socket(fileno=descriptor)
-                factory = self._factories.get(int(data)) if data.isdigit() else None
+                factory = self._factories.get(int(number)) if number.isdigit() else None
                 if factory is None:
                     sock.close()
                     continue
                 sock.setblocking(False)
                 if sock.family != socket.AF_UNIX:
                     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                self._tasks.start(_connect(factory, sock), "passed connection")
+                self._tasks.start(_connect(factory, sock, read), "passed connection")
         return True
 
 
-async def _connect(factory: Factory, sock: socket.socket) -> None:
+async def _connect(factory: Factory, sock: socket.socket, read: bytes) -> None:
     try:
-        await asyncio.get_running_loop().connect_accepted_socket(factory, sock)
+        _, protocol = await asyncio.get_running_loop().connect_accepted_socket(factory, sock)
     except OSError:
         sock.close()
+    else:
+        if read:
+            assert isinstance(protocol, asyncio.Protocol)
+            protocol.data_received(read)
 
 
 class _Arrival(asyncio.Protocol):

@@ -1,4 +1,5 @@
-"""Answers the requests of other members of the fleet, at the listener for members.
+"""Answers the requests of other members of the fleet, at the listener for members, and those of the other workers of
+this member.
 
 A member is answered as another worker is (`gateway.server.hop`), once its connection has proved that it knows the
 fleet's secret.
@@ -18,8 +19,10 @@ from multidict import CIMultiDict
 from gateway.config.limits import LimitsConfig
 from gateway.engine.core import Engine
 from gateway.engine.fleet import Fleet
+from gateway.engine.fleet_orders import FleetOrders, OrderSender
 from gateway.engine.fleet_writes import SeenWrites
 from gateway.engine.route import Route
+from gateway.errors import UpstreamUnavailable
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.fleet_headers import FLEET, NOT_LISTED, PROBE, MemberField
 from gateway.protocol.fleet_orders import FLEET_ORDERS, NO_ORDERS, OutcomeAsk, Since
@@ -38,7 +41,6 @@ _LEFT: Final = b"The asking process has left this member's list\n"
 _UNLISTED: Final = b"the asking member is not in its list\n"
 _DIFFERS: Final = b"The configurations of the two members differ\n"
 _BEHIND: Final = b"This member cannot fetch the purges that the other one knows\n"
-_NOT_DONE: Final = b"it cannot carry it out\n"
 _MALFORMED: Final = b"The request is malformed\n"
 
 
@@ -68,7 +70,10 @@ class FleetHandler(HopHandler):
         if fleet.has_left(sender):
             request.keeps_alive = False
             return self._refuse_left(context)
-        answer = fleet.answer(is_leaving=self._engine.drain.is_set).rendered()
+        if fleet.is_replaced:
+            # The sender's next connection reaches the version that goes on.
+            request.keeps_alive = False
+        answer = fleet.answer(is_leaving=self._is_leaving).rendered()
         if request.method == PROBE:
             context.outcome = Outcome.HIT
             fleet.probed(sender)
@@ -76,27 +81,31 @@ class FleetHandler(HopHandler):
                 return self._about_orders(context, sender, asked)
             if self._has_other_orders(sender):
                 return self._refuse(context, NOT_LISTED, CIMultiDict({FLEET: answer}), _UNLISTED)
-            fleet.told(sender.name, is_leaving=self._engine.drain.is_set)
-            fleet.orders.notice(sender.name, sender.orders)
+            fleet.told(sender.name, is_leaving=self._is_leaving)
+            fleet.orders.notice(sender.peer, sender.orders)
             return context.delivery.text(204, CIMultiDict({FLEET: answer}), b"")
         if sender.config != fleet.field.config:
             return self._refuse(context, 421, CIMultiDict({FLEET: answer}), _DIFFERS)
         if self._has_other_orders(sender):
             return self._refuse(context, NOT_LISTED, CIMultiDict({FLEET: answer}), _UNLISTED)
-        if fleet.orders.is_behind(sender.name, sender.orders):
+        if fleet.orders.is_behind(sender.peer, sender.orders):
             return self._after_orders(context, sender)
         return super()._begin(context, undecided)
+
+    @property
+    def _is_leaving(self) -> bool:
+        return self._engine.drain.is_set and not self._fleet.is_replaced
 
     def _has_other_orders(self, sender: MemberField) -> bool:
         """Return whether a gateway that is not in the list may know orders that this member does not know.  This member
         cannot fetch them."""
         fleet = self._fleet
-        return fleet.orders.is_behind(sender.name, sender.orders) and not fleet.is_listed(sender.name)
+        return fleet.orders.is_behind(sender.peer, sender.orders) and not fleet.is_listed(sender.name)
 
     async def _after_orders(self, context: RequestContext, sender: MemberField) -> Answered | None:
         """Answer the request of a member that knows purges which this member may not have carried out yet."""
         fleet = self._fleet
-        has_caught_up = await fleet.orders.caught_up(sender.name, sender.instance, sender.orders)
+        has_caught_up = await fleet.orders.caught_up(_order_sender(sender))
         if fleet.has_left(sender):
             return self._refuse_left(context)
         if not has_caught_up:
@@ -107,7 +116,7 @@ class FleetHandler(HopHandler):
     def _refuse_left(self, context: RequestContext) -> Answered:
         """Refuse a process that has left the list.  It learns which process refuses it, because it may have removed
         this one, too.  But it does not learn which orders there are, because it cannot fetch them."""
-        answer = self._fleet.answer(is_leaving=self._engine.drain.is_set)._replace(orders=NO_ORDERS)
+        answer = self._fleet.answer(is_leaving=self._is_leaving)._replace(orders=NO_ORDERS)
         return self._refuse(context, NOT_LISTED, CIMultiDict({FLEET: answer.rendered()}), _LEFT)
 
     def _about_orders(self, context: RequestContext, sender: MemberField, asked: str) -> Answered | Work:
@@ -125,9 +134,9 @@ class FleetHandler(HopHandler):
         return self._outcome(context, sender, done)
 
     async def _outcome(self, context: RequestContext, sender: MemberField, done: OutcomeAsk) -> Answered:
-        count = await self._fleet.orders.done(sender.name, sender.instance, sender.orders, done)
-        if count is None:
-            return self._refuse(context, 503, CIMultiDict(), _NOT_DONE)
+        count, why_not = await self._fleet.orders.done_by_member(_order_sender(sender), done)
+        if why_not:
+            return self._refuse(context, 503, CIMultiDict(), f"{why_not}\n".encode())
         return context.delivery.text(200, CIMultiDict(), b"%d" % count)
 
     def _refuse(self, context: RequestContext, status: int, headers: CIMultiDict[str], body: bytes) -> Answered:
@@ -140,6 +149,29 @@ class FleetHandler(HopHandler):
         sender = MemberField.parse(request.headers.get(FLEET, ""))
         assert sender is not None
         self.seen.look(sender, group, self._fleet.met(sender.name, sender.instance))
+
+
+class MemberHopHandler(HopHandler):
+    """Answers the requests of other workers of the same member of a fleet.
+
+    If the other worker knows purges that this one has not carried out yet, this one does so first."""
+
+    def _begin(self, context: RequestContext, undecided: object = None) -> Answered | Work | None:
+        fleet, sender = self._engine.fleet, MemberField.parse(context.request.headers.get(FLEET, ""))
+        assert fleet is not None
+        if sender is not None and fleet.orders.is_behind(sender.peer, sender.orders):
+            return self._after_orders(context, fleet.orders, _order_sender(sender))
+        return super()._begin(context, undecided)
+
+    async def _after_orders(self, context: RequestContext, orders: FleetOrders, sender: OrderSender) -> Answered | None:
+        if not await orders.caught_up(sender):
+            return self._recorder.refuse(context, UpstreamUnavailable())
+        found = super()._begin(context)
+        return found if found is None or isinstance(found, Answered) else await found
+
+
+def _order_sender(sender: MemberField) -> OrderSender:
+    return OrderSender(sender.peer, sender.process, sender.orders)
 
 
 def member_clients(
@@ -161,6 +193,6 @@ def member_clients(
         return (limits.followed_streams + _FURTHER) * max(1, len(fleet.members)) + MOST_UNPROVED
 
     clients = hop_clients(limits, engine, make_handler, most(), MemberClients)
-    clients.key = fleet.key
+    clients.key, clients.worker = fleet.key, fleet.worker
     fleet.on_members = lambda: clients.allow(most())
     return clients

@@ -33,11 +33,11 @@ from gateway.server.authorising import Authoriser
 from gateway.server.certificates import Certificates
 from gateway.server.client_connections import ClientConnection, Clients, ConnectionRefusal
 from gateway.server.connection import Connection
-from gateway.server.fleet import member_clients
+from gateway.server.fleet import MemberHopHandler, member_clients
 from gateway.server.guarded_reads import SPREAD_S, GuardedReads
 from gateway.server.handler import RequestHandler
 from gateway.server.handshake import HTTP_1, HTTP_2, Connect
-from gateway.server.hop import HopServer
+from gateway.server.hop import HopHandler, HopServer
 from gateway.server.http2.connection import Http2Connection
 from gateway.server.joins import Joins
 from gateway.server.listeners import ListenerRecorder, Listeners
@@ -192,9 +192,10 @@ class Frontend:
 
     def hop_server(self, owner: str) -> HopServer:
         """Make the server for other workers.  `owner` names this process."""
-        config = self._config
+        config, engine = self._config, self._engine
+        kind = HopHandler if engine.fleet is None else MemberHopHandler
         return HopServer(
-            config.server.node_name, config.limits, self._engine, self._route_named, self._authoriser, owner
+            config.server.node_name, config.limits, engine, self._route_named, self._authoriser, owner, kind
         )
 
     def _route_named(self, name: str) -> Route | None:

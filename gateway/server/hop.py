@@ -68,6 +68,7 @@ from gateway.telemetry.access_record import NO_ACCESS_LOG
 from gateway.telemetry.metrics import NoMetrics
 from gateway.telemetry.tracing import NO_TRACER
 from gateway.upstream.flight import METADATA
+from gateway.upstream.origin_call import Handed
 
 _PASSED: Final = ("Accept-Encoding", "Via", "CDN-Loop")
 """The headers that the origin gets from the other worker's request, in addition to the credentials."""
@@ -97,8 +98,10 @@ class HopSection(NamedTuple):
 class HopInterpreter:
     """Converts the requests of other workers into reads."""
 
-    def __init__(self, routes: Callable[[str], Route | None]) -> None:
+    def __init__(self, routes: Callable[[str], Route | None], handed: Handed) -> None:
+        """`handed` states which processes ask."""
         self._routes = routes
+        self._handed = handed
 
     def interpret(self, request: Request) -> tuple[HopSection, Target]:
         """Return the meaning of the request's header section, and the target.  Raises BadRequest or NoRoute."""
@@ -127,8 +130,7 @@ class HopInterpreter:
             if name.lower() in route.credential_names or name in _PASSED
         )
 
-    @staticmethod
-    def read(request: Request, section: HopSection, target: Target) -> tuple[Mode, Read]:
+    def read(self, request: Request, section: HopSection, target: Target) -> tuple[Mode, Read]:
         """Return the mode and the read of a Durable Stream.  Raises BadRequest."""
         asked, route, headers, max_age_s = section
         mode = mode_of(request.method, target)
@@ -141,7 +143,7 @@ class HopInterpreter:
         read = Read(
             route,
             key,
-            source._replace(is_handed=True),
+            source._replace(handed=self._handed),
             START if mode is Mode.HEAD or target.offset is None else target.offset,
             target.cursor,
             None,
@@ -150,7 +152,7 @@ class HopInterpreter:
             is_live,
             None,
             None if is_live else max_age_s,
-            is_handed=True,
+            handed=self._handed,
         )
         return mode, read
 
@@ -267,7 +269,7 @@ class HopHandler(RequestHandler):
         *,
         is_relative: bool = False,
     ) -> None:
-        """`is_relative` is as in `HopStatements`."""
+        """`is_relative` is as in `HopStatements`.  It states that other members ask, and not other workers."""
         # Do not call `super().__init__`, because this handler relays, remembers and records nothing.
         self._node = node
         self._engine = engine
@@ -276,7 +278,7 @@ class HopHandler(RequestHandler):
         self._metrics = NoMetrics()
         self._observers = Observers(NO_ACCESS_LOG, NO_TRACER, engine.clock)
         self._statements = HopStatements(engine, owner, is_relative=is_relative)
-        self._hop_interpreter = HopInterpreter(routes)
+        self._hop_interpreter = HopInterpreter(routes, Handed.BY_MEMBER if is_relative else Handed.BY_WORKER)
         self._facts = HeaderFacts(CIMultiDict(), node)
         self._recorder: _HopRecorder = _HopRecorder(node, engine, admission, self._observers, self._statements)
         live = HopLiveAnswers(node, engine, self._statements)
@@ -426,11 +428,12 @@ class HopServer:
         routes: Callable[[str], Route | None],
         authoriser: Authoriser,
         owner: str,
+        kind: type[HopHandler] = HopHandler,
     ) -> None:
-        """`owner` is the name of this process."""
+        """`owner` is the name of this process, and `kind` the class of the handler."""
 
         def make_handler(admission: Admission) -> HopHandler:
-            return HopHandler(node, engine, routes, admission, authoriser, owner)
+            return kind(node, engine, routes, admission, authoriser, owner)
 
         self.clients = hop_clients(limits, engine, make_handler, _MANY, Clients)
         self._server: asyncio.Server | None = None

@@ -25,7 +25,7 @@ from gateway.server.context import RequestContext, ResponseRecorder
 from gateway.server.live import LiveAnswers
 from gateway.server.s2 import S2Answers
 from gateway.telemetry.access_record import RecordedStream
-from gateway.upstream.origin_call import Shared
+from gateway.upstream.origin_call import Handed, Shared
 from gateway.upstream.s2_client import PROBE
 
 
@@ -45,7 +45,7 @@ def s2_read(
     if (basin := headers.get(BASIN_HEADER)) is not None:
         sent[BASIN_HEADER] = basin
     named = RecordedStream.named(route.name, path.stream, asked.query, key.partition, is_s2=True)
-    url, shared, config = route.url + path.stream, Shared(key, True), route.config
+    url, shared, config = route.url + path.stream, Shared(key, Handed.BY_WORKER), route.config
     source = S2Source(route, named, url, sent, route.bounds, route.live_bounds, shared)
     is_session = isinstance(wanted, S2ReadRecords) and not wanted.form.is_unary
     # The other worker treats the tails in a session as the origin's own.  A session therefore uses no tail from memory.

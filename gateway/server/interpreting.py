@@ -42,6 +42,7 @@ from gateway.server.context import RequestContext
 from gateway.server.request import Request
 from gateway.telemetry.access_record import RecordedStream
 from gateway.tuples import make
+from gateway.upstream.origin_call import Handed
 
 _METHODS: Final = {"HEAD": Mode.HEAD, "PUT": Mode.CREATE, "POST": Mode.APPEND, "DELETE": Mode.DELETE}
 _RESERVED: Final = "/__ds"
@@ -322,7 +323,7 @@ class RequestInterpreter:
                     sharing.web_origin,
                     # Browsers send `no-cache` with every SSE request, so `no-cache` is ignored for live reads.
                     None if is_live else sharing.max_age_s,
-                    False,
+                    Handed.NO,
                 ),
             )
         meaning = RequestMeaning(mode, route, target, key, shares, facts, read, client)

@@ -223,7 +223,10 @@ class Listeners:
                     self._metrics.speaks_tls(config.address, [reason.value for reason in HandshakeFailure])
                 factory = self._factory(index)
                 if self.balancer is not None:
-                    factory = self.balancer.factory(index, factory)
+                    if isinstance(config, FleetListenerConfig):
+                        self._pass_members_on(self.balancer, index, factory)
+                    else:
+                        factory = self.balancer.factory(index, factory)
                 if index in self.handed:
                     for sock in map(adopt_bound, self.handed[index]):
                         listening.queues.append(await AcceptQueue.on(sock, factory, config.backlog))
@@ -235,6 +238,12 @@ class Listeners:
         except BaseException:
             self.close()
             raise
+
+    def _pass_members_on(self, balancer: Balancer, index: int, factory: Callable[[], asyncio.BaseProtocol]) -> None:
+        """Pass connections of other members to the workers that they name."""
+        assert self.members is not None
+        balancer.add(index, factory)
+        self.members.pass_on = partial(balancer.send, index)
 
     async def _open_one(
         self, listening: _OpenListener, factory: Callable[[], asyncio.BaseProtocol], fds: list[tuple[str, int]]

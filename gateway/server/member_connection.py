@@ -10,10 +10,11 @@ that greet take the places of members, which are among these connections for one
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Final, cast
 
 from gateway.aio.sealing import SealingTransport
-from gateway.protocol.member_session import MemberKey, Session, may_be_greeting
+from gateway.protocol.member_session import MemberKey, Session, may_be_greeting, wanted_worker
 from gateway.server.client_connections import Clients
 from gateway.server.connection import Connection
 
@@ -28,6 +29,11 @@ class MemberClients(Clients):
     """The registry of the connections of other members."""
 
     key: MemberKey
+    worker: int
+    """The number of this worker."""
+    pass_on: Callable[[asyncio.BaseTransport, int, bytes], bool] = staticmethod(lambda *_: False)
+    """Passes a connection on to another worker, with the greeting that has been read from it.  Returns whether it was
+    passed."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -114,7 +120,14 @@ class MemberConnection(Connection):
             self._greeting = data
             return
         self._greeting = b""
-        answered = self._members.key.answered(data)
+        members = self._members
+        wanted = wanted_worker(data)
+        transport = cast("asyncio.Transport", self._sealing)
+        if wanted is not None and wanted != members.worker and members.pass_on(transport, wanted, data):
+            # This closes the descriptor.  The connection lives on, because the message holds another descriptor.
+            self.abort()
+            return
+        answered = members.key.answered(data, members.worker)
         if answered is None:
             self._refuse(403, _REFUSED)
             return

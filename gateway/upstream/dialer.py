@@ -248,6 +248,9 @@ class MemberDialer(Dialer):
     """Makes connections to the other members of a fleet, and waits until they have proved themselves.
 
     A member bounds the connections of one address that have proved nothing, so only some are made at once to a member.
+
+    The user part of a URL is the number of the member's worker that is to answer, such as `http://1@10.0.0.1:4439`.
+    Without one, any worker answers.
     """
 
     def __init__(self, tasks: Tasks, key: MemberKey, names: Mapping[Endpoint, str]) -> None:
@@ -256,23 +259,29 @@ class MemberDialer(Dialer):
         self._key = key
         self._members: dict[Endpoint, tuple[str, asyncio.Semaphore]] = {}
         """The name of each member, and the turns to connect to it."""
+        self._of_workers: dict[Endpoint, set[Endpoint]] = {}
+        """The endpoints of each member's single workers that were used."""
         self.use_names(names)
 
     def use_names(self, names: Mapping[Endpoint, str]) -> list[Endpoint]:
         """Connect to these members only from now on.  Return the endpoints that have led to other members before."""
         others = [endpoint for endpoint, (name, _) in self._members.items() if names.get(endpoint) != name]
-        for endpoint in others:
+        for endpoint in list(others):
             del self._members[endpoint]
+            others += self._of_workers.pop(endpoint, ())
         for endpoint in names.keys() - self._members.keys():
             self._members[endpoint] = names[endpoint], asyncio.Semaphore(MOST_GREETINGS)
         return others
 
     async def dial(self, endpoint: Endpoint, owner: ConnectionOwner, within_s: float) -> OriginConnection:
         """Make a connection within `within_s` seconds, after a wait of at most as long for earlier dials."""
-        loop, member = asyncio.get_running_loop(), self._members.get(endpoint)
+        any_worker, worker = endpoint._replace(user=""), int(endpoint.user) if endpoint.user else None
+        loop, member = asyncio.get_running_loop(), self._members.get(any_worker)
         if member is None:
             raise NotConnected("no member is there")
         name, turn = member
+        if worker is not None:
+            self._of_workers.setdefault(any_worker, set()).add(endpoint)
         try:
             async with asyncio.timeout(within_s):
                 await turn.acquire()
@@ -280,7 +289,7 @@ class MemberDialer(Dialer):
             raise ConnectTimedOut from error
 
         async def connect(address: str) -> OriginConnection:
-            connection = MemberConnection(loop, owner, endpoint, self._key, name)
+            connection = MemberConnection(loop, owner, endpoint, self._key, name, worker)
             connection.new_parser = _HopReplyParser
             await self._connect(connection, address, is_http2=False)
             try:
@@ -288,7 +297,7 @@ class MemberDialer(Dialer):
             except BaseException:
                 connection.drop()
                 raise
-            if failure is None and self._members.get(endpoint) is not member:
+            if failure is None and self._members.get(any_worker) is not member:
                 failure = NotConnected("the member has left the list")
             if failure is not None:
                 connection.drop()

@@ -17,15 +17,23 @@ from gateway.upstream.origin_call import Endpoint
 class MemberConnection(OriginConnection):
     """A connection to the member `name`."""
 
-    __slots__ = ("_greeting", "_key", "_name", "_opener", "_sealing", "_unread", "greeted")
+    __slots__ = ("_greeting", "_key", "_name", "_opener", "_sealing", "_unread", "_worker", "greeted")
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, owner: ConnectionOwner, endpoint: Endpoint, key: MemberKey, name: str
+        self,
+        loop: asyncio.AbstractEventLoop,
+        owner: ConnectionOwner,
+        endpoint: Endpoint,
+        key: MemberKey,
+        name: str,
+        worker: int | None,
     ) -> None:
+        """`worker` is the number of the member's worker that is to answer; None stands for any worker."""
         super().__init__(loop, owner, endpoint)
         self._key = key
         self._name = name
-        self._greeting = key.greeting()
+        self._worker = worker
+        self._greeting = key.greeting(worker)
         self._opener: Opener | None = None
         self._unread = b""
         self._sealing: SealingTransport
@@ -59,7 +67,7 @@ class MemberConnection(OriginConnection):
             self._unread = data
             return
         self._unread = b""
-        failure: NotAMember | None = None
+        failure: NotConnected | None = None
         try:
             # The member sends nothing after its answer before it is asked.
             if end != len(data):
@@ -68,6 +76,8 @@ class MemberConnection(OriginConnection):
         except NotProved as error:
             failure = NotAMember(str(error), differs=error.differs)
         else:
+            if self._worker not in (None, session.worker):
+                failure = NotConnected(f"worker {self._worker} does not serve")
             self._opener, self._sealing.seal = session.opener, session.sealer.sealed
             # An empty record proves this member at once, so that its connection is no longer among the strangers'.
             self._sealing.write(b"")

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from enum import Enum
 from functools import lru_cache
 from typing import Final, NamedTuple, TypeAlias
 
@@ -36,6 +37,8 @@ class Endpoint(NamedTuple):
     port: int
     host_header: str
     """The value of a request's Host field."""
+    user: str = ""
+    """The user part of the URL.  For a member of a fleet, it is the number of one of its workers."""
 
     def __str__(self) -> str:
         return f"{self.scheme}://{self.host_header}"
@@ -53,7 +56,17 @@ def endpoint_of(origin: str) -> Endpoint:
     url = URL(origin, encoded=True)
     if url.scheme not in ("http", "https") or not url.raw_host or not url.port:
         raise ValueError("no URL to send requests to")
-    return Endpoint(url.scheme, url.raw_host, url.port, url.host_port_subcomponent or "")
+    return Endpoint(url.scheme, url.raw_host, url.port, url.host_port_subcomponent or "", url.raw_user or "")
+
+
+class Handed(Enum):
+    """Whether a request is made for another process, and for which kind of process."""
+
+    NO = 0
+    BY_WORKER = 1
+    """Another worker of this gateway has asked.  The request may go to another member of the fleet."""
+    BY_MEMBER = 2
+    """Another member of the fleet has asked.  The request goes to the origin."""
 
 
 class Shared(NamedTuple):
@@ -61,7 +74,7 @@ class Shared(NamedTuple):
     stream makes the request."""
 
     key: StreamKey
-    is_handed: bool
+    handed: Handed
     """Whether the request comes from another worker, and must not be handed on to a third worker."""
     facts_suffice: bool = False
     """Whether the reply need not state the present tail, so that the owner may answer from memory."""
@@ -152,8 +165,13 @@ class Source(NamedTuple):
     live_bounds: Bounds
     client: str = ""
     """The network of the client that fetches are for; empty for the gateway's own fetches."""
-    is_handed: bool = False
-    """Whether requests are for another worker (`Shared.is_handed`)."""
+    handed: Handed = Handed.NO
+    """Whether requests are for another worker (`Shared.handed`)."""
+
+    @property
+    def is_handed(self) -> bool:
+        """Whether requests are for another process."""
+        return self.handed is not Handed.NO
 
     @property
     def asker(self) -> int:

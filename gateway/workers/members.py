@@ -8,6 +8,9 @@ at once.
 A member's weight in its own view is always 1.  So each hop of a request goes to a member that would also rank higher
 than the sender if all weights were 1, and members with different views never ask each other in a circle.
 
+A member may have several workers.  The owner among them is found by rendezvous hashing of the same cell over those that
+serve (`owning_worker`), as the member itself finds it.
+
 Each member has its own view of who can be reached.  Members with different views may ask different owners.  That costs
 the origin one more request, and nothing else: a member that is asked by another member asks the origin itself.
 """
@@ -16,9 +19,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import Final
 
 from gateway.workers.owners import owner, path_hash, weighted_owner
 from gateway.workers.shared_memory import HASHES
+
+_ONE: Final = (0,)
+"""The workers of a member that has one process."""
+
+
+def cell_key(secret: bytes) -> bytes:
+    """Return the key of the path hash, the same at all members with this secret and at all of their workers."""
+    return hashlib.blake2b(b"cells", digest_size=16, key=secret).digest()
 
 
 class MemberOwners:
@@ -33,8 +45,11 @@ class MemberOwners:
         self._next = len(names)
         self._own = own
         self._key = hashlib.blake2b(b"owners", digest_size=32, key=secret).digest()
+        self._cell_key = cell_key(secret)
         self._marks = {self._mark(name): index for index, name in enumerate(names)}
         self._reached = {own}
+        self._workers: dict[int, tuple[int, ...]] = {}
+        """The workers of each member that serve, if it has named any."""
         self._weights: dict[int, float] = {}
         """The weights of the members whose weight is not 1."""
         self.epoch = 0
@@ -50,7 +65,7 @@ class MemberOwners:
 
     def cell_of(self, origin: str, path: str) -> int:
         """Return the number of the cell of a path at an origin, which is the same at all members."""
-        return path_hash(self._key, origin, path) % HASHES
+        return path_hash(self._cell_key, origin, path) % HASHES
 
     def add(self, name: str) -> int:
         """Add another member, which is not reached yet.  Return its index."""
@@ -63,6 +78,7 @@ class MemberOwners:
         """Remove another member.  Its streams get other owners."""
         self.set_reached(member, is_reached=False)
         self._weights.pop(member, None)
+        self._workers.pop(member, None)
         del self._marks[self._mark(self._names.pop(member))]
 
     def set_reached(self, member: int, *, is_reached: bool) -> None:
@@ -81,6 +97,20 @@ class MemberOwners:
                 self._weights.pop(member, None)
             if member in self._reached:
                 self._changed()
+
+    def set_workers(self, member: int, workers: tuple[int, ...]) -> None:
+        """Set which workers of another member serve."""
+        if workers != self._workers.get(member, _ONE):
+            self._workers[member] = workers
+            self.epoch += 1
+
+    def has_workers(self, member: int) -> bool:
+        """Return whether several workers of another member serve."""
+        return len(self._workers.get(member, _ONE)) > 1
+
+    def owning_worker(self, member: int, cell: int) -> int:
+        """Return the worker of another member that owns the paths of this cell there."""
+        return owner(cell, self._workers.get(member, _ONE))
 
     def weight(self, member: int) -> float:
         """Return a member's weight."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from math import log
 from typing import Final
 
-from gateway.workers.shared_memory import HASHES, SharedMemory, SlotState
+from gateway.workers.shared_memory import HASHES, SharedMemory
 
 _MASK: Final = (1 << 64) - 1
 
@@ -44,9 +44,6 @@ def _score(cell: int, slot: int) -> int:
     return mixed ^ (mixed >> 31)
 
 
-_OWNING: Final = (SlotState.SERVING, SlotState.DRAINING)
-
-
 class Owners:
     """The owner of each stream, as one worker sees it now."""
 
@@ -73,10 +70,7 @@ class Owners:
     def other_owner(self, cell: int) -> int | None:
         """Return the slot that owns the paths of this cell; None if this worker does, or if no worker serves."""
         if (epoch := self._shared.epoch) != self._epoch:
-            shared = self._shared
-            # All workers drain together, and each worker owns its streams until it ends.
-            states = ((slot, shared.state(slot)) for slot in range(shared.workers))
-            self._epoch, self._serving = epoch, tuple(slot for slot, state in states if state in _OWNING)
+            self._epoch, self._serving = epoch, self._shared.owning()
             self._known.clear()
         if not self._serving:
             return None

@@ -7,12 +7,13 @@ A place is a row of the memory.  During an upgrade the workers of both versions 
 attaches to it and takes places that the old one does not use.  So there are at least twice as many places as workers.
 A supervisor numbers its own places from 0, and calls these numbers *slots*.
 
-    header      magic, version, places, epoch, secret
+    header      magic, version, places, epoch, secret, name
     places      for each place: state, generation, process, and how many records its write log has
     cells       for each path hash, one cell for each place (`gateway.workers.write_log`)
     records     for each place, the latest records of its write log
     common      counts of clients (`gateway.workers.shared_counts`)
     origins     the states of origins (`gateway.workers.shared_origins`)
+    counts      for each path hash and each place, two counts of writes (`gateway.workers.write_counts`)
 
 Some changes need several values at once.  They are made under POSIX record locks of the memory's file (`lock`).  The
 kernel releases the locks of a process that dies.
@@ -34,7 +35,7 @@ from enum import IntEnum
 from typing import Final
 
 MAGIC: Final = 0x4447_776F_726B_6572
-VERSION: Final = 3
+VERSION: Final = 4
 LEAST_PLACES: Final = 8
 MOST_WORKERS: Final = 256
 
@@ -52,7 +53,7 @@ ORIGIN_BYTES: Final = 320
 
 _TRIES: Final = 1_000
 """The number of attempts to take a lock.  All attempts together take some milliseconds."""
-_HEADER: Final = struct.Struct("=QQQQ16s")
+_HEADER: Final = struct.Struct("=QQQQ16s8s")
 _PAGE: Final = 4_096
 _EPOCH: Final = 3
 _PLACE_WORDS: Final = 8
@@ -67,6 +68,9 @@ class SlotState(IntEnum):
     STARTING = 1
     SERVING = 2
     DRAINING = 3
+
+
+_OWNING: Final = (SlotState.SERVING, SlotState.DRAINING)
 
 
 class SharedMemory:
@@ -90,31 +94,44 @@ class SharedMemory:
         """Where the counts of clients begin."""
         self.origins_at = self.common_at + places * COMMON_BYTES
         """Where the rows of origins begin."""
-        self.secret: bytes = _HEADER.unpack_from(self.raw)[4]
+        self.counts_at = self.origins_at + ORIGINS * ORIGIN_BYTES * (1 + places)
+        """Where the counts of writes begin."""
+        self.secret: bytes
         """The key of the path hash."""
+        *_, self.secret, name = _HEADER.unpack_from(self.raw)
+        self.name: Final = name.hex()
+        """A random name of the memory: 16 hexadecimal digits."""
+        self.counts_writes = False
+        """Whether the supervisor counts the writes of workers that have died, because the gateway is a member of a
+        fleet."""
 
     @classmethod
-    def create(cls, workers: int) -> SharedMemory:
-        """Make the memory for a supervisor with this number of workers."""
+    def create(cls, workers: int, secret: bytes | None = None) -> SharedMemory:
+        """Make the memory for a supervisor with this number of workers.  `secret` is the key of the path hash, of 16
+        bytes; None stands for a random one."""
         _check(workers)
         places = max(LEAST_PLACES, 2 * workers)
         descriptor = os.memfd_create("durable-gateway", os.MFD_CLOEXEC)
         os.ftruncate(descriptor, _size(places))
-        os.pwrite(descriptor, _HEADER.pack(MAGIC, VERSION, places, 0, os.urandom(16)), 0)
+        header = _HEADER.pack(MAGIC, VERSION, places, 0, secret or os.urandom(16), os.urandom(8))
+        os.pwrite(descriptor, header, 0)
         return cls(descriptor, workers, 0, places)
 
     @classmethod
-    def attach(cls, descriptor: int, workers: int) -> SharedMemory | None:
+    def attach(cls, descriptor: int, workers: int, secret: bytes | None = None) -> SharedMemory | None:
         """Return the memory of a running gateway, for a new supervisor with its own slots.
 
-        Returns None if the memory has another layout, or too few free places.
+        Returns None if the memory has another layout, too few free places, or another key than `secret`, if that is
+        given.
         """
         _check(workers)
         header = os.pread(descriptor, _HEADER.size, 0)
         if len(header) < _HEADER.size:
             return None
-        magic, version, places, _, _ = _HEADER.unpack(header)
+        magic, version, places, _, its_secret, _ = _HEADER.unpack(header)
         if (magic, version) != (MAGIC, VERSION) or os.fstat(descriptor).st_size != _size(places):
+            return None
+        if secret not in (None, its_secret):
             return None
         old = cls(descriptor, workers, 0, places)
         states = [old.words[old.place_word(place, _STATE)] for place in range(places)]
@@ -162,6 +179,11 @@ class SharedMemory:
     def pid(self, slot: int) -> int:
         """Return the process of the slot's worker."""
         return self.words[self.place_word(self.first + slot, _PROCESS)]
+
+    def owning(self) -> tuple[int, ...]:
+        """Return the slots whose workers own streams.  All workers drain together, and each one owns its streams until
+        it ends."""
+        return tuple(slot for slot in range(self.workers) if self.state(slot) in _OWNING)
 
     def serving(self) -> tuple[int, ...]:
         """Return the slots whose workers serve."""
@@ -225,5 +247,5 @@ def _page_up(size: int) -> int:
 
 
 def _size(places: int) -> int:
-    each = HASHES * 8 + RECORDS * RECORD_BYTES + COMMON_BYTES
+    each = 3 * HASHES * 8 + RECORDS * RECORD_BYTES + COMMON_BYTES
     return _PAGE + _page_up(places * _PLACE_WORDS * 8) + places * each + ORIGINS * ORIGIN_BYTES * (1 + places)

@@ -27,6 +27,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from gateway.workers.shared_memory import HASHES, RECORD_BYTES, RECORDED, RECORDS, SharedMemory
+from gateway.workers.write_counts import WriteCounts
 
 _HEAD: Final = struct.Struct("=QQdIHH")
 """The record's number, time, checksum, length and path hash (modulo `HASHES`).  The second field is the number of the
@@ -117,8 +118,11 @@ class WriteLog:
             for index in shared.used(first * 8, self._width, HASHES)
             if (count := words[first + index * places] & _UNDER_WAY)
         ]
+        counts = WriteCounts(shared, slot)
         for index, count in found:
             self._record(place, index, b"", -count)
+            if shared.counts_writes:
+                counts.add(index, is_append=False)
         return len(found)
 
     def _record(self, place: int, index: int, text: bytes, change: int) -> bytes:

@@ -117,11 +117,9 @@ def test_each_mistake_in_members_by_dns_has_one_line(tmp_path: Path, changes: di
 
 
 @pytest.mark.parametrize("workers", ["2", '"auto"'])
-def test_a_member_has_one_process(tmp_path: Path, workers: str) -> None:
-    with pytest.raises(ConfigError, match=r"fleet\.name: needs server\.workers = 1"):
-        _load(tmp_path, RIGHT, workers)
-    with pytest.raises(ConfigError, match=r"fleet\.members_dns: needs server\.workers = 1"):
-        _load(tmp_path, BY_DNS, workers)
+def test_a_member_may_have_workers(tmp_path: Path, workers: str) -> None:
+    for fleet in (RIGHT, BY_DNS):
+        assert isinstance(_load(tmp_path, fleet, workers), FleetConfig)
 
 
 REDIS = {**RIGHT, "redis": '"rediss://gateway@redis.internal:6380/3"', "redis_ca_file": '"/etc/ca.pem"'}

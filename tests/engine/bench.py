@@ -33,7 +33,7 @@ from gateway.tape.stream import Stream
 from gateway.telemetry.access_record import CloseReason
 from gateway.telemetry.metrics import NoMetrics
 from gateway.telemetry.surroundings import Surroundings
-from gateway.upstream.origin_call import Body
+from gateway.upstream.origin_call import Body, Handed
 from gateway.upstream.reply import Reply
 from tests.memory_upstream import Asked, MemoryUpstream
 from tests.waiting import eventually
@@ -200,7 +200,15 @@ class EngineBench:
         key = self.route.key(parsed, self.route.partition(credentials))
         source = self.route.source(parsed, self.route.source_headers(credentials))
         start = parsed.offset or "-1"
-        return Read(self.route, key, source, start, parsed.cursor, is_live=is_live, is_handed=is_handed)
+        return Read(
+            self.route,
+            key,
+            source,
+            start,
+            parsed.cursor,
+            is_live=is_live,
+            handed=Handed.BY_WORKER if is_handed else Handed.NO,
+        )
 
     async def body(self, target: str = "/s") -> tuple[int, bytes]:
         """The status and whole body of a catch-up read."""

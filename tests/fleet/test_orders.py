@@ -12,7 +12,7 @@ import pytest
 from gateway.auth.remembered_verdicts import Revocation
 from gateway.commands.failure import CommandFailed
 from gateway.commands.purge import _purge
-from gateway.engine.fleet_orders import FleetOrders
+from gateway.engine.fleet_orders import Affected, FleetOrders, OrderSender
 from gateway.origin.requests import Kind
 from gateway.protocol.fleet_orders import NO_ORDERS, InEffect, Order, OrderLog, Since
 from tests.fleet.site import NAMES, Site
@@ -122,9 +122,9 @@ class Asked:
         self.by: list[str] = []
         caught_up = orders.caught_up
 
-        async def counted(member: str, process: str, digest: str) -> bool:
-            self.by.append(member)
-            return await caught_up(member, process, digest)
+        async def counted(sender: OrderSender) -> bool:
+            self.by.append(sender.peer.partition("/")[0])
+            return await caught_up(sender)
 
         monkeypatch.setattr(orders, "caught_up", counted)
 
@@ -177,7 +177,7 @@ async def test_what_a_member_fetches_while_it_purges_is_not_old(site: Site, monk
     assert actions is not None
     carry_out = actions.carry_out
 
-    async def slowly(*args: Any) -> int | None:
+    async def slowly(*args: Any) -> Affected | None:
         await gate.wait()
         return await carry_out(*args)
 
@@ -314,7 +314,7 @@ async def test_a_member_whose_orders_cannot_be_fetched_is_not_caught_up_with(ans
     link = Link()
     link.answers = [answer, answer]
     orders = FleetOrders("p", lambda: 0.0, link.ask, lambda: ["b"], lambda digest: None)
-    assert not await orders.caught_up("b", "q", "1" * 16)
+    assert not await orders.caught_up(OrderSender("b/0", "q", "1" * 16))
     assert orders.is_behind("b", "1" * 16)
     orders.notice("b", "1" * 16)
     await orders.settled()
@@ -371,7 +371,7 @@ async def test_only_the_asking_process_itself_can_show_that_its_orders_are_carri
     theirs.add("q", "purge", "{}", 0.0)
     news = theirs if answering == "q" else OrderLog()
     link.answers = [(200, news.since(Since({}, is_new=False), [])._replace(process=answering).rendered(0.0))]
-    assert await orders.caught_up("b", "q", asked) == (answering == "q")
+    assert await orders.caught_up(OrderSender("b/0", "q", asked)) == (answering == "q")
     await orders.close()
 
 

@@ -104,8 +104,8 @@ def test_a_record_that_comes_back_to_its_sender_is_refused() -> None:
         (lambda greeting: b"HTTP/1.1 400 Bad Request\r\n", ANOTHER_SERVER),
         (lambda greeting: answer_of(MemberKey("b", b"other"), greeting), ANOTHER_SECRET),
         (lambda greeting: answer_of(B, A.greeting()), ANOTHER_SECRET),
-        (lambda greeting: answer_of(B, greeting).replace(b" %d b " % VERSION, b" 9 b "), ANOTHER_VERSION),
-        (lambda greeting: answer_of(A, greeting).replace(b" a ", b" b "), ANOTHER_SECRET),
+        (lambda greeting: answer_of(B, greeting).replace(b" %d b/" % VERSION, b" 9 b/"), ANOTHER_VERSION),
+        (lambda greeting: answer_of(A, greeting).replace(b" a/", b" b/"), ANOTHER_SECRET),
         (lambda greeting: answer_of(A, greeting), "its URL leads to member a"),
     ],
 )

@@ -14,7 +14,7 @@ from gateway.protocol.sharing import Group
 from gateway.protocol.worker_headers import HOP, HopAsk
 from gateway.server.context import RequestContext
 from gateway.server.hop import HopHandler
-from gateway.upstream.origin_call import Shared
+from gateway.upstream.origin_call import Handed, Shared
 from gateway.workers.owners import Owners
 from gateway.workers.shared_origins import SharedOrigins
 from gateway.workers.write_log import WriteLog
@@ -41,7 +41,7 @@ def handed_requests_are_handed_on() -> Patches:
 
     def owner_for(self: HopUpstream, shared: Shared) -> int | None:
         owners = cast(Owners, self.owners)
-        return (owners._slot + 1) % owners._shared.workers if shared.is_handed else whole(self, shared)
+        return (owners._slot + 1) % owners._shared.workers if shared.handed is not Handed.NO else whole(self, shared)
 
     return [(HopUpstream, "owner_for", owner_for)]
 

@@ -41,7 +41,7 @@ from gateway.tape.stream import Stream
 from gateway.tape.tape import Tape
 from gateway.upstream.client import HopClient
 from gateway.upstream.flight import METADATA, OriginError
-from gateway.upstream.origin_call import Bounds, OriginCall, Shared
+from gateway.upstream.origin_call import Bounds, Handed, OriginCall, Shared
 from gateway.upstream.reply import Requester, Upstream
 from gateway.workers.owners import Owners
 from gateway.workers.shared_memory import SharedMemory, SlotState
@@ -499,7 +499,7 @@ class Hops:
         self.hop.watch(cast(Following, self.followed), cast(Following, self.other))
 
     def ask(self, *, is_handed: bool = False, is_live: bool = False) -> Any:
-        shared = Shared(self.key, is_handed)
+        shared = Shared(self.key, Handed.BY_WORKER if is_handed else Handed.NO)
         headers = RenderedHeaders.of(CIMultiDict({"Via": "1.1 edge"}))
         call = OriginCall("GET", f"route://default{self.key.group.path}", headers, Bounds(), shared=shared)._replace(
             is_live=is_live
@@ -710,7 +710,7 @@ async def test_a_read_that_an_owner_makes_is_one_of_another_worker() -> None:
     target = parse_target("/s?offset=0002&live=sse")
     request = cast(Request, SimpleNamespace(method="GET", headers=CIMultiDict[str]()))
     section = HopSection(HopAsk("default", "", "", "net"), bench.route, RenderedHeaders.of(CIMultiDict()), None)
-    mode, read = HopInterpreter(lambda _: bench.route).read(request, section, target)
+    mode, read = HopInterpreter(lambda _: bench.route, Handed.BY_WORKER).read(request, section, target)
     assert (mode, read.is_handed, read.source.is_handed) == (Mode.SSE, True, True)
     await bench.close()
 

@@ -19,6 +19,7 @@ from gateway.engine.read_runner import ReadRunner
 from gateway.errors import GatewayError, UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
 from gateway.protocol.sharing import Group
 from gateway.protocol.worker_headers import HOP, HOP_OUTCOME, Alone, HopAsk
+from gateway.upstream.origin_call import Handed
 from gateway.workers.owners import Owners
 from tests.engine.bench import EngineBench, part_of_stream
 from tests.waiting import pass_turns
@@ -209,7 +210,7 @@ async def test_a_second_read_is_not_passed_on(passing: Passing) -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"is_private": True}, {"if_none_match": '"x"'}, {"max_age_s": 0.0}, {"is_handed": True}]
+    "changes", [{"is_private": True}, {"if_none_match": '"x"'}, {"max_age_s": 0.0}, {"handed": Handed.BY_WORKER}]
 )
 async def test_reads_that_depend_on_more_than_the_stream_are_not_passed_on(
     passing: Passing, changes: dict[str, Any]

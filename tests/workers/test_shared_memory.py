@@ -9,7 +9,15 @@ import random
 import pytest
 
 from gateway.workers.shared_counts import Counted, SharedCounts
-from gateway.workers.shared_memory import COMMON_BYTES, MOST_WORKERS, ORIGIN_BYTES, ORIGINS, SharedMemory, SlotState
+from gateway.workers.shared_memory import (
+    COMMON_BYTES,
+    HASHES,
+    MOST_WORKERS,
+    ORIGIN_BYTES,
+    ORIGINS,
+    SharedMemory,
+    SlotState,
+)
 from gateway.workers.shared_origins import SharedOrigins
 from gateway.workers.write_log import WriteLog
 
@@ -63,7 +71,8 @@ def test_tables_have_rooms_of_their_own() -> None:
     shared.common[:] = b"\x01" * len(shared.common)
     assert shared.raw[shared.cells_at :].count(b"\x01") == len(shared.common)
     assert shared.raw.rfind(b"\x01") == shared.origins_at - 1
-    assert len(shared.raw) == shared.origins_at + ORIGINS * ORIGIN_BYTES * (1 + shared.places)
+    assert shared.counts_at == shared.origins_at + ORIGINS * ORIGIN_BYTES * (1 + shared.places)
+    assert len(shared.raw) == shared.counts_at + 2 * 8 * HASHES * shared.places
 
 
 @pytest.mark.parametrize("workers", [0, MOST_WORKERS + 1])

@@ -14,6 +14,8 @@ _NAMES: Final = {"routes": "route", "listeners": "listener", "rate_limits": "rat
 def as_toml(config: GatewayConfig) -> str:
     """Every value of the configuration that is set."""
     tree = config.model_dump(mode="json", exclude_unset=True)
+    if config.fleet.is_on:
+        tree["fleet"]["secret"] = config.fleet.secret.get_secret_value()
     return "".join(f"{_NAMES.get(name, name)} = {_value(value)}\n" for name, value in tree.items() if value)
 
 

@@ -43,6 +43,7 @@ from gateway.config.gateway import GatewayConfig
 from gateway.configured_files import load_files
 from gateway.server.listeners import Handed
 from gateway.workers.control import Control, Message
+from gateway.workers.members import cell_key
 from gateway.workers.place import WorkerPlace
 
 _SPARE_S: Final = 5.0
@@ -117,7 +118,7 @@ class WorkerSupervisor:
             raise cannot_listen(error, *bind_addresses(config)) from None
         self._selector = selectors.DefaultSelector()
         self._wakeups, self._wakes = socket.socketpair()
-        self._shared = predecessor.shared_memory(count)
+        self._shared = predecessor.shared_memory(count, cell_key(config.fleet.key) if config.fleet.is_on else None)
         self._secret = predecessor.secret
         self._private = PrivateSockets(count)
         self._workers = Workers(count, self._shared, self._selector, self._now, self._hear, self._ended)

@@ -151,15 +151,18 @@ class Predecessor:
         handed over.  The previous version stops accepting when this version reports that it serves."""
         return tuple(self.sockets.taken) if self.goes_on else ()
 
-    def shared_memory(self, workers: int) -> SharedMemory:
-        """Return the memory of both versions, or a new one if the layouts differ."""
+    def shared_memory(self, workers: int, secret: bytes | None) -> SharedMemory:
+        """Return the memory of both versions, or a new one if the layouts or the keys of the path hash differ.
+        `secret` is that key in a fleet; None without a fleet, where any will do."""
         shared = None
         if self._memory is not None:
             os.set_inheritable(self._memory, False)
-            shared = SharedMemory.attach(self._memory, workers)
+            shared = SharedMemory.attach(self._memory, workers, secret)
             if shared is None:
                 os.close(self._memory)
-        return shared or SharedMemory.create(workers)
+        shared = shared or SharedMemory.create(workers, secret)
+        shared.counts_writes = secret is not None
+        return shared
 
     def tell(self, message: Message) -> None:
         """Send the message to the previous version, which waits for it, and close the channel."""

@@ -35,7 +35,7 @@ from gateway.s2.records import fixed_width
 from gateway.s2.session import Compression, choose_compression
 from gateway.s2.sse import BadEventId, parse_event_id
 from gateway.telemetry.access_record import RecordedStream
-from gateway.upstream.origin_call import Shared
+from gateway.upstream.origin_call import Handed, Shared
 
 BASIN_HEADER: Final = "s2-basin"
 _HEADERS: Final = frozenset({BASIN_HEADER, FORMAT_HEADER})
@@ -345,7 +345,7 @@ def parse_s2(
     sent = CIMultiDict(sharing.headers)
     if basin is not None:
         sent[BASIN_HEADER] = basin
-    url, shared = route.url + path.stream, Shared(key, False)
+    url, shared = route.url + path.stream, Shared(key, Handed.NO)
     source = S2Source(route, named, url, sent, route.bounds, route.live_bounds, shared)
     trust_s = config.tail_heard_s if config.consistency == "bounded-staleness" else 0.0
     return S2Request(S2Read(key, source, client, config.live_linger_s, trust_s), asked)

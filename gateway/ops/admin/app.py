@@ -22,7 +22,7 @@ from gateway.ops.admin.origins import auth_lines, member_lines, origins_endpoint
 from gateway.ops.admin.over_fleet import OverFleet
 from gateway.ops.admin.overview import overview_endpoints
 from gateway.ops.admin.plan import plan_endpoints
-from gateway.ops.admin.purge import purge_endpoints
+from gateway.ops.admin.purge import Purger, purge_endpoints
 from gateway.ops.admin.readiness import readiness, unready_process
 from gateway.ops.admin.revoke import revoke_endpoints
 from gateway.ops.admin.streams import streams_endpoints
@@ -110,9 +110,10 @@ def admin_application(
     Without `answering`, it answers for this process alone."""
     answering = answering or Alone(subject)
     audit = Audit(subject.engine.clock)
-    endpoints = admin_endpoints(subject, Directory(subject.engine, partitions))
-    fleet = subject.engine.fleet
-    over_fleet = OverFleet(subject, fleet.orders, endpoints, audit) if fleet is not None else None
+    directory = Directory(subject.engine, partitions)
+    endpoints = admin_endpoints(subject, directory)
+    fleet, purger = subject.engine.fleet, Purger(subject.engine, directory)
+    over_fleet = OverFleet(subject, fleet, endpoints, purger, audit) if fleet is not None else None
     # Built at the first request, in a thread, because it takes a third of a second.
     document = cache(partial(openapi_document, endpoints))
 

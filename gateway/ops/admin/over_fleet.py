@@ -19,11 +19,20 @@ from pydantic import ValidationError
 
 from gateway.auth.remembered_verdicts import MOST_REVOCATIONS, Revocation
 from gateway.auth.remembered_verdicts import Subject as Revocable
-from gateway.engine.fleet_orders import FleetOrders
+from gateway.engine.fleet import Fleet
+from gateway.engine.fleet_orders import Affected, affected_by_all
 from gateway.limits.memory import evict_oldest
 from gateway.ops.admin.audit import Audit
 from gateway.ops.admin.endpoint import ApiRequest, Endpoint, MemberOutcome, Nothing, Refused, adapter_of
-from gateway.ops.admin.purge import PurgeAll, PurgeBody, Purged, PurgedOverFleet, PurgedOverRedis
+from gateway.ops.admin.purge import (
+    PurgeAll,
+    PurgeBody,
+    Purged,
+    PurgedOverFleet,
+    PurgedOverRedis,
+    Purger,
+    name_hash,
+)
 from gateway.ops.admin.revoke import RevokeBody, Revoked, RevokedOverFleet, RevokedOverRedis
 from gateway.ops.admin.subject import Subject
 from gateway.protocol.fleet_orders import InEffect, Kind, Order
@@ -39,9 +48,13 @@ _log = logging.getLogger("gateway.fleet")
 class OverFleet:
     """Gives this member's orders to the fleet, and carries out the orders of the fleet (`fleet_orders.Actions`)."""
 
-    def __init__(self, subject: Subject, orders: FleetOrders, endpoints: Iterable[Endpoint], audit: Audit) -> None:
+    def __init__(
+        self, subject: Subject, fleet: Fleet, endpoints: Iterable[Endpoint], purger: Purger, audit: Audit
+    ) -> None:
         self._subject = subject
-        self._orders = orders
+        self._fleet = fleet
+        self._orders = orders = fleet.orders
+        self._purger = purger
         self._audit = audit
         self._endpoints = {_PATHS[one.path]: one for one in endpoints if one.path in _PATHS}
         self._given_at: OrderedDict[Revocation, float] = OrderedDict()
@@ -58,30 +71,37 @@ class OverFleet:
         kind = _PATHS[endpoint.path]
 
         async def answered(asked: ApiRequest[Any, Any], body: bytes, _: web.Request) -> object:
-            given = await self._orders.give(kind, body.decode(), partial(self._act, endpoint, asked))
-            answer, members, in_redis = given.result, [MemberOutcome(*one) for one in given.members], given.is_stored
-            if isinstance(answer, Purged):
-                if in_redis is None:
-                    return PurgedOverFleet(answer.purged, members)
-                return PurgedOverRedis(answer.purged, members, in_redis)
-            assert isinstance(answer, Revoked)
+            given = await self._orders.give(kind, body.decode(), partial(self._give, endpoint, asked.body))
+            members, siblings, in_redis = [MemberOutcome(*one) for one in given.members], given.siblings, given.is_stored
+            if siblings.why_not:
+                members.append(MemberOutcome(self._fleet.field.name, None, siblings.why_not))
+            affected = affected_by_all((given.result, *siblings.affected))
             if in_redis is None:
-                return RevokedOverFleet(answer.live_reads, members)
-            return RevokedOverRedis(answer.live_reads, members, in_redis)
+                return (PurgedOverFleet if kind == "purge" else RevokedOverFleet)(affected, members)
+            return (PurgedOverRedis if kind == "purge" else RevokedOverRedis)(affected, members, in_redis)
 
         return endpoint.route_with(answered)
 
-    async def _act(self, endpoint: Endpoint, asked: ApiRequest[Any, Any], order: Order) -> object:
-        if isinstance(asked.body, RevokeBody):
-            self._note(_revocation(asked.body), order)
-        return await endpoint.handle(asked)
+    async def _give(self, endpoint: Endpoint, body: PurgeBody | RevokeBody, order: Order) -> Affected:
+        if isinstance(body, RevokeBody):
+            self._note(_revocation(body), order)
+        return await self._act(endpoint, body)
+
+    async def _act(self, endpoint: Endpoint, body: PurgeBody | RevokeBody) -> Affected:
+        """Make a change at this worker.  Raises Refused."""
+        if isinstance(body, RevokeBody):
+            return cast("Revoked", await endpoint.handle(ApiRequest(Nothing(), body, {}))).live_reads
+        names = await self._purger.purge(body)
+        if self._fleet.is_first_worker:
+            self._subject.metrics.operations.purge(is_soft=body.soft)
+        return frozenset(map(name_hash, names))
 
     @staticmethod
     def concerns(endpoint: Endpoint) -> bool:
         """Return whether the endpoint's requests are orders for every member."""
         return endpoint.path in _PATHS
 
-    async def carry_out(self, order: Order, age_s: float) -> int | None:
+    async def carry_out(self, order: Order, age_s: float) -> Affected | None:
         endpoint = self._endpoints[order.kind]
         try:
             body: PurgeBody | RevokeBody = adapter_of(endpoint.body).validate_json(order.text)
@@ -90,7 +110,7 @@ class OverFleet:
                 if for_s is None:
                     return 0
                 body = replace(body, for_s=for_s)
-            answer = cast("Purged | Revoked", await endpoint.handle(ApiRequest(Nothing(), body, {})))
+            affected = await self._act(endpoint, body)
         except Refused as error:
             # Every member refuses the order.
             _log.info("an order of another member is refused: %s", error)
@@ -98,9 +118,11 @@ class OverFleet:
         except Exception:
             _log.exception("an order of another member has failed")
             return None
+        count = affected_by_all([affected])
+        answer = Revoked(count) if isinstance(body, RevokeBody) else Purged(count)
         change = endpoint.audited(body, answer) if endpoint.audited is not None else ""
         self._audit.done(endpoint.method, endpoint.path, "another member of the fleet", 200, change)
-        return answer.purged if isinstance(answer, Purged) else answer.live_reads
+        return affected
 
     def _for_s(self, revocation: Revocation, order: Order, left_s: float) -> float | None:
         """Return the seconds for which an order revokes from now on; None if it changes nothing.  `left_s` are the

@@ -8,6 +8,7 @@ streams, and `gateway.engine.path_events` purges them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Annotated, Final, Literal
 
 from pydantic import Field, with_config
@@ -204,6 +205,12 @@ def _is_selected(body: PurgeBody, stored: StoredStream, name: Name) -> bool:
             return key in stored.facts.surrogate_keys
         case PurgeId(id_):
             return name == name_of_id(id_)
+
+
+def name_hash(name: Name) -> int:
+    """Return a hash of a stream's name, the same at all workers."""
+    text = " ".join(name).encode("utf-8", "surrogateescape")
+    return int.from_bytes(blake2b(text, digest_size=7).digest())
 
 
 def purge_endpoints(subject: Subject, directory: Directory) -> list[Endpoint]:

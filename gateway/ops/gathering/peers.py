@@ -115,6 +115,10 @@ class Peers:
             answers = await asyncio.gather(*(self._ask(slot, method, target, body, left_s) for slot in missing))
             found.update({answer.slot: (alive[answer.slot], answer) for answer in answers})
 
+    async def ask_one(self, slot: int, method: str, target: str, body: bytes, within_s: float) -> PeerAnswer:
+        """Ask the worker of one slot, or its successor if that has begun to listen."""
+        return await self._ask(slot, method, target, body, within_s)
+
     async def _ask(self, slot: int, method: str, target: str, body: bytes, within_s: float) -> PeerAnswer:
         session = self._sessions.get(slot)
         if session is None:

@@ -7,7 +7,6 @@ serve merged answers that cannot be made from public answers.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from pydantic import with_config
 from gateway.auth.remembered_verdicts import Subject as Revocable
 from gateway.ops.admin.app import admin_endpoints
 from gateway.ops.admin.controls import Level, level_now
-from gateway.ops.admin.directory import Directory, Name
+from gateway.ops.admin.directory import Directory
 from gateway.ops.admin.endpoint import (
     API_TYPE,
     MOST_BODY_BYTES,
@@ -30,9 +29,10 @@ from gateway.ops.admin.endpoint import (
     refusal_response,
 )
 from gateway.ops.admin.overview import Overview
-from gateway.ops.admin.purge import PurgeBody, Purger
+from gateway.ops.admin.purge import PurgeBody, Purger, name_hash
 from gateway.ops.admin.subject import Subject
 from gateway.ops.gathering.ended_counts import EndedCounts
+from gateway.ops.gathering.sibling_orders import order_routes
 from gateway.ops.history import Sample
 from gateway.ops.partition_ids import PartitionIds
 from gateway.upstream.health import OriginNews
@@ -105,7 +105,7 @@ class WorkerSettings:
 
 def private_application(subject: Subject, partitions: PartitionIds, counts: EndedCounts) -> web.Application:
     """Make the private application of a worker."""
-    directory = Directory(subject.engine, partitions)
+    directory, fleet = Directory(subject.engine, partitions), subject.engine.fleet
 
     async def families(_: web.Request) -> web.Response:
         return web.Response(body=await counts.collect(subject.metrics.registry.collect()))
@@ -132,6 +132,7 @@ def private_application(subject: Subject, partitions: PartitionIds, counts: Ende
             web.get(READY, readyz),
             web.get(FAMILIES, families),
             *(endpoint.route() for endpoint in endpoints),
+            *(() if fleet is None else order_routes(fleet.orders, subject.engine.clock.now)),
         ]
     )
     return application
@@ -150,7 +151,7 @@ def _private_endpoints(subject: Subject, directory: Directory) -> list[Endpoint]
         return WorkerOverview(seen, await samples(asked))
 
     async def purge(asked: ApiRequest[Nothing, PurgeBody]) -> WorkerPurged:
-        return WorkerPurged([_hash(name) for name in await purger.purge(asked.body)])
+        return WorkerPurged([name_hash(name) for name in await purger.purge(asked.body)])
 
     async def settings(_: ApiRequest[Nothing, Nothing]) -> WorkerSettings:
         revocations = subject.routes.verdicts.revocations()
@@ -172,8 +173,3 @@ def _private_endpoints(subject: Subject, directory: Directory) -> list[Endpoint]
         Endpoint("POST", PURGE, "Purge at this worker", purge, WorkerPurged, body=PurgeBody),
         Endpoint("GET", SETTINGS, "What operators have set", settings, WorkerSettings),
     ]
-
-
-def _hash(name: Name) -> int:
-    text = " ".join(name).encode("utf-8", "surrogateescape")
-    return int.from_bytes(hashlib.blake2b(text, digest_size=7).digest())

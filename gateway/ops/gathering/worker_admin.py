@@ -20,6 +20,7 @@ from gateway.ops.gathering.ended_counts import EndedCounts
 from gateway.ops.gathering.endpoints import Gathered
 from gateway.ops.gathering.peers import Peers
 from gateway.ops.gathering.private import ORIGIN, private_application
+from gateway.ops.gathering.sibling_orders import SiblingOrders
 from gateway.ops.partition_ids import PartitionIds
 from gateway.upstream.health import news_of
 from gateway.upstream.origin_state import Origin
@@ -60,6 +61,8 @@ class WorkerAdmin:
         """The origins whose state is being reported to the other workers, and whether each origin has changed since the
         report began."""
         subject.engine.origins.on_change = self._tell
+        if (fleet := subject.engine.fleet) is not None:
+            fleet.orders.siblings = SiblingOrders(self._peers, place.slot)
         subject.engine.health.sends_checks = self._sends_checks
         self.answering = Gathered(subject, self._peers, self._counts, partial(version_before, place.predecessors))
         """The answers of the public port."""

@@ -27,7 +27,7 @@ from gateway.tape.record_tape import Limits
 from gateway.tape.store import TapeStore
 from gateway.telemetry.access_record import RecordedStream
 from gateway.telemetry.metrics import NoMetrics
-from gateway.upstream.origin_call import Bounds, Shared
+from gateway.upstream.origin_call import Bounds, Handed, Shared
 from gateway.upstream.s2_client import AtTail, FoundRecords, S2Refused
 from tests.waiting import pass_turns
 
@@ -187,7 +187,7 @@ async def test_only_the_origin_proves_that_a_stream_was_created_again(
     """The stream's owner, another worker, remembers an earlier tail; the origin says `told`."""
     origin.is_open, asked, ended = True, list[Shared | None](), list[StreamKey]()
     await fetch(stream, 0, 10)
-    stream.source = replace(SOURCE, shared=Shared(KEY, False))
+    stream.source = replace(SOURCE, shared=Shared(KEY, Handed.NO))
 
     async def tail(source: S2Source, askers: Askers) -> AtTail:
         asked.append(source.shared)
@@ -204,7 +204,7 @@ async def test_only_the_origin_proves_that_a_stream_was_created_again(
             await stream.tail("a")
     else:
         assert await stream.tail("a") == StreamPosition(told, told - 1)
-    assert asked == [Shared(KEY, False), None]
+    assert asked == [Shared(KEY, Handed.NO), None]
     assert ended == [KEY] * is_replaced
 
 

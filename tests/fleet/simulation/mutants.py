@@ -7,14 +7,14 @@ from hashlib import blake2b
 from typing import Any, Final
 
 from gateway.engine import fleet_writes
-from gateway.engine.fleet import Member
+from gateway.engine.fleet_member import Member
 from gateway.engine.fleet_upstream import FleetUpstream
 from gateway.engine.fleet_writes import CountedWrites, SeenWrites
 from gateway.engine.hop_upstream import HopUpstream
 from gateway.engine.live_start import LiveReads
 from gateway.protocol.fleet_headers import MemberField
 from gateway.protocol.sharing import Group
-from gateway.upstream.origin_call import Shared
+from gateway.upstream.origin_call import Handed, Shared
 from gateway.upstream.reply import Reply
 from gateway.workers.members import MemberOwners
 from tests.chaos.mutant import Mutant, Patches, nothing, registrar
@@ -83,7 +83,7 @@ def requests_of_members_are_handed_on() -> Patches:
     owner_for = HopUpstream.owner_for
 
     def handed_on(self: HopUpstream, shared: Shared) -> int | None:
-        if shared.is_handed and isinstance(self, FleetUpstream):
+        if shared.handed is Handed.BY_MEMBER and isinstance(self, FleetUpstream):
             return next((index for index in self._fleet.members if self.owners.is_reached(index)), None)  # type: ignore[attr-defined]
         return owner_for(self, shared)
 

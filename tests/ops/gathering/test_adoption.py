@@ -212,6 +212,7 @@ async def test_a_worker_serves_without_the_late_ones_and_hears_of_their_revocati
             clock=clock,
             live=None,
             s2=SimpleNamespace(streams=None),
+            fleet=None,
             origins=SimpleNamespace(),
             health=SimpleNamespace(),
         )

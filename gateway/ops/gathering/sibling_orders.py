@@ -1,0 +1,67 @@
+"""The orders of a fleet among the workers of one member (`gateway.engine.fleet_orders.Siblings`), over their private
+admin sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import orjson
+from aiohttp import web
+
+from gateway.engine.fleet_orders import Affected, FleetOrders, OfSiblings, OrderSender
+from gateway.errors import UpstreamUnreachable
+from gateway.ops.gathering.peers import Peers
+from gateway.protocol.fleet_orders import OutcomeAsk, Since
+
+NEWS: Final = "/worker/orders"
+"""POST: the value of `FLEET_ORDERS` that asks for orders.  The answer is `OrderNews`."""
+OUTCOME: Final = "/worker/order"
+"""POST: the sender, and the value of `FLEET_ORDERS` that asks for an outcome.  The answer is `Affected`."""
+
+
+class SiblingOrders:
+    """Asks the other workers of this member."""
+
+    def __init__(self, peers: Peers, slot: int) -> None:
+        """`slot` is that of this worker."""
+        self._peers = peers
+        self._slot = slot
+
+    def __repr__(self) -> str:
+        return f"<SiblingOrders of worker {self._slot}>"
+
+    async def ask(self, worker: int, asked: Since | OutcomeAsk, within_s: float) -> tuple[int, bytes]:
+        answer = await self._peers.ask_one(worker, "POST", NEWS, asked.rendered().encode(), within_s)
+        if answer.is_late or answer.has_ended:
+            raise UpstreamUnreachable(f"worker {worker} does not answer")
+        return answer.status, answer.body
+
+    async def have_done(self, sender: OrderSender, asked: OutcomeAsk, within_s: float) -> OfSiblings:
+        body = orjson.dumps((*sender, asked.rendered()))
+        answers = await self._peers.ask_all("POST", OUTCOME, body, within_s, but=self._slot)
+        failed = [one for one in answers if one.status != 200]
+        reasons = (f"{one.name} {'does not answer' if one.is_late else 'cannot carry it out'}" for one in failed)
+        return OfSiblings(tuple(_affected(one.body) for one in answers if one.status == 200), "; ".join(reasons))
+
+
+def _affected(body: bytes) -> Affected:
+    found = orjson.loads(body)
+    return found if isinstance(found, int) else frozenset(found)
+
+
+def order_routes(orders: FleetOrders, now: Callable[[], float]) -> Sequence[web.RouteDef]:
+    """Return the routes at which a worker answers `SiblingOrders`."""
+
+    async def news(request: web.Request) -> web.Response:
+        asked = Since.parse(await request.text())
+        return web.Response(body=orders.news(asked).rendered(now()))
+
+    async def outcome(request: web.Request) -> web.Response:
+        peer, process, digest, asked = orjson.loads(await request.read())
+        found = await orders.done(OrderSender(peer, process, digest), OutcomeAsk.parse(asked))
+        if found is None:
+            return web.Response(status=503)
+        return web.Response(body=orjson.dumps(list(found) if isinstance(found, frozenset) else found))
+
+    return [web.post(NEWS, news), web.post(OUTCOME, outcome)]

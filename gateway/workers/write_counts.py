@@ -1,0 +1,39 @@
+"""Counts of the writes that the workers of one gateway have relayed, which a member of a fleet sends to other members
+(`gateway.engine.fleet_writes`).
+
+For each path hash there are two counts: of appends, and of other writes.  Each worker adds to the counts of its own
+place in the shared memory, and the count of the gateway is the sum over all places.  So the counts go on when a worker
+dies, and when a later version of the gateway takes over.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+from gateway.workers.shared_memory import HASHES, SharedMemory
+
+
+class WriteCounts:
+    """The counts, as one worker uses them."""
+
+    def __init__(self, shared: SharedMemory | None = None, slot: int = 0) -> None:
+        """`shared` and `slot` are those of the worker; None if this process has no other workers."""
+        self._words: array[int] | memoryview[int]
+        if shared is None:
+            self._words, self._at, self._places, self._place = array("Q", bytes(2 * 8 * HASHES)), 0, 1, 0
+        else:
+            self._words, self._at, self._places = shared.words, shared.counts_at >> 3, shared.places
+            self._place = shared.first + slot
+
+    def __repr__(self) -> str:
+        return f"<WriteCounts of place {self._place} of {self._places}>"
+
+    def of(self, index: int) -> tuple[int, int]:
+        """Return the counts of appends and of other writes to the paths with this hash."""
+        at, places = self._at + 2 * index * self._places, self._places
+        return sum(self._words[at : at + places]), sum(self._words[at + places : at + 2 * places])
+
+    def add(self, index: int, *, is_append: bool) -> None:
+        """Count a write of this worker."""
+        row = 2 * index if is_append else 2 * index + 1
+        self._words[self._at + row * self._places + self._place] += 1

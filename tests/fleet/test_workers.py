@@ -1,0 +1,209 @@
+"""Members with workers: the origin sees one gateway, whichever worker of whichever member a client reaches."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Final
+
+import pytest
+import pytest_asyncio
+
+from gateway.origin.faults import When
+from gateway.origin.requests import Kind
+from tests.fleet.crews import Crews, crews
+from tests.offload.crowd import Client
+from tests.waiting import eventually
+from tests.workers.site import read_all
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+PLAIN: Final = {"Content-Type": "text/plain"}
+JSON: Final = {"Content-Type": "application/json"}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def fleet() -> AsyncIterator[Crews]:
+    """Two members of two workers.  The tail may be repeated for minutes, so only a write lets the owner ask again."""
+    async with crews("a", "b", tail_fresh_s=600, live_linger_s=0) as made:
+        yield made
+
+
+class Reader:
+    """A live reader, which begins again where it was when its connection ends."""
+
+    def __init__(self, fleet: Crews, member: str, path: str) -> None:
+        self._fleet, self._member, self._path = fleet, member, path
+        self.found: list[int] = []
+        self._offset = "-1"
+        self._task = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        while True:
+            with suppress(EOFError, OSError, TimeoutError):
+                await self._subscribe(await self._fleet.members[self._member].client())
+
+    async def _subscribe(self, client: Client) -> None:
+        subscription = await client.subscribe(f"{self._path}?offset={self._offset}&live=sse")
+        async for event in subscription.events():
+            if event.name == "data":
+                self.found += json.loads(event.data)
+            else:
+                self._offset = json.loads(event.data)["streamNextOffset"]
+
+    async def leave(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+
+async def have_read(readers: list[Reader], last: int) -> None:
+    """Wait until each reader has read the values up to `last`, each once and in order."""
+    wanted = list(range(1, last + 1))
+    await eventually(lambda: all(one.found == wanted for one in readers), state=lambda: [one.found for one in readers])
+
+
+async def write(fleet: Crews, name: str, path: str, value: int) -> None:
+    """Write a value through any worker of a member.  The first value creates the stream."""
+    client = await fleet.members[name].client()
+    reply = await client.send("PUT" if value == 1 else "POST", path, JSON, b"[%d]" % value)
+    assert reply.status in (201, 204)
+    client.close()
+
+
+async def test_bytes_leave_the_origin_once(fleet: Crews) -> None:
+    clients = [client for of_member in (await fleet.clients()).values() for client in of_member]
+    for number in range(6):
+        path, body = f"/once/{number}", b"x" * 50_000
+        before = fleet.counters.body_bytes[Kind.CATCHUP]
+        assert (await clients[0].send("PUT", path, PLAIN, body)).status == 201
+        for client in (*clients, *clients):
+            assert (await read_all(client, path))[1] == body
+        assert fleet.counters.body_bytes[Kind.CATCHUP] - before == len(body)
+
+
+async def test_a_write_is_in_the_next_read_at_each_worker_of_its_member(fleet: Crews) -> None:
+    clients = await fleet.clients()
+    for number in range(4):
+        path, written = f"/written/{number}", b""
+        assert (await clients["a"][0].send("PUT", path, PLAIN)).status == 201
+        for turn in range(2):
+            for name, of_member in clients.items():
+                for writer in of_member:
+                    written += (piece := f"{turn}{name}".encode())
+                    assert (await writer.send("POST", path, PLAIN, piece)).status == 204
+                    for reader in of_member:
+                        assert (await read_all(reader, path))[1] == written
+
+
+async def test_a_stream_that_was_made_again_is_another_one_at_each_worker_of_the_member(fleet: Crews) -> None:
+    clients = await fleet.clients()
+    for number in range(4):
+        path = f"/again/{number}"
+        await clients["a"][0].send("PUT", path, PLAIN, b"first")
+        for of_member in clients.values():
+            for client in (*of_member, *of_member):
+                assert (await read_all(client, path))[1] == b"first"
+        for turn, (deletes, reads) in enumerate([clients["a"], reversed(clients["b"])]):
+            assert (await deletes.send("DELETE", path)).status == 204
+            assert (await read_all(reads, path))[0].status == 404
+            await reads.send("PUT", path, PLAIN, body := b"again%d" % turn)
+            assert (await read_all(deletes, path))[1] == body
+
+
+async def test_readers_at_all_workers_cost_the_origin_one_live_request_a_stream(fleet: Crews) -> None:
+    paths = [f"/live/{number}" for number in range(4)]
+    writer = (await fleet.clients())["b"][0]
+    before = fleet.live_requests
+    for path in paths:
+        await writer.send("PUT", path, JSON, b"[1]")
+    readers = [Reader(fleet, name, path) for path in paths for name in fleet.members for _ in range(4)]
+    await eventually(lambda: all(one.found == [1] for one in readers))
+    for path in paths:
+        await writer.send("POST", path, JSON, b"[2]")
+    await have_read(readers, 2)
+    store = fleet.origin.origin.store
+    await eventually(lambda: [store.get(path, 0.0).live_readers for path in paths] == [1] * len(paths))
+    # On a busy machine, a member may need a second attempt to reach another one.
+    assert fleet.live_requests - before <= 2 * len(paths)
+    for one in readers:
+        await one.leave()
+
+
+async def test_readers_go_on_without_workers_that_die(fleet: Crews) -> None:
+    paths = [f"/deaths/{number}" for number in range(4)]
+    for path in paths:
+        await write(fleet, "a", path, 1)
+    readers = [Reader(fleet, name, path) for path in paths for name in fleet.members for _ in range(2)]
+    await have_read(readers, 1)
+    before, value = fleet.live_requests, 1
+    for pid in fleet.members["b"].gateway.worker_pids():
+        fleet.members["b"].gateway.kill(pid)
+        value += 1
+        for path in paths:
+            await write(fleet, "a", path, value)
+        await have_read(readers, value)
+        await eventually(fleet.members["b"].gateway.is_well, look_s=0.05, within_s=30)
+        await fleet.until_joined()
+    # Each death, and each return of a worker, costs one more live request a stream, or two while members disagree.
+    assert fleet.live_requests - before <= 2 * 2 * 2 * len(paths)
+    for one in readers:
+        await one.leave()
+
+
+async def test_a_purge_at_any_worker_reaches_every_worker_of_every_member(fleet: Crews) -> None:
+    clients, origin = await fleet.clients(), await fleet.members["a"].origin_client()
+    for number, (name, other) in enumerate([("a", "b"), ("b", "a")] * 2):
+        path = f"/purged/{number}"
+        await origin.send("PUT", path, PLAIN, b"old")
+        for of_member in clients.values():
+            for client in (*of_member, *of_member):
+                assert (await read_all(client, path))[1] == b"old"
+        await origin.send("DELETE", path)
+        await origin.send("PUT", path, PLAIN, b"new")
+        answer = await fleet.order(name, "/api/purge", {"stream": path})
+        (outcome,) = answer["members"]
+        assert (outcome["member"], outcome["why_not"]) == (other, "")
+        assert answer["purged"] >= 1
+        assert outcome["affected"] >= 1
+        for of_member in clients.values():
+            for client in of_member:
+                assert (await read_all(client, path))[1] == b"new"
+
+
+async def test_a_purge_counts_a_stream_once_however_many_workers_have_it(fleet: Crews) -> None:
+    clients, path = await fleet.clients(), "/counted"
+    await clients["a"][0].send("PUT", path, PLAIN, b"x")
+    for of_member in clients.values():
+        for client in (*of_member, *of_member):
+            assert (await read_all(client, path))[1] == b"x"
+    answer = await fleet.order("b", "/api/purge", {"stream": path})
+    assert answer == {"purged": 1, "members": [{"member": "a", "affected": 1, "why_not": ""}]}
+
+
+async def test_a_revocation_is_confirmed_by_all_workers_of_all_members(fleet: Crews) -> None:
+    answer = await fleet.order("a", "/api/revoke", {"subject": "principal", "name": "nobody"})
+    assert answer == {"live_reads": 0, "members": [{"member": "b", "affected": 0, "why_not": ""}]}
+
+
+async def test_writes_under_way_at_workers_that_die_may_be_in_the_next_read(fleet: Crews) -> None:
+    a, paths = fleet.members["a"], [f"/unanswered/{number}" for number in range(6)]
+    for path in paths:
+        client = await a.client()
+        await client.send("PUT", path, PLAIN, b"old ")
+        assert (await read_all(client, path))[1] == b"old "
+        # The owner has this member's count, and the tail may be repeated for minutes.
+        assert (await read_all((await a.client_of_each())[0], path))[1] == b"old "
+    held = fleet.origin.origin.faults.hold(kind=Kind.APPEND, times=len(paths), when=When.REPLY)
+    writing = [asyncio.create_task((await a.client()).send("POST", path, PLAIN, b"new")) for path in paths]
+    await held.waiting(len(paths))
+    for pid in a.gateway.worker_pids():
+        a.gateway.kill(pid)
+    await asyncio.gather(*writing, return_exceptions=True)
+    held.release()
+    await eventually(a.gateway.is_well, look_s=0.05, within_s=30)
+    await fleet.until_joined()
+    client = await a.client()
+    for path in paths:
+        assert (await read_all(client, path))[1] == b"old new"
