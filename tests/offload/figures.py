@@ -8,7 +8,8 @@ Instead of a row, the case `flapping` prints the observations of its clients: 15
 that is down fifty times.
 
 `--keep FILE` also stores them as JSON: `tests.offload.readme` writes the tables of the README and of
-`docs/performance.md` from `docs/offload.json`.  `--workers N` runs every case with a gateway of N workers.
+`docs/performance.md` from `docs/offload.json`.  `--workers N` runs every case with a gateway of N workers, and
+`--members M` with a fleet of M such gateways.
 """
 
 from __future__ import annotations
@@ -87,8 +88,9 @@ async def main(argv: Sequence[str]) -> None:
     parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", help=", ".join(names))
     parser.add_argument("--keep", type=Path, metavar="FILE", help="where to leave the figures of all cases as JSON")
     parser.add_argument("--workers", type=int, default=0, help="run the gateway as a program with so many workers")
+    parser.add_argument("--members", type=int, default=1, help="run a fleet of so many such gateways")
     options = parser.parse_args(argv)
-    use_workers(options.workers)
+    use_workers(options.workers, options.members)
     if options.keep and options.only:
         parser.error("--keep is for all cases")
     figures: dict[str, Figure] = {}

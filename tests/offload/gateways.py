@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from contextlib import ExitStack
+from functools import partial
+from itertools import cycle
 from random import Random
 from typing import Protocol
 
@@ -10,6 +14,8 @@ from gateway.aio.clock import Clock
 from gateway.app import RunningGateway, start_gateway
 from gateway.config.gateway import GatewayConfig
 from gateway.live.topic import Topic
+from tests.ports import kept_port
+from tests.waiting import eventually
 from tests.workers.clock import SharedClock
 from tests.workers.process import GatewayProcess
 
@@ -112,3 +118,63 @@ class Workers:
 
     async def stop(self) -> None:
         await self.process.stop()
+
+
+class Members:
+    """A fleet of gateways with workers, of which clients reach one after the other."""
+
+    has_workers = True
+
+    def __init__(self, members: list[Workers], ports: ExitStack) -> None:
+        self._members = members
+        self._ports = ports
+        self._urls = cycle([one.url for one in members])
+
+    @classmethod
+    async def start(cls, config: GatewayConfig, count: int, workers: int, clock: SharedClock | None) -> Members:
+        """Start them, and wait until they reach each other."""
+        ports = ExitStack()
+        names = [f"m{number}" for number in range(count)]
+        listed = [{"name": one, "url": f"http://127.0.0.1:{ports.enter_context(kept_port())}"} for one in names]
+        started = [Workers.start(_member(config, listed, number), workers, clock) for number in range(count)]
+        made = cls(list(await asyncio.gather(*started)), ports)
+        for _ in range(2 * workers):
+            await eventually(partial(made._have_joined, clock), within_s=60, look_s=0.05)
+        return made
+
+    async def _have_joined(self, clock: SharedClock | None) -> bool:
+        if clock is not None:
+            clock.advance(0.1)
+        texts = [(await one.process.admin("/readyz?verbose")).body.decode() for one in self._members]
+        lines = [line for text in texts for line in text.splitlines() if " member " in line]
+        return all(line.startswith("[+]") and "asked for" not in line for line in lines)
+
+    @property
+    def url(self) -> str:
+        return next(self._urls)
+
+    async def all_wait(self, path: str, readers: int) -> bool:
+        pages = [(await one.process.admin(f"/api/streams?prefix={path}&limit=50")).body for one in self._members]
+        rows = [row for page in pages for row in json.loads(page)["streams"] if row["path"] == path]
+        return sum(int(row["readers"]) for row in rows) == readers
+
+    async def has_brought(self, path: str, end: str, *, is_closed: bool) -> bool:
+        return True  # who asks too early asks again
+
+    async def readers(self) -> int:
+        return sum([await one.readers() for one in self._members])
+
+    async def followed(self) -> int:
+        return sum([await one.followed() for one in self._members])
+
+    async def stop(self) -> None:
+        await asyncio.gather(*(one.stop() for one in self._members))
+        self._ports.close()
+
+
+def _member(config: GatewayConfig, listed: list[dict[str, str]], number: int) -> GatewayConfig:
+    name, url = listed[number]["name"], listed[number]["url"]
+    parts = {"name": name, "listen": url.removeprefix("http://"), "members": listed, "secret": "s" * 32}
+    tree = config.model_dump(mode="json", exclude_unset=True)
+    tree["server"]["node_name"] = name
+    return GatewayConfig.model_validate({**tree, "fleet": parts})

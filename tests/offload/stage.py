@@ -22,7 +22,7 @@ from gateway.config.gateway import GatewayConfig
 from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
 from gateway.origin.requests import Kind
 from tests.offload.crowd import BOUND_S, Client, Tally
-from tests.offload.gateways import Gateway, GatewayHere, Workers
+from tests.offload.gateways import Gateway, GatewayHere, Members, Workers
 from tests.waiting import eventually, pause
 from tests.workers.clock import SharedClock
 
@@ -39,12 +39,14 @@ _FILES = 8_192
 T = TypeVar("T")
 
 _workers = 0
+_members = 1
 
 
-def use_workers(count: int) -> None:
-    """Have every case from now on run with the program and so many workers; 0 is a gateway in this process."""
-    global _workers
-    _workers = count
+def use_workers(count: int, members: int = 1) -> None:
+    """Have every case from now on run with the program and so many workers; 0 is a gateway in this process.  With
+    several members, it is a fleet of such programs."""
+    global _workers, _members
+    _workers, _members = count, members
 
 
 def manual_clock() -> ManualClock | SharedClock:
@@ -247,7 +249,10 @@ async def stage(
     gateway: Gateway
     if _workers:
         assert clock is None or isinstance(clock, SharedClock)
-        gateway = await Workers.start(config, _workers, clock)
+        if _members > 1:
+            gateway = await Members.start(config, _members, _workers, clock)
+        else:
+            gateway = await Workers.start(config, _workers, clock)
     else:
         gateway = await GatewayHere.start(config, clock or SystemClock())
     writer, author = await Client.open(origin.url, Tally()), await Client.open(gateway.url, Tally())
