@@ -72,7 +72,8 @@ class OverFleet:
 
         async def answered(asked: ApiRequest[Any, Any], body: bytes, _: web.Request) -> object:
             given = await self._orders.give(kind, body.decode(), partial(self._give, endpoint, asked.body))
-            members, siblings, in_redis = [MemberOutcome(*one) for one in given.members], given.siblings, given.is_stored
+            siblings, in_redis = given.siblings, given.is_stored
+            members = [MemberOutcome(*one) for one in given.members]
             if siblings.why_not:
                 members.append(MemberOutcome(self._fleet.field.name, None, siblings.why_not))
             affected = affected_by_all((given.result, *siblings.affected))
