@@ -14,9 +14,9 @@ import pytest_asyncio
 from gateway.origin.faults import When
 from gateway.origin.requests import Kind
 from tests.fleet.crews import Crews, crews
-from tests.offload.crowd import Client
+from tests.offload.crowd import Client, Reply
 from tests.waiting import eventually
-from tests.workers.site import read_all
+from tests.workers import site
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -56,6 +56,17 @@ class Reader:
     async def leave(self) -> None:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
+
+
+async def read_all(client: Client, path: str) -> tuple[Reply, bytes]:
+    """Read a stream up to its tail.  On a busy machine, an answer may stop short of it, and says so."""
+    body, offset = b"", "-1"
+    while True:
+        reply, part = await site.read_all(client, path, offset)
+        body += part
+        if reply.status != 200 or "stream-up-to-date" in reply.headers:
+            return reply, body
+        offset = reply.next_offset
 
 
 async def have_read(readers: list[Reader], last: int) -> None:
