@@ -107,7 +107,7 @@ class Fleet:
         """Called when the list of members has changed."""
         self.processes: Final = MemberProcesses(clock.now)
         self.met: Final = self.processes.met
-        """Returns when this process first heard of a member's process (monotonic seconds)."""
+        """Returns how this process has met a member's process."""
         self._told: set[str] = set()
         """The members that have asked for this member's state since it is leaving."""
         self._on_told = asyncio.Event()

@@ -9,10 +9,19 @@ A process is named by its member and by the random name that it sends (`gateway.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 _MOST: Final = 1_024
 """The most processes that are remembered because they get no new answers, and because they are not in the list."""
+
+
+class Met(NamedTuple):
+    """How this process has met a member's process."""
+
+    at: float
+    """When this process first heard of it (monotonic seconds)."""
+    is_successor: bool = False
+    """Whether this process has heard of another one of that member before."""
 
 
 class MemberProcesses:
@@ -25,19 +34,19 @@ class MemberProcesses:
         list, and those that were replaced."""
         self._unlisted: dict[tuple[str, str], None] = {}
         """The processes that have asked under a name that is not in the list."""
-        self._met: dict[str, tuple[str, float]] = {}
-        """By the name of each member: its latest process, and when this one first heard of it."""
+        self._met: dict[str, tuple[str, Met]] = {}
+        """By the name of each member: its latest process, and how this one has met it."""
         self._identified: dict[str, str] = {}
         """By the name of each member: the latest process that has answered at the member's URL in the list."""
 
     def __repr__(self) -> str:
         return f"<MemberProcesses {len(self._met)} met, {len(self._left)} answered no more>"
 
-    def met(self, name: str, instance: str) -> float:
-        """Return when this process first heard of a member's process (monotonic seconds)."""
+    def met(self, name: str, instance: str) -> Met:
+        """Return how this process has met a member's process, which may be now."""
         met = self._met.get(name)
         if met is None or met[0] != instance:
-            met = self._met[name] = instance, self._now()
+            met = self._met[name] = instance, Met(self._now(), met is not None)
         return met[1]
 
     def identify(self, name: str, instance: str) -> None:

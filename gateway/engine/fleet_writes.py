@@ -12,8 +12,9 @@ question to the origin is then needless, and does no harm.
 
 An earlier process of the same member may have relayed any writes without a request to this owner.  All of these were
 acknowledged before the owner first heard of the later process.  So at the first request of each process for a path, the
-owner drops the bytes that it has held since before that time, because the stream may have been made again.  If it holds
-only later bytes, it asks the origin before it answers.
+owner drops the bytes that it has held since before that time, because the stream may have been made again.  If it has
+met the earlier process, that one may still be ending.  The owner then asks the origin before it answers, even if it
+holds only later bytes.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from hashlib import blake2b
 from sys import intern
 from typing import Final, Protocol
 
+from gateway.engine.fleet_processes import Met
 from gateway.engine.relayed_request import NO_CHANGE, SentRequest
 from gateway.protocol.fleet_headers import MemberField, WriteCount
 from gateway.protocol.mode import Mode
@@ -145,10 +147,10 @@ class SeenWrites:
     def __repr__(self) -> str:
         return f"<SeenWrites {len(self._seen)} counts>"
 
-    def look(self, sender: MemberField, group: Group, met_at: float) -> None:
+    def look(self, sender: MemberField, group: Group, met: Met) -> None:
         """Apply the writes that the sender of a request has relayed to the path since its last request for it.
 
-        `met_at` is when this member first heard of the sender's process (monotonic seconds).
+        `met` states how this member has met the sender's process.
         """
         name, instance, now = sender.name, sender.instance, sender.writes
         # Clients choose the paths, so keep no path.
@@ -164,6 +166,8 @@ class SeenWrites:
         if now.others > before.others:
             self._applying().apply_anything(group)
         elif not is_known:
-            self._applying().apply_earlier(group, met_at)
+            self._applying().apply_earlier(group, met.at)
+            if now.appends or met.is_successor:
+                self._applying().apply_appends(group)
         elif now.appends > before.appends:
             self._applying().apply_appends(group)

@@ -1,7 +1,7 @@
 """Negative caching: remembers which streams the origin reported missing, and limits requests for missing streams.
 
 A 404 or 410 is repeated until `absent_s` seconds after its request, and only to requests with the same upstream
-headers.  The error stands for the stream as a whole, or for one offset if the origin has trimmed that offset.  A 400 is
+headers.  Only the names of the gateways that the request has passed may differ, as between members of a fleet.  The error stands for the stream as a whole, or for one offset if the origin has trimmed that offset.  A 400 is
 not remembered, because the next append may make its offset valid.
 
 Before a write is sent through this gateway, all entries for its path are dropped.  Until the write is answered, no new
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from typing import Final
 
 from cachetools import TLRUCache
@@ -41,6 +42,8 @@ _BURST_S: Final = 5.0
 _FEW_SHARE: Final = 1 / 50
 """A client network has caused few 404s if its 404s take at most this share of the origin's tokens."""
 _ABSENT: Final = frozenset({404, 410})
+_PASSED: Final = ("Via", "CDN-Loop")
+"""The headers with the names of gateways."""
 
 _Entry = tuple[StreamKey, str | None]
 """A stream and the requested offset; None stands for the stream as a whole."""
@@ -56,6 +59,18 @@ class _Remembered:
     until: float
     cost: int
     """Size charged for the entry, in bytes."""
+
+
+def _are_same(one: CIMultiDict[str], other: CIMultiDict[str]) -> bool:
+    """Return whether two requests have the same headers, apart from the names of gateways."""
+    return one == other or _unsigned(one) == _unsigned(other)
+
+
+def _unsigned(headers: CIMultiDict[str]) -> CIMultiDict[str]:
+    found = CIMultiDict(headers)
+    for name in _PASSED:
+        found.popall(name, None)
+    return found
 
 
 class _Bucket:
@@ -184,7 +199,7 @@ class NegativeCache:
             return None
         for entry in ((key, None),) if offset is None else ((key, None), (key, offset)):
             found = self._remembered.get(entry)
-            if found is not None and found.request_headers == request_headers:
+            if found is not None and _are_same(found.request_headers, request_headers):
                 return found
         return None
 
@@ -212,10 +227,20 @@ class NegativeCache:
         bucket = self._buckets.get((route.authority, route.absent_per_s))
         return bucket is None or bucket.may_ask(self._accounts.find(client), self._now())
 
-    def forget_path(self, group: Group) -> None:
-        """Drop all entries for a path, because a write to the path is about to be sent."""
+    def forget_path(self, group: Group, before: float = inf) -> None:
+        """Drop the entries for a path whose requests were sent before a time (monotonic seconds), because of a write to
+        the path."""
         if not self.groups or (forgotten := self.groups.pop(group, None)) is None:
             return
+        if before < inf:
+            remembered = self._remembered
+            later = {
+                key: {offset for offset in offsets if (one := remembered.get((key, offset))) and one.asked_at > before}
+                for key, offsets in forgotten.items()
+            }
+            forgotten = {key: offsets - later[key] for key, offsets in forgotten.items()}
+            if kept := {key: offsets for key, offsets in later.items() if offsets}:
+                self.groups[group] = kept
         for key, offsets in forgotten.items():
             self._entry_count -= len(offsets)
             for offset in offsets:

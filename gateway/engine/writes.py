@@ -161,15 +161,14 @@ class Writes:
         self._tell(group, _appended, "appended")
 
     def apply_earlier(self, group: Group, before: float) -> None:
-        """Assume that every kind of write has happened to the path before a time (monotonic seconds), and appends
-        since."""
-        self._negative_cache.forget_path(group)
+        """Assume that every kind of write has happened to the path before a time (monotonic seconds)."""
+        self._negative_cache.forget_path(group, before)
         self._pending.overtake(group)
 
         def earlier(stream: Stream) -> None:
             if stream.begun_at > before:
-                _appended(stream)
-            elif isinstance(stream, RecordStream):
+                return
+            if isinstance(stream, RecordStream):
                 self._store.doubt_records(stream)
             else:
                 self._doubt(stream)

@@ -75,6 +75,25 @@ def test_an_error_is_repeated_to_equal_credentials_for_absent_s() -> None:
     assert bench.negative_cache.find(KEY, "-1", ALICE) is None
 
 
+def test_an_error_is_repeated_to_requests_by_way_of_other_gateways() -> None:
+    bench = Bench()
+    bench.add()
+    by_other = CIMultiDict({**ALICE, "Via": "1.1 other", "CDN-Loop": "other"})
+    assert bench.negative_cache.find(KEY, "-1", by_other) is not None
+    assert bench.negative_cache.find(KEY, "-1", CIMultiDict({**BOB, "Via": "1.1 other"})) is None
+
+
+def test_only_the_errors_from_before_a_write_are_forgotten() -> None:
+    bench = Bench(absent_s=2)
+    bench.add(offset="5", status=410, asked_s_ago=1.5)
+    bench.add(offset="6", status=410)
+    bench.negative_cache.forget_path(GROUP, bench.clock.now() - 1)
+    assert [bench.negative_cache.find(KEY, offset, ALICE) is not None for offset in ("5", "6")] == [False, True]
+    assert (len(bench.negative_cache), bench.negative_cache.entry_count) == (1, 1)
+    bench.negative_cache.forget_path(GROUP)
+    assert (len(bench.negative_cache), bench.negative_cache.entry_count) == (0, 0)
+
+
 def test_a_refusal_is_known_for_absent_s_and_of_its_own_stream() -> None:
     bench = Bench(absent_s=2)
     bench.add()

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from gateway.engine import fleet_writes
 from gateway.engine.fleet_member import Member
+from gateway.engine.fleet_processes import Met
 from gateway.engine.fleet_upstream import FleetUpstream
 from gateway.engine.fleet_writes import CountedWrites, SeenWrites
 from gateway.engine.hop_upstream import HopUpstream
@@ -61,8 +62,8 @@ def counts_are_of_all_paths() -> Patches:
 def every_process_of_a_member_is_known() -> Patches:
     look = SeenWrites.look
 
-    def as_one(self: SeenWrites, sender: MemberField, group: Group, met_at: float) -> None:
-        look(self, sender._replace(instance="0" * 16), group, met_at)
+    def as_one(self: SeenWrites, sender: MemberField, group: Group, met: Met) -> None:
+        look(self, sender._replace(instance="0" * 16), group, met)
 
     return [(SeenWrites, "look", as_one)]
 
