@@ -125,6 +125,16 @@ class Member:
         """The part of its streams for which the member is asked, if it is asked."""
         return self._fleet.owners.weight(self._index)
 
+    @property
+    def share(self) -> float:
+        """The part of its streams for which the member is asked; 0 if it is not asked."""
+        return 0.0 if self.why_not else self.weight
+
+    @property
+    def workers(self) -> int:
+        """How many workers of the member serve, by its latest answer; 0 if it has not answered."""
+        return self._fleet.owners.workers_of(self._index)
+
     def url_of(self, worker: int) -> str:
         """Return the URL of one of the member's workers (`MemberDialer`)."""
         if not self._fleet.owners.has_workers(self._index):

@@ -32,6 +32,19 @@ def fleet_families(
         (((one.name,), float(not one.why_not)) for one in members),
     )
     yield gauge(
+        "durable_gateway_fleet_member_share",
+        "The part of the other member's streams for which this gateway asks it, from 0 to 1. Grows for some seconds "
+        "after the member has come or returned. 0 if it is not asked.",
+        _LABELS,
+        (((one.name,), one.share) for one in members),
+    )
+    yield gauge(
+        "durable_gateway_fleet_member_workers",
+        "Workers of the other member that serve, by its latest answer. Excludes members that have not answered.",
+        _LABELS,
+        (((one.name,), float(one.workers)) for one in members),
+    )
+    yield gauge(
         "durable_gateway_fleet_member_differs",
         "Whether the other member has another version, another secret, or another configuration of routes or "
         "origins. Excludes members that do not answer.",

@@ -100,9 +100,13 @@ class MemberOwners:
 
     def set_workers(self, member: int, workers: tuple[int, ...]) -> None:
         """Set which workers of another member serve."""
-        if workers != self._workers.get(member, _ONE):
-            self._workers[member] = workers
-            self.epoch += 1
+        earlier = self._workers.get(member, _ONE)
+        self._workers[member] = workers
+        self.epoch += workers != earlier
+
+    def workers_of(self, member: int) -> int:
+        """Return how many workers of another member serve; 0 if it has not named any."""
+        return len(self._workers.get(member, ()))
 
     def has_workers(self, member: int) -> bool:
         """Return whether several workers of another member serve."""

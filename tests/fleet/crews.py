@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+import os
+import signal
+from collections.abc import AsyncIterator, Collection
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Final
 
@@ -17,26 +19,39 @@ from tests.offload.crowd import Client, Tally
 from tests.ports import kept_port
 from tests.scenarios.wire import Dropped
 from tests.waiting import eventually
-from tests.workers.process import GatewayProcess
+from tests.workers.process import GatewayProcess, samples
 from tests.workers.site import Site
 
 WORKERS: Final = 2
 _JOIN_S: Final = 30.0
 _LOOK_S: Final = 0.05
+_SHARE: Final = "durable_gateway_fleet_member_share"
+_WORKERS: Final = "durable_gateway_fleet_member_workers"
 _SPEED: Final = 4.0
 """The speed of the members' clocks, for their probes."""
+
+
+def views_in(exposition: str) -> dict[str, tuple[float, float]]:
+    """For each other member in a member's metrics: the part of its streams for which it is asked, and its workers."""
+    found: dict[str, dict[str, float]] = {}
+    for name, labels, value in samples(exposition):
+        if name in (_SHARE, _WORKERS):
+            found.setdefault(name, {})[labels.removeprefix('member="').removesuffix('"')] = float(value)
+    workers = found.get(_WORKERS, {})
+    return {member: (share, workers[member]) for member, share in found.get(_SHARE, {}).items()}
 
 
 class Crews:
     """The members by name, each with the test's connections to it, and their origin."""
 
-    def __init__(self, origin: RunningOrigin, urls: dict[str, str], workers: int) -> None:
+    def __init__(self, origin: RunningOrigin, urls: dict[str, str], workers: int, settings: dict[str, Any]) -> None:
         self.origin = origin
         self.counters = origin.origin.counters
         self.urls = urls
         self.workers = workers
         self.members: dict[str, Site] = {}
         self.tally = Tally()
+        self._settings = settings
         self._clock = CommonClock(_SPEED)
 
     @property
@@ -44,46 +59,57 @@ class Crews:
         """How many live requests the origin has had."""
         return self.counters.requests[Kind.SSE] + self.counters.requests[Kind.LONGPOLL]
 
-    def config(self, name: str, **settings: Any) -> GatewayConfig:
-        """The configuration of a member."""
+    def config(self, name: str, listed: Collection[str] | None = None) -> GatewayConfig:
+        """The configuration of a member whose list has these members; None stands for all."""
         fleet = {
             "name": name,
             "listen": self.urls[name].removeprefix("http://"),
-            "members": [{"name": one, "url": url} for one, url in self.urls.items()],
+            "members": [{"name": one, "url": url} for one, url in self.urls.items() if listed is None or one in listed],
             "secret": SECRET,
         }
         fixed: dict[str, Any] = {
             "listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "node_name": name, "client_new_streams_per_s": 0,
             "shutdown_timeout_s": 0.5, "fleet": fleet,
         }  # fmt: skip
-        return GatewayConfig.for_origin(self.origin.url, **{**fixed, **settings})
+        return GatewayConfig.for_origin(self.origin.url, **{**fixed, **self._settings})
 
-    async def start(self, name: str, **settings: Any) -> Site:
+    async def start(self, name: str) -> Site:
         """Start a member."""
-        process = await GatewayProcess.start(self.config(name, **settings), self.workers, clock=self._clock)
+        process = await GatewayProcess.start(self.config(name), self.workers, clock=self._clock)
         self.members[name] = Site(self.origin, process, self.tally)
         return self.members[name]
 
-    async def have_joined(self) -> bool:
-        """Whether each worker of each member reaches each other member, and asks it for all of its streams."""
+    async def views(self, name: str) -> dict[str, tuple[float, float]]:
+        """For each other member, the part of its streams for which it is asked, and how many workers it is known to
+        have.  Both are the least of the views of this member's workers."""
         try:
-            texts = [await self.ready(name) for name in self.members]
+            return views_in(await self.members[name].gateway.exposition())
         except (OSError, Dropped):
-            return False
-        lines = [line for text in texts for line in text.splitlines() if " member " in line]
-        others = len(self.members) - 1
-        return len(lines) == len(texts) * others and all(
-            line.startswith("[+]") and "asked for" not in line for line in lines
-        )
+            return {}
 
-    async def ready(self, name: str) -> str:
-        """What `/readyz?verbose` of a member says."""
-        return (await self.members[name].gateway.admin("/readyz?verbose")).body.decode()
+    async def kill(self, name: str) -> None:
+        """End all processes of a member at once by SIGKILL."""
+        gateway = self.members.pop(name).gateway
+        pids = gateway.worker_pids()
+        os.kill(gateway.pid, signal.SIGKILL)
+        for pid in pids:
+            gateway.kill(pid)
+        await gateway.kill_all()
+
+    async def stop(self, name: str) -> None:
+        """End a member in order."""
+        await self.members.pop(name).gateway.stop()
+
+    async def have_joined(self) -> bool:
+        """Whether each worker of each member asks each other member for all of its streams, and knows its workers."""
+        for name in self.members:
+            if await self.views(name) != {other: (1.0, self.workers) for other in self.members if other != name}:
+                return False
+        return True
 
     async def until_joined(self) -> None:
-        """Wait until the members reach each other, as their admin ports say several times."""
-        for _ in range(2 * self.workers):
-            await eventually(self.have_joined, within_s=_JOIN_S, look_s=_LOOK_S)
+        """Wait until all workers of all members have the same view of the fleet."""
+        await eventually(self.have_joined, within_s=_JOIN_S, look_s=_LOOK_S)
 
     async def clients(self) -> dict[str, list[Client]]:
         """A connection to each worker of each member."""
@@ -110,8 +136,8 @@ async def crews(*names: str, workers: int = WORKERS, **settings: Any) -> AsyncIt
         origin = await start_origin()
         stack.push_async_callback(origin.stop, grace_s=0)
         urls = {name: f"http://127.0.0.1:{stack.enter_context(kept_port())}" for name in names}
-        made = Crews(origin, urls, workers)
+        made = Crews(origin, urls, workers, settings)
         stack.push_async_callback(made.close)
-        await asyncio.gather(*(made.start(name, **settings) for name in names))
+        await asyncio.gather(*(made.start(name) for name in names))
         await made.until_joined()
         yield made

@@ -15,13 +15,14 @@ from gateway.origin.faults import When
 from gateway.origin.requests import Kind
 from tests.fleet.crews import Crews, crews
 from tests.offload.crowd import Client, Reply
-from tests.waiting import eventually
+from tests.waiting import eventually, pause
 from tests.workers import site
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 PLAIN: Final = {"Content-Type": "text/plain"}
 JSON: Final = {"Content-Type": "application/json"}
+_AGAIN_S: Final = 0.02
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -35,15 +36,17 @@ class Reader:
     """A live reader, which begins again where it was when its connection ends."""
 
     def __init__(self, fleet: Crews, member: str, path: str) -> None:
-        self._fleet, self._member, self._path = fleet, member, path
+        self._fleet, self.member, self._path = fleet, member, path
         self.found: list[int] = []
         self._offset = "-1"
         self._task = asyncio.create_task(self._read())
 
     async def _read(self) -> None:
         while True:
-            with suppress(EOFError, OSError, TimeoutError):
-                await self._subscribe(await self._fleet.members[self._member].client())
+            if (site := self._fleet.members.get(self.member)) is not None:
+                with suppress(EOFError, OSError, TimeoutError):
+                    await self._subscribe(await site.client())
+            await pause(_AGAIN_S)
 
     async def _subscribe(self, client: Client) -> None:
         subscription = await client.subscribe(f"{self._path}?offset={self._offset}&live=sse")
@@ -81,6 +84,16 @@ async def write(fleet: Crews, name: str, path: str, value: int) -> None:
     reply = await client.send("PUT" if value == 1 else "POST", path, JSON, b"[%d]" % value)
     assert reply.status in (201, 204)
     client.close()
+
+
+def open_once(fleet: Crews, paths: list[str]) -> bool:
+    """Whether the origin has one live request open for each of these streams."""
+    return [fleet.origin.origin.store.get(path, 0.0).live_readers for path in paths] == [1] * len(paths)
+
+
+async def knows(fleet: Crews, name: str, others: dict[str, tuple[float, float]]) -> bool:
+    """Whether all workers of a member have this view of the others."""
+    return await fleet.views(name) == others
 
 
 async def test_bytes_leave_the_origin_once(fleet: Crews) -> None:
@@ -125,20 +138,23 @@ async def test_a_stream_that_was_made_again_is_another_one_at_each_worker_of_the
 
 async def test_readers_at_all_workers_cost_the_origin_one_live_request_a_stream(fleet: Crews) -> None:
     paths = [f"/live/{number}" for number in range(4)]
-    writer = (await fleet.clients())["b"][0]
-    before = fleet.live_requests
+    # The first question after a PUT through a member lets the owner begin again, so create the streams at the origin.
+    writer, before = await fleet.members["a"].origin_client(), fleet.live_requests
     for path in paths:
         await writer.send("PUT", path, JSON, b"[1]")
-    readers = [Reader(fleet, name, path) for path in paths for name in fleet.members for _ in range(4)]
-    await eventually(lambda: all(one.found == [1] for one in readers))
-    for path in paths:
-        await writer.send("POST", path, JSON, b"[2]")
-    await have_read(readers, 2)
-    store = fleet.origin.origin.store
-    await eventually(lambda: [store.get(path, 0.0).live_readers for path in paths] == [1] * len(paths))
-    # On a busy machine, a member may need a second attempt to reach another one.
-    assert fleet.live_requests - before <= 2 * len(paths)
-    for one in readers:
+    staying = [Reader(fleet, name, path) for path in paths for name in fleet.members for _ in range(2)]
+    await have_read(staying, 1)
+    for value in (2, 3):
+        passing = [Reader(fleet, name, path) for path in paths for name in fleet.members for _ in range(3)]
+        await have_read(passing, value - 1)
+        for path in paths:
+            assert (await writer.send("POST", path, JSON, b"[%d]" % value)).status == 204
+        await have_read(staying + passing, value)
+        assert open_once(fleet, paths)
+        for one in passing:
+            await one.leave()
+    assert fleet.live_requests - before == len(paths)
+    for one in staying:
         await one.leave()
 
 
@@ -218,3 +234,107 @@ async def test_writes_under_way_at_workers_that_die_may_be_in_the_next_read(flee
     client = await a.client()
     for path in paths:
         assert (await read_all(client, path))[1] == b"old new"
+
+
+async def test_a_member_that_leaves_the_list_and_comes_back_costs_a_live_request_a_stream(fleet: Crews) -> None:
+    paths = [f"/listed/{number}" for number in range(4)]
+    for path in paths:
+        await write(fleet, "a", path, 1)
+    readers = [Reader(fleet, name, path) for path in paths for name in fleet.members for _ in range(2)]
+    await have_read(readers, 1)
+    before, a = fleet.live_requests, fleet.members["a"].gateway
+    await a.reload(fleet.config("a", ["a"]))
+    await eventually(lambda: knows(fleet, "a", {}), within_s=30, look_s=0.05)
+    for path in paths:
+        await write(fleet, "a", path, 2)
+    await have_read(readers, 2)
+    await a.reload(fleet.config("a"))
+    await fleet.until_joined()
+    for path in paths:
+        await write(fleet, "b", path, 3)
+    await have_read(readers, 3)
+    await eventually(lambda: open_once(fleet, paths))
+    assert fleet.live_requests - before <= 2 * 2 * len(paths)
+    for one in readers:
+        await one.leave()
+
+
+async def test_an_upgrade_loses_no_byte_and_no_write(fleet: Crews) -> None:
+    paths = [f"/upgraded/{number}" for number in range(4)]
+    for path in paths:
+        await write(fleet, "b", path, 1)
+    readers = [Reader(fleet, name, path) for path in paths for name in fleet.members for _ in range(2)]
+    await have_read(readers, 1)
+    before, value = fleet.live_requests, 1
+    upgrading = asyncio.create_task(fleet.members["b"].gateway.upgrade())
+    while not upgrading.done():
+        # Each request may reach the version before or the next one.
+        value += 1
+        for path in paths:
+            await write(fleet, "b", path, value)
+            reader = await fleet.members["b"].client()
+            assert json.loads((await read_all(reader, path))[1]) == list(range(1, value + 1))
+            reader.close()
+        await pause(_AGAIN_S)
+    await upgrading
+    await fleet.until_joined()
+    value += 1
+    for path in paths:
+        await write(fleet, "a", path, value)
+    await have_read(readers, value)
+    await eventually(lambda: open_once(fleet, paths))
+    # The streams of the member pass to its next version, or to the other member and back.
+    assert fleet.live_requests - before <= 2 * 2 * len(paths)
+    for one in readers:
+        await one.leave()
+
+
+async def test_a_member_that_drains_and_starts_again_loses_no_byte_and_no_write(fleet: Crews) -> None:
+    paths, kept = [f"/drained/{number}" for number in range(4)], [f"/kept/{number}" for number in range(4)]
+    clients = await fleet.clients()
+    for path in (*paths, *kept):
+        await write(fleet, "b", path, 1)
+    for path in kept:
+        for of_member in clients.values():
+            for client in of_member:
+                assert (await read_all(client, path))[1] == b"[1]"
+    readers = [Reader(fleet, name, path) for path in paths for name in fleet.members for _ in range(2)]
+    await have_read(readers, 1)
+    before, at_a = fleet.live_requests, [one for one in readers if one.member == "a"]
+    for path in kept:
+        # No request tells the owner of these writes before the member ends.
+        assert (await clients["b"][0].send("DELETE", path)).status == 204
+        assert (await clients["b"][0].send("PUT", path, JSON, b"[7]")).status == 201
+    await fleet.stop("b")
+    for path in paths:
+        await write(fleet, "a", path, 2)
+    await have_read(at_a, 2)
+    await fleet.start("b")
+    client = await fleet.members["b"].client()
+    for path in kept:
+        assert (await read_all(client, path))[1] == b"[7]"
+    await fleet.until_joined()
+    for path in paths:
+        await write(fleet, "b", path, 3)
+    await have_read(readers, 3)
+    await eventually(lambda: open_once(fleet, paths))
+    assert fleet.live_requests - before <= 2 * 2 * len(paths)
+    for one in readers:
+        await one.leave()
+
+
+async def test_readers_go_on_without_a_member_that_dies(fleet: Crews) -> None:
+    paths = [f"/dead/{number}" for number in range(4)]
+    for path in paths:
+        await write(fleet, "b", path, 1)
+    readers = [Reader(fleet, "a", path) for path in paths for _ in range(3)]
+    await have_read(readers, 1)
+    before = fleet.live_requests
+    await fleet.kill("b")
+    for path in paths:
+        await write(fleet, "a", path, 2)
+    await have_read(readers, 2)
+    await eventually(lambda: open_once(fleet, paths))
+    assert fleet.live_requests - before <= 2 * len(paths)
+    for one in readers:
+        await one.leave()

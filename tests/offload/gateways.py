@@ -14,6 +14,7 @@ from gateway.aio.clock import Clock
 from gateway.app import RunningGateway, start_gateway
 from gateway.config.gateway import GatewayConfig
 from gateway.live.topic import Topic
+from tests.fleet.crews import views_in
 from tests.ports import kept_port
 from tests.waiting import eventually
 from tests.workers.clock import SharedClock
@@ -138,16 +139,15 @@ class Members:
         listed = [{"name": one, "url": f"http://127.0.0.1:{ports.enter_context(kept_port())}"} for one in names]
         started = [Workers.start(_member(config, listed, number), workers, clock) for number in range(count)]
         made = cls(list(await asyncio.gather(*started)), ports)
-        for _ in range(2 * workers):
-            await eventually(partial(made._have_joined, clock), within_s=60, look_s=0.05)
+        await eventually(partial(made._have_joined, workers, clock), within_s=60, look_s=0.05)
         return made
 
-    async def _have_joined(self, clock: SharedClock | None) -> bool:
+    async def _have_joined(self, workers: int, clock: SharedClock | None) -> bool:
         if clock is not None:
             clock.advance(0.1)
-        texts = [(await one.process.admin("/readyz?verbose")).body.decode() for one in self._members]
-        lines = [line for text in texts for line in text.splitlines() if " member " in line]
-        return all(line.startswith("[+]") and "asked for" not in line for line in lines)
+        views = [views_in(await one.process.exposition()) for one in self._members]
+        others = len(self._members) - 1
+        return all(list(one.values()) == [(1.0, workers)] * others for one in views)
 
     @property
     def url(self) -> str:

@@ -81,6 +81,8 @@ GAUGES: Final[Mapping[str, Merge]] = {
     # A state is 1 if the breaker of any worker has this state.
     f"{_P}origin_breaker_state": Merge.MOST,
     f"{_P}fleet_member_reached": Merge.LEAST,
+    f"{_P}fleet_member_share": Merge.LEAST,
+    f"{_P}fleet_member_workers": Merge.LEAST,
     f"{_P}fleet_member_differs": Merge.MOST,
     f"{_P}fleet_dns_answered": Merge.LEAST,
     f"{_P}fleet_dns_addresses": Merge.LEAST,
