@@ -89,7 +89,7 @@ class Crews:
 
     async def kill(self, name: str) -> None:
         """End all processes of a member at once by SIGKILL."""
-        gateway = self.members.pop(name).gateway
+        gateway = self._left(name).gateway
         pids = gateway.worker_pids()
         os.kill(gateway.pid, signal.SIGKILL)
         for pid in pids:
@@ -98,7 +98,14 @@ class Crews:
 
     async def stop(self, name: str) -> None:
         """End a member in order."""
-        await self.members.pop(name).gateway.stop()
+        await self._left(name).gateway.stop()
+
+    def _left(self, name: str) -> Site:
+        """Take a member that ends out of `members`, and close the test's connections to it."""
+        site = self.members.pop(name)
+        for client in site.clients:
+            client.close()
+        return site
 
     async def have_joined(self) -> bool:
         """Whether each worker of each member asks each other member for all of its streams, and knows its workers."""

@@ -23,6 +23,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 PLAIN: Final = {"Content-Type": "text/plain"}
 JSON: Final = {"Content-Type": "application/json"}
 _AGAIN_S: Final = 0.02
+_SELDOM_S: Final = 0.2
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -275,7 +276,7 @@ async def test_an_upgrade_loses_no_byte_and_no_write(fleet: Crews) -> None:
             reader = await fleet.members["b"].client()
             assert json.loads((await read_all(reader, path))[1]) == list(range(1, value + 1))
             reader.close()
-        await pause(_AGAIN_S)
+        await pause(_SELDOM_S)
     await upgrading
     await fleet.until_joined()
     value += 1

@@ -126,8 +126,9 @@ class Members:
 
     has_workers = True
 
-    def __init__(self, members: list[Workers], ports: ExitStack) -> None:
+    def __init__(self, members: list[Workers], ports: ExitStack, clock: SharedClock | None) -> None:
         self._members = members
+        self._clock = clock
         self._ports = ports
         self._urls = cycle([one.url for one in members])
 
@@ -138,22 +139,27 @@ class Members:
         names = [f"m{number}" for number in range(count)]
         listed = [{"name": one, "url": f"http://127.0.0.1:{ports.enter_context(kept_port())}"} for one in names]
         started = [Workers.start(_member(config, listed, number), workers, clock) for number in range(count)]
-        made = cls(list(await asyncio.gather(*started)), ports)
-        await eventually(partial(made._have_joined, workers, clock), within_s=60, look_s=0.05)
+        made = cls(list(await asyncio.gather(*started)), ports, clock)
+        await eventually(partial(made._have_joined, workers), within_s=60, look_s=0.05)
         return made
 
-    async def _have_joined(self, workers: int, clock: SharedClock | None) -> bool:
-        if clock is not None:
-            clock.advance(0.1)
+    async def _have_joined(self, workers: int) -> bool:
+        self._pass(0.1)
         views = [views_in(await one.process.exposition()) for one in self._members]
         others = len(self._members) - 1
         return all(list(one.values()) == [(1.0, workers)] * others for one in views)
+
+    def _pass(self, seconds: float) -> None:
+        """Let some time pass for the members' probes, and for their further attempts to reach each other."""
+        if self._clock is not None:
+            self._clock.advance(seconds)
 
     @property
     def url(self) -> str:
         return next(self._urls)
 
     async def all_wait(self, path: str, readers: int) -> bool:
+        self._pass(0.01)
         pages = [(await one.process.admin(f"/api/streams?prefix={path}&limit=50")).body for one in self._members]
         rows = [row for page in pages for row in json.loads(page)["streams"] if row["path"] == path]
         return sum(int(row["readers"]) for row in rows) == readers
