@@ -1,8 +1,9 @@
 """Negative caching: remembers which streams the origin reported missing, and limits requests for missing streams.
 
 A 404 or 410 is repeated until `absent_s` seconds after its request, and only to requests with the same upstream
-headers.  Only the names of the gateways that the request has passed may differ, as between members of a fleet.  The error stands for the stream as a whole, or for one offset if the origin has trimmed that offset.  A 400 is
-not remembered, because the next append may make its offset valid.
+headers.  Only the names of the gateways that the request has passed may differ, as between members of a fleet.  The
+error stands for the stream as a whole, or for one offset if the origin has trimmed that offset.  A 400 is not
+remembered, because the next append may make its offset valid.
 
 Before a write is sent through this gateway, all entries for its path are dropped.  Until the write is answered, no new
 entries are made.  A stream is therefore visible to all readers as soon as its PUT is acknowledged.

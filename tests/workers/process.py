@@ -191,8 +191,14 @@ class GatewayProcess:
         old = self.pid
         os.kill(old, signal.SIGUSR2)
         await eventually(lambda: not runs(old), within_s=_UPGRADE_S, look_s=_AGAIN_S, state=self.said)
+        # The process that has started the version before, and that version's last worker, end a moment later.
+        await eventually(lambda: len(self._supervisors()) == 1, look_s=_AGAIN_S, state=self._supervisors)
+        (self.pid,) = self._supervisors()
+
+    def _supervisors(self) -> list[int]:
+        """The processes with this command line that no other one of them has forked."""
         ours = {pid for pid in _all_pids() if self._folder.name in _file(pid, "cmdline")}
-        (self.pid,) = [pid for pid in ours if _parent(pid) not in ours]
+        return [pid for pid in ours if _parent(pid) not in ours]
 
     # -- the admin port
 
