@@ -81,7 +81,8 @@ class Fleet:
         self.owners: Final = MemberOwners(names, own, secret)
         counts = None if crew is None else WriteCounts(crew.shared, crew.slot)
         self.counts: Final = CountedWrites(self.owners, counts)
-        self.client: Final = client or MemberClient(self.key, {member.name: member.url for member in config.members})
+        workers, urls = 1 if crew is None else crew.shared.workers, {one.name: one.url for one in config.members}
+        self.client: Final = client or MemberClient(self.key, urls, workers)
         process = secrets.token_hex(8)
         instance, self.worker = (process, 0) if crew is None else (crew.shared.name, crew.slot)
         self.field = MemberField(config.name, instance, "0" * 16, worker=self.worker, process=process)

@@ -230,10 +230,10 @@ class HopClient:
 class MemberClient(HopClient):
     """Sends requests to the other members of a fleet.  `close` ends all connections."""
 
-    def __init__(self, key: MemberKey, urls: Mapping[str, str]) -> None:
-        """`urls` are the members' URLs by name."""
+    def __init__(self, key: MemberKey, urls: Mapping[str, str], workers: int = 1) -> None:
+        """`urls` are the members' URLs by name, and `workers` is the number of this gateway's workers."""
         super().__init__(())
-        self._exchanges.dialer = self._dialer = MemberDialer(self._exchanges.tasks, key, _names(urls))
+        self._exchanges.dialer = self._dialer = MemberDialer(self._exchanges.tasks, key, _names(urls), workers)
 
     def use_members(self, urls: Mapping[str, str]) -> None:
         """Send requests to these members only from now on.  Connections to other members are closed once their

@@ -248,15 +248,17 @@ class MemberDialer(Dialer):
     """Makes connections to the other members of a fleet, and waits until they have proved themselves.
 
     A member bounds the connections of one address that have proved nothing, so only some are made at once to a member.
+    All workers of this gateway have one address.
 
     The user part of a URL is the number of the member's worker that is to answer, such as `http://1@10.0.0.1:4439`.
     Without one, any worker answers.
     """
 
-    def __init__(self, tasks: Tasks, key: MemberKey, names: Mapping[Endpoint, str]) -> None:
-        """`names` are the names of the members."""
+    def __init__(self, tasks: Tasks, key: MemberKey, names: Mapping[Endpoint, str], workers: int = 1) -> None:
+        """`names` are the names of the members, and `workers` is the number of this gateway's workers."""
         super().__init__(tasks)
         self._key = key
+        self._most = max(1, MOST_GREETINGS // workers)
         self._members: dict[Endpoint, tuple[str, asyncio.Semaphore]] = {}
         """The name of each member, and the turns to connect to it."""
         self._of_workers: dict[Endpoint, set[Endpoint]] = {}
@@ -270,7 +272,7 @@ class MemberDialer(Dialer):
             del self._members[endpoint]
             others += self._of_workers.pop(endpoint, ())
         for endpoint in names.keys() - self._members.keys():
-            self._members[endpoint] = names[endpoint], asyncio.Semaphore(MOST_GREETINGS)
+            self._members[endpoint] = names[endpoint], asyncio.Semaphore(self._most)
         return others
 
     async def dial(self, endpoint: Endpoint, owner: ConnectionOwner, within_s: float) -> OriginConnection:
