@@ -64,10 +64,10 @@ class _Remembered:
 
 def _are_same(one: CIMultiDict[str], other: CIMultiDict[str]) -> bool:
     """Return whether two requests have the same headers, apart from the names of gateways."""
-    return one == other or _unsigned(one) == _unsigned(other)
+    return one == other or _without_gateways(one) == _without_gateways(other)
 
 
-def _unsigned(headers: CIMultiDict[str]) -> CIMultiDict[str]:
+def _without_gateways(headers: CIMultiDict[str]) -> CIMultiDict[str]:
     found = CIMultiDict(headers)
     for name in _PASSED:
         found.popall(name, None)
