@@ -38,7 +38,7 @@ from gateway.engine.fleet_redis import OrdersByRedis
 from gateway.engine.fleet_writes import CountedWrites
 from gateway.errors import UpstreamUnreachable
 from gateway.protocol.fleet_headers import FLEET, PROBE, MemberAnswer, MemberField
-from gateway.protocol.fleet_orders import FLEET_ORDERS, OutcomeAsk, Since
+from gateway.protocol.fleet_orders import FLEET_ORDERS, NO_ORDERS, OutcomeAsk, Since
 from gateway.protocol.member_session import MemberKey
 from gateway.upstream.client import MemberClient
 from gateway.upstream.origin_call import Bounds, OriginCall
@@ -84,7 +84,11 @@ class Fleet:
         workers, urls = 1 if crew is None else crew.shared.workers, {one.name: one.url for one in config.members}
         self.client: Final = client or MemberClient(self.key, urls, workers)
         process = secrets.token_hex(8)
-        instance, self.worker = (process, 0) if crew is None else (crew.shared.name, crew.slot)
+        if crew is None:
+            instance, self.worker = process, 0
+        else:
+            instance, self.worker = crew.shared.name, crew.slot
+            crew.shared.set_orders(crew.slot, NO_ORDERS)
         self.field = MemberField(config.name, instance, "0" * 16, worker=self.worker, process=process)
         """What this member says of itself in requests."""
         self.orders: Final = FleetOrders(
@@ -154,13 +158,16 @@ class Fleet:
         """Return what this member says of itself in its answers."""
         name, instance, config, orders, _, worker, _ = self.field
         workers = (worker,) if self._crew is None else self._crew.shared.owning() or (worker,)
-        return MemberAnswer(name, instance, config, is_leaving, self.node, orders, worker, workers)
+        knows_all = self.orders.notice_siblings()
+        return MemberAnswer(name, instance, config, is_leaving, self.node, orders, worker, workers, knows_all)
 
     def _names_of_others(self) -> list[str]:
         return [member.name for member in self.members.values()]
 
     def _knows_orders(self, digest: str) -> None:
         self.field = self.field._replace(orders=digest)
+        if self._crew is not None:
+            self._crew.shared.set_orders(self.worker, digest)
         if self.by_redis is not None:
             self.by_redis.wake()
 

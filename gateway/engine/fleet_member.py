@@ -279,7 +279,8 @@ class Member:
 
     def _notice_orders(self, answer: MemberAnswer | None) -> None:
         if answer is not None:
-            self._fleet.orders.notice(peer_name(self.name, answer.worker), answer.orders)
+            peer = peer_name(self.name, answer.worker)
+            self._fleet.orders.notice(peer, answer.orders, is_for_member=answer.knows_all_orders)
 
     def failed(self, error: GatewayError) -> None:
         was_late, self._is_late = self._is_late, isinstance(error, UpstreamTimeout)

@@ -87,6 +87,9 @@ class Actions(Protocol):
 class Siblings(Protocol):
     """The other workers of this member: `gateway.ops.gathering.sibling_orders.SiblingOrders`."""
 
+    def digests(self) -> Iterable[tuple[str, str]]:
+        """Return the name and the digest of orders of each of them that serves."""
+
     async def ask(self, worker: int, asked: Since | OutcomeAsk, within_s: float) -> tuple[int, bytes]:
         """Send a request for orders to a worker.  Return the status and the body of its answer.  Raises
         UpstreamUnreachable."""
@@ -165,8 +168,8 @@ class FleetOrders:
         self._covered: dict[str, str] = {}
         """For each other member, the digest of orders that this member also knows, and has carried out."""
         self._heard: dict[str, float] = {}
-        """For each other member, when one of its workers has last shown that it knows no orders but those that are
-        carried out.  A worker has its member's other workers know its orders at once."""
+        """For each other member, when it has last shown that none of its workers knows orders but those that are
+        carried out here."""
         self._outcomes: dict[tuple[str, int], Affected | None] = {}
         """The effects of the latest orders."""
         self._lock = asyncio.Lock()
@@ -224,16 +227,28 @@ class FleetOrders:
         out."""
         return digest not in (NO_ORDERS, self._carried_out, self._covered.get(peer))
 
-    def notice(self, peer: str, digest: str) -> None:
-        """Begin to fetch the orders that only the other worker knows, if there are any."""
+    def notice(self, peer: str, digest: str, *, is_for_member: bool = False) -> None:
+        """Begin to fetch the orders that only the other worker knows, if there are any.
+
+        `is_for_member` states that the other workers of its member know no further orders."""
         if self.is_behind(peer, digest):
             self._fetch(peer)
-        else:
+        elif is_for_member:
             self._heard[_member_of(peer)] = self.now()
 
+    def notice_siblings(self) -> bool:
+        """Begin to fetch the orders that only other workers of this member know.  Return whether there are none."""
+        siblings = () if self.siblings is None else self.siblings.digests()
+        ahead = [peer for peer, digest in siblings if self.is_behind(peer, digest)]
+        for peer in ahead:
+            self._fetch(peer)
+        return not ahead
+
     def heard(self) -> dict[str, float | None]:
-        """Return, for each other member, when it has last shown that it knows no orders but those that are carried out
-        here; None if never."""
+        """Return, for each other member, when it has last shown that none of its workers knows orders but those that
+        are carried out here; None if never, and while another worker of this member knows some."""
+        if not self.notice_siblings():
+            return dict.fromkeys(self._others())
         return {member: self._heard.get(member) for member in self._others()}
 
     async def caught_up(self, sender: OrderSender) -> bool:
@@ -268,10 +283,10 @@ class FleetOrders:
                 return ""
             news = OrderNews.parse(body, self.now())
         except (GatewayError, ValueError) as error:
-            _log.warning("the purges and revocations that member %s knows cannot be fetched: %s", peer, error)
+            _log.warning("the purges and revocations that worker %s knows cannot be fetched: %s", peer, error)
             return ""
         async with self._lock:
-            await self._take(news, f"of member {peer}")
+            await self._take(news, f"of worker {peer}")
             self._covered[peer] = OrderLog.digest_of(news.known)
         return news.process
 

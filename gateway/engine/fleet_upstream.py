@@ -1,8 +1,8 @@
 """Sends shared requests to the processes that own their streams, in a fleet: `FleetUpstream` to other members, and
 `FleetHop` to other workers of this member.
 
-A worker first asks the owner among the workers of its member.  That worker asks the owner among the members, and there
-the owner among that member's workers.
+A worker first asks the owner among the workers of its member.  That worker asks the owner among the members: the worker
+there that owns the stream among that member's workers.
 """
 
 from __future__ import annotations

@@ -104,8 +104,8 @@ class WritesElsewhere(Protocol):
 class HopUpstream:
     """The `Upstream` of shared requests.  `by_hop` sends requests to other workers, `upstream` to origins.
 
-    In a fleet, `upstream` is another one, which sends the requests of the owner among the workers to the owner among
-    the members.
+    In a fleet, `upstream` is another `HopUpstream`.  It sends the requests for which this worker is the owner among the
+    workers to the owner among the members.
     """
 
     unsettled_s = _UNSETTLED_S
@@ -179,9 +179,8 @@ class HopUpstream:
     def owner_for(self, shared: Shared) -> int | None:
         """Return the slot (the number) of the worker to ask; None stands for the origin."""
         self.notice_change()
-        handed = shared.handed
-        if handed is not Handed.NO and (
-            handed is Handed.BY_MEMBER or self.clock.now() < self._changed_at + self.unsettled_s
+        if shared.handed is Handed.BY_MEMBER or (
+            shared.handed is Handed.BY_WORKER and self.clock.now() < self._changed_at + self.unsettled_s
         ):
             # The other process regards this worker as the owner.
             return None

@@ -33,7 +33,7 @@ _SENT: Final = re.compile(
 )
 _ANSWERED: Final = re.compile(
     r"(\S{1,63}) ([0-9a-f]{16}) ([0-9a-f]{16}) ([0-9a-f]{16}) (serving|leaving) ([0-9a-f]{16}) "
-    r"(\d{1,3}) (\d{1,3}(?:,\d{1,3})*)"
+    r"(\d{1,3}) (\d{1,3}(?:,\d{1,3})*) (all|own)"
 )
 
 
@@ -102,12 +102,14 @@ class MemberAnswer(NamedTuple):
     """The number of the worker that answers."""
     workers: tuple[int, ...] = (0,)
     """The numbers of the member's workers that serve, in their order."""
+    knows_all_orders: bool = True
+    """Whether the worker that answers knows all orders that the member's other workers know."""
 
     def rendered(self) -> str:
         """Return the value of `FLEET` in an answer."""
-        name, instance, config, is_leaving, node, orders, worker, workers = self
-        state = "leaving" if is_leaving else "serving"
-        return f"{name} {instance} {config} {orders} {state} {node} {worker} {','.join(map(str, workers))}"
+        name, instance, config, is_leaving, node, orders, worker, workers, knows_all_orders = self
+        state, known = "leaving" if is_leaving else "serving", "all" if knows_all_orders else "own"
+        return f"{name} {instance} {config} {orders} {state} {node} {worker} {','.join(map(str, workers))} {known}"
 
     @classmethod
     def parse(cls, text: str) -> MemberAnswer | None:
@@ -116,7 +118,10 @@ class MemberAnswer(NamedTuple):
         if found is None:
             return None
         workers = tuple(map(int, found[8].split(",")))
-        return cls(found[1], found[2], found[3], found[5] == "leaving", found[6], found[4], int(found[7]), workers)
+        is_leaving, knows_all_orders = found[5] == "leaving", found[9] == "all"
+        return cls(
+            found[1], found[2], found[3], is_leaving, found[6], found[4], int(found[7]), workers, knows_all_orders
+        )
 
 
 def moved(said: HopSaid, now: float, wall: float) -> HopSaid:

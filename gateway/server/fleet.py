@@ -73,21 +73,20 @@ class FleetHandler(HopHandler):
         if fleet.is_replaced:
             # The sender's next connection reaches the version that goes on.
             request.keeps_alive = False
-        answer = fleet.answer(is_leaving=self._is_leaving).rendered()
         if request.method == PROBE:
             context.outcome = Outcome.HIT
             fleet.probed(sender)
             if (asked := request.headers.get(FLEET_ORDERS)) is not None:
                 return self._about_orders(context, sender, asked)
             if self._has_other_orders(sender):
-                return self._refuse(context, NOT_LISTED, CIMultiDict({FLEET: answer}), _UNLISTED)
+                return self._refuse(context, NOT_LISTED, self._state(), _UNLISTED)
             fleet.told(sender.name, is_leaving=self._is_leaving)
             fleet.orders.notice(sender.peer, sender.orders)
-            return context.delivery.text(204, CIMultiDict({FLEET: answer}), b"")
+            return context.delivery.text(204, self._state(), b"")
         if sender.config != fleet.field.config:
-            return self._refuse(context, 421, CIMultiDict({FLEET: answer}), _DIFFERS)
+            return self._refuse(context, 421, self._state(), _DIFFERS)
         if self._has_other_orders(sender):
-            return self._refuse(context, NOT_LISTED, CIMultiDict({FLEET: answer}), _UNLISTED)
+            return self._refuse(context, NOT_LISTED, self._state(), _UNLISTED)
         if fleet.orders.is_behind(sender.peer, sender.orders):
             return self._after_orders(context, sender)
         return super()._begin(context, undecided)
@@ -95,6 +94,13 @@ class FleetHandler(HopHandler):
     @property
     def _is_leaving(self) -> bool:
         return self._engine.drain.is_set and not self._fleet.is_replaced
+
+    def _state(self, *, shows_orders: bool = True) -> CIMultiDict[str]:
+        """Return the header with the state of this member."""
+        answer = self._fleet.answer(is_leaving=self._is_leaving)
+        if not shows_orders:
+            answer = answer._replace(orders=NO_ORDERS, knows_all_orders=False)
+        return CIMultiDict({FLEET: answer.rendered()})
 
     def _has_other_orders(self, sender: MemberField) -> bool:
         """Return whether a gateway that is not in the list may know orders that this member does not know.  This member
@@ -116,8 +122,7 @@ class FleetHandler(HopHandler):
     def _refuse_left(self, context: RequestContext) -> Answered:
         """Refuse a process that has left the list.  It learns which process refuses it, because it may have removed
         this one, too.  But it does not learn which orders there are, because it cannot fetch them."""
-        answer = self._fleet.answer(is_leaving=self._is_leaving)._replace(orders=NO_ORDERS)
-        return self._refuse(context, NOT_LISTED, CIMultiDict({FLEET: answer.rendered()}), _LEFT)
+        return self._refuse(context, NOT_LISTED, self._state(shows_orders=False), _LEFT)
 
     def _about_orders(self, context: RequestContext, sender: MemberField, asked: str) -> Answered | Work:
         """Answer a request for orders, or for the outcome of an order."""

@@ -8,7 +8,7 @@ attaches to it and takes places that the old one does not use.  So there are at 
 A supervisor numbers its own places from 0, and calls these numbers *slots*.
 
     header      magic, version, places, epoch, secret, name
-    places      for each place: state, generation, process, and how many records its write log has
+    places      for each place: state, generation, process, how many records its write log has, digest of orders
     cells       for each path hash, one cell for each place (`gateway.workers.write_log`)
     records     for each place, the latest records of its write log
     common      counts of clients (`gateway.workers.shared_counts`)
@@ -57,8 +57,8 @@ _HEADER: Final = struct.Struct("=QQQQ16s8s")
 _PAGE: Final = 4_096
 _EPOCH: Final = 3
 _PLACE_WORDS: Final = 8
-_STATE, _GENERATION, _PROCESS, RECORDED = range(4)
-"""The words of a place.  The supervisor writes the first three, the worker counts the records of its log."""
+_STATE, _GENERATION, _PROCESS, RECORDED, _ORDERS = range(5)
+"""The words of a place.  The supervisor writes the first three, the worker writes the others."""
 
 
 class SlotState(IntEnum):
@@ -179,6 +179,15 @@ class SharedMemory:
     def pid(self, slot: int) -> int:
         """Return the process of the slot's worker."""
         return self.words[self.place_word(self.first + slot, _PROCESS)]
+
+    def orders(self, slot: int) -> str:
+        """Return the digest of the purges and revocations that the slot's worker knows: 16 hexadecimal digits."""
+        return f"{self.words[self.place_word(self.first + slot, _ORDERS)]:016x}"
+
+    def set_orders(self, slot: int, digest: str) -> None:
+        """Record the digest of the purges and revocations that the slot's worker knows.  Only that worker calls
+        this."""
+        self.words[self.place_word(self.first + slot, _ORDERS)] = int(digest, 16)
 
     def owning(self) -> tuple[int, ...]:
         """Return the slots whose workers own streams.  All workers drain together, and each one owns its streams until

@@ -44,15 +44,24 @@ def views_in(exposition: str) -> dict[str, tuple[float, float]]:
 class Crews:
     """The members by name, each with the test's connections to it, and their origin."""
 
-    def __init__(self, origin: RunningOrigin, urls: dict[str, str], workers: int, settings: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        origin: RunningOrigin,
+        urls: dict[str, str],
+        workers: int,
+        fleet: dict[str, Any],
+        settings: dict[str, Any],
+    ) -> None:
+        """`fleet` has further settings of the fleet."""
         self.origin = origin
         self.counters = origin.origin.counters
         self.urls = urls
         self.workers = workers
         self.members: dict[str, Site] = {}
         self.tally = Tally()
+        self._fleet = fleet
         self._settings = settings
-        self._clock = CommonClock(_SPEED)
+        self.clock = CommonClock(_SPEED)
 
     @property
     def live_requests(self) -> int:
@@ -66,6 +75,7 @@ class Crews:
             "listen": self.urls[name].removeprefix("http://"),
             "members": [{"name": one, "url": url} for one, url in self.urls.items() if listed is None or one in listed],
             "secret": SECRET,
+            **self._fleet,
         }
         fixed: dict[str, Any] = {
             "listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "node_name": name, "client_new_streams_per_s": 0,
@@ -75,7 +85,7 @@ class Crews:
 
     async def start(self, name: str) -> Site:
         """Start a member."""
-        process = await GatewayProcess.start(self.config(name), self.workers, clock=self._clock)
+        process = await GatewayProcess.start(self.config(name), self.workers, clock=self.clock)
         self.members[name] = Site(self.origin, process, self.tally)
         return self.members[name]
 
@@ -137,13 +147,15 @@ class Crews:
 
 
 @asynccontextmanager
-async def crews(*names: str, workers: int = WORKERS, **settings: Any) -> AsyncIterator[Crews]:
-    """A fleet of these members, which have joined."""
+async def crews(
+    *names: str, workers: int = WORKERS, fleet: dict[str, Any] | None = None, **settings: Any
+) -> AsyncIterator[Crews]:
+    """A fleet of these members, which have joined.  `fleet` has further settings of the fleet."""
     async with AsyncExitStack() as stack:
         origin = await start_origin()
         stack.push_async_callback(origin.stop, grace_s=0)
         urls = {name: f"http://127.0.0.1:{stack.enter_context(kept_port())}" for name in names}
-        made = Crews(origin, urls, workers, settings)
+        made = Crews(origin, urls, workers, fleet or {}, settings)
         stack.push_async_callback(made.close)
         await asyncio.gather(*(made.start(name) for name in names))
         await made.until_joined()

@@ -16,6 +16,7 @@ from gateway.protocol.sharing import Group
 from gateway.protocol.worker_headers import HOP_RECORD, HopSaid, Remembered
 from gateway.server.hop_statements import HopStatements
 from gateway.workers.members import MemberOwners
+from gateway.workers.shared_memory import MOST_WORKERS
 from tests.engine.bench import EngineBench, part_of_stream
 
 GROUP = Group("http://origin", "/s")
@@ -99,12 +100,17 @@ def test_a_forgotten_count_costs_a_question() -> None:
 @given(
     name=st.from_regex(r"[A-Za-z0-9._-]{1,63}", fullmatch=True),
     counts=st.tuples(*[st.integers(0, (1 << 64) - 1)] * 2),
+    worker=st.integers(0, MOST_WORKERS - 1),
+    workers=st.lists(st.integers(0, MOST_WORKERS - 1), min_size=1, unique=True).map(tuple),
     is_leaving=st.booleans(),
+    knows_all=st.booleans(),
 )
-def test_the_fields_survive(name: str, counts: tuple[int, int], is_leaving: bool) -> None:
-    field = MemberField(name, "0" * 16, "f" * 16, "e" * 16, WriteCount(*counts))
+def test_the_fields_survive(
+    name: str, counts: tuple[int, int], worker: int, workers: tuple[int, ...], is_leaving: bool, knows_all: bool
+) -> None:
+    field = MemberField(name, "0" * 16, "f" * 16, "e" * 16, WriteCount(*counts), worker, "c" * 16)
     assert MemberField.parse(field.rendered()) == field
-    answer = MemberAnswer(name, "0" * 16, "f" * 16, is_leaving, "d" * 16, "e" * 16)
+    answer = MemberAnswer(name, "0" * 16, "f" * 16, is_leaving, "d" * 16, "e" * 16, worker, workers, knows_all)
     assert MemberAnswer.parse(answer.rendered()) == answer
 
 

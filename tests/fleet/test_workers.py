@@ -6,17 +6,21 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 import pytest
 import pytest_asyncio
 
+from gateway.engine.fleet_redis import HEAR_S
 from gateway.origin.faults import When
 from gateway.origin.requests import Kind
 from tests.fleet.crews import Crews, crews
+from tests.fleet.redis_server import RedisServer, redis_server
 from tests.offload.crowd import Client, Reply
 from tests.waiting import eventually, pause
 from tests.workers import site
+from tests.workers.process import samples
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -24,12 +28,19 @@ PLAIN: Final = {"Content-Type": "text/plain"}
 JSON: Final = {"Content-Type": "application/json"}
 _AGAIN_S: Final = 0.02
 _SELDOM_S: Final = 0.2
+_LOOK_S: Final = 0.05
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def fleet() -> AsyncIterator[Crews]:
+async def redis(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RedisServer]:
+    async with redis_server(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def fleet(redis: RedisServer) -> AsyncIterator[Crews]:
     """Two members of two workers.  The tail may be repeated for minutes, so only a write lets the owner ask again."""
-    async with crews("a", "b", tail_fresh_s=600, live_linger_s=0) as made:
+    async with crews("a", "b", fleet={"redis": redis.url}, tail_fresh_s=600, live_linger_s=0) as made:
         yield made
 
 
@@ -172,7 +183,7 @@ async def test_readers_go_on_without_workers_that_die(fleet: Crews) -> None:
         for path in paths:
             await write(fleet, "a", path, value)
         await have_read(readers, value)
-        await eventually(fleet.members["b"].gateway.is_well, look_s=0.05, within_s=30)
+        await eventually(fleet.members["b"].gateway.is_well, look_s=_LOOK_S, within_s=30)
         await fleet.until_joined()
     # Each death, and each return of a worker, costs one more live request a stream, or two while members disagree.
     assert fleet.live_requests - before <= 2 * 2 * 2 * len(paths)
@@ -180,24 +191,28 @@ async def test_readers_go_on_without_workers_that_die(fleet: Crews) -> None:
         await one.leave()
 
 
+async def outdated(fleet: Crews, path: str) -> list[Client]:
+    """A connection to each worker of each member.  All of them have a stream that was made again at the origin."""
+    origin = await fleet.members["a"].origin_client()
+    clients = [client for of_member in (await fleet.clients()).values() for client in of_member]
+    await origin.send("PUT", path, PLAIN, b"old")
+    for client in (*clients, *clients):
+        assert (await read_all(client, path))[1] == b"old"
+    await origin.send("DELETE", path)
+    await origin.send("PUT", path, PLAIN, b"new")
+    return clients
+
+
 async def test_a_purge_at_any_worker_reaches_every_worker_of_every_member(fleet: Crews) -> None:
-    clients, origin = await fleet.clients(), await fleet.members["a"].origin_client()
     for number, (name, other) in enumerate([("a", "b"), ("b", "a")] * 2):
-        path = f"/purged/{number}"
-        await origin.send("PUT", path, PLAIN, b"old")
-        for of_member in clients.values():
-            for client in (*of_member, *of_member):
-                assert (await read_all(client, path))[1] == b"old"
-        await origin.send("DELETE", path)
-        await origin.send("PUT", path, PLAIN, b"new")
+        clients = await outdated(fleet, path := f"/purged/{number}")
         answer = await fleet.order(name, "/api/purge", {"stream": path})
         (outcome,) = answer["members"]
         assert (outcome["member"], outcome["why_not"]) == (other, "")
         assert answer["purged"] >= 1
         assert outcome["affected"] >= 1
-        for of_member in clients.values():
-            for client in of_member:
-                assert (await read_all(client, path))[1] == b"new"
+        for client in clients:
+            assert (await read_all(client, path))[1] == b"new"
 
 
 async def test_a_purge_counts_a_stream_once_however_many_workers_have_it(fleet: Crews) -> None:
@@ -207,12 +222,57 @@ async def test_a_purge_counts_a_stream_once_however_many_workers_have_it(fleet: 
         for client in (*of_member, *of_member):
             assert (await read_all(client, path))[1] == b"x"
     answer = await fleet.order("b", "/api/purge", {"stream": path})
-    assert answer == {"purged": 1, "members": [{"member": "a", "affected": 1, "why_not": ""}]}
+    assert answer == {"purged": 1, "members": [{"member": "a", "affected": 1, "why_not": ""}], "in_redis": True}
 
 
 async def test_a_revocation_is_confirmed_by_all_workers_of_all_members(fleet: Crews) -> None:
     answer = await fleet.order("a", "/api/revoke", {"subject": "principal", "name": "nobody"})
-    assert answer == {"live_reads": 0, "members": [{"member": "b", "affected": 0, "why_not": ""}]}
+    assert answer == {"live_reads": 0, "members": [{"member": "b", "affected": 0, "why_not": ""}], "in_redis": True}
+
+
+async def counted(fleet: Crews, counter: str) -> list[float]:
+    """For each member, the sum of a counter over its workers."""
+    expositions = [await one.gateway.exposition() for one in fleet.members.values()]
+    name = f"durable_gateway_fleet_{counter}"
+    return [sum(float(value) for found, _, value in samples(one) if found == name) for one in expositions]
+
+
+async def test_redis_without_its_data_costs_no_memory_where_all_workers_agree(fleet: Crews, redis: RedisServer) -> None:
+    clients = await outdated(fleet, "/agreed")
+    stored, losses = await redis.count(), await counted(fleet, "redis_losses_total")
+    await redis.client.flushall()
+
+    async def is_stored_again() -> bool:
+        return await redis.client.dbsize() > 0 and await redis.count() == stored
+
+    await eventually(is_stored_again, within_s=30, look_s=_LOOK_S)
+    assert await counted(fleet, "redis_losses_total") == [one + 2 for one in losses]
+    judged = fleet.clock.now() + HEAR_S + 1
+    await eventually(lambda: fleet.clock.now() > judged, look_s=_LOOK_S)
+    assert await counted(fleet, "missed_orders_total") == [0, 0]
+    for client in clients:
+        assert (await read_all(client, "/agreed"))[1] == b"old"
+
+
+async def test_an_order_that_only_redis_has_reaches_every_worker_of_every_member(
+    fleet: Crews, redis: RedisServer
+) -> None:
+    for name in fleet.members:
+        await fleet.members[name].gateway.reload(fleet.config(name, [name]))
+    for name in fleet.members:
+        await eventually(partial(knows, fleet, name, {}), within_s=30, look_s=_LOOK_S)
+    clients = await outdated(fleet, "/by/redis")
+    assert await fleet.order("a", "/api/purge", {"stream": "/by/redis"}) == {
+        "purged": 1, "members": [], "in_redis": True
+    }  # fmt: skip
+
+    async def is_purged() -> bool:
+        return {(await read_all(client, "/by/redis"))[1] for client in clients} == {b"new"}
+
+    await eventually(is_purged, within_s=5, look_s=_LOOK_S)
+    for name in fleet.members:
+        await fleet.members[name].gateway.reload(fleet.config(name))
+    await fleet.until_joined()
 
 
 async def test_writes_under_way_at_workers_that_die_may_be_in_the_next_read(fleet: Crews) -> None:
@@ -230,7 +290,7 @@ async def test_writes_under_way_at_workers_that_die_may_be_in_the_next_read(flee
         a.gateway.kill(pid)
     await asyncio.gather(*writing, return_exceptions=True)
     held.release()
-    await eventually(a.gateway.is_well, look_s=0.05, within_s=30)
+    await eventually(a.gateway.is_well, look_s=_LOOK_S, within_s=30)
     await fleet.until_joined()
     client = await a.client()
     for path in paths:
@@ -245,7 +305,7 @@ async def test_a_member_that_leaves_the_list_and_comes_back_costs_a_live_request
     await have_read(readers, 1)
     before, a = fleet.live_requests, fleet.members["a"].gateway
     await a.reload(fleet.config("a", ["a"]))
-    await eventually(lambda: knows(fleet, "a", {}), within_s=30, look_s=0.05)
+    await eventually(lambda: knows(fleet, "a", {}), within_s=30, look_s=_LOOK_S)
     for path in paths:
         await write(fleet, "a", path, 2)
     await have_read(readers, 2)

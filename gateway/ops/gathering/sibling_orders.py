@@ -3,7 +3,7 @@ admin sockets."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import orjson
@@ -12,7 +12,9 @@ from aiohttp import web
 from gateway.engine.fleet_orders import Affected, FleetOrders, OfSiblings, OrderSender
 from gateway.errors import UpstreamUnreachable
 from gateway.ops.gathering.peers import Peers
+from gateway.protocol.fleet_headers import peer_name
 from gateway.protocol.fleet_orders import OutcomeAsk, Since
+from gateway.workers.shared_memory import SharedMemory
 
 NEWS: Final = "/worker/orders"
 """POST: the value of `FLEET_ORDERS` that asks for orders.  The answer is `OrderNews`."""
@@ -23,13 +25,19 @@ OUTCOME: Final = "/worker/order"
 class SiblingOrders:
     """Asks the other workers of this member."""
 
-    def __init__(self, peers: Peers, slot: int) -> None:
-        """`slot` is that of this worker."""
+    def __init__(self, peers: Peers, shared: SharedMemory, slot: int, member: str) -> None:
+        """`slot` is that of this worker, and `member` is the name of this member."""
         self._peers = peers
+        self._shared = shared
         self._slot = slot
+        self._member = member
 
     def __repr__(self) -> str:
         return f"<SiblingOrders of worker {self._slot}>"
+
+    def digests(self) -> Iterable[tuple[str, str]]:
+        shared = self._shared
+        return [(peer_name(self._member, slot), shared.orders(slot)) for slot in shared.owning() if slot != self._slot]
 
     async def ask(self, worker: int, asked: Since | OutcomeAsk, within_s: float) -> tuple[int, bytes]:
         answer = await self._peers.ask_one(worker, "POST", NEWS, asked.rendered().encode(), within_s)

@@ -62,7 +62,7 @@ class WorkerAdmin:
         report began."""
         subject.engine.origins.on_change = self._tell
         if (fleet := subject.engine.fleet) is not None:
-            fleet.orders.siblings = SiblingOrders(self._peers, place.slot)
+            fleet.orders.siblings = SiblingOrders(self._peers, place.shared, place.slot, fleet.field.name)
         subject.engine.health.sends_checks = self._sends_checks
         self.answering = Gathered(subject, self._peers, self._counts, partial(version_before, place.predecessors))
         """The answers of the public port."""

@@ -1,0 +1,92 @@
+"""The orders of the workers of one member: a worker does not speak for the others before it knows their orders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, cast
+
+import pytest
+
+from gateway.engine.fleet_orders import FleetOrders, OfSiblings, OrderSender
+from gateway.ops.gathering.peers import Peers
+from gateway.ops.gathering.sibling_orders import SiblingOrders
+from gateway.protocol.fleet_headers import NOT_LISTED, MemberAnswer
+from gateway.protocol.fleet_orders import NO_ORDERS, OrderLog, OutcomeAsk, Since
+from gateway.workers.shared_memory import SharedMemory, SlotState
+from tests.fleet.site import Site
+from tests.fleet.test_orders import NoActions
+from tests.fleet.test_probes import Head, Probes
+from tests.waiting import eventually, time_passing
+
+
+class OneSibling:
+    """The worker 1 of this member, whose orders the test gives."""
+
+    def __init__(self) -> None:
+        self.log = OrderLog()
+        self.answers = True
+
+    def digests(self) -> Iterable[tuple[str, str]]:
+        return [("a/1", self.log.digest)]
+
+    async def ask(self, peer: str, asked: Since | OutcomeAsk, within_s: float) -> tuple[int, bytes]:
+        assert (peer, isinstance(asked, Since)) == ("a/1", True)
+        news = self.log.since(cast(Since, asked), [])._replace(process="q")
+        return (200, news.rendered(0.0)) if self.answers else (503, b"")
+
+    async def have_done(self, sender: OrderSender, asked: OutcomeAsk, within_s: float) -> OfSiblings:
+        return OfSiblings()
+
+
+async def test_no_member_is_believed_while_another_worker_of_this_one_knows_more() -> None:
+    sibling = OneSibling()
+    orders = FleetOrders("p", lambda: 7.0, sibling.ask, lambda: ["b"], lambda digest: None)
+    orders.siblings, orders.actions = cast(Any, sibling), NoActions()
+    orders.notice("b/0", NO_ORDERS, is_for_member=True)
+    assert orders.heard() == {"b": 7.0}
+    sibling.log.add("q", "purge", "{}", 0.0)
+    sibling.answers = False
+    for _ in range(2):
+        assert orders.heard() == {"b": None}
+        await orders.settled()
+    sibling.answers = True
+    assert orders.heard() == {"b": None}
+    await orders.settled()
+    assert orders.heard() == {"b": 7.0}
+    assert [one.process for one in orders.log.orders()] == ["q"]
+    await orders.close()
+
+
+@pytest.mark.parametrize("status", [204, NOT_LISTED])
+def test_a_worker_that_lacks_orders_of_its_member_does_not_speak_for_it(status: int) -> None:
+    probes = Probes()
+    for knows_all in (False, True):
+        answer = MemberAnswer("b", "0" * 16, probes.fleet.field.config, False, knows_all_orders=knows_all)
+        head = Head(answer)
+        head.status = status
+        probes.client.asked[-1].head_arrived(head)
+        heard = probes.fleet.orders.heard()
+        assert heard == {"b": probes.clock.now() if knows_all else None}
+        probes.clock.advance(1.0)
+
+
+async def test_a_member_that_has_removed_this_one_does_not_show_its_orders(site: Site) -> None:
+    async with time_passing(site.clock, 0.02):
+        await eventually(lambda: site.fleet("b").orders.heard()["a"] is not None)
+        await site.list_members("a", "c", at=("a",))
+        # A probe of before may have an answer on its way.
+        refused = site.clock.now() + 1
+        await eventually(lambda: site.clock.now() > refused)
+        heard = site.fleet("b").orders.heard()["a"]
+        until = site.clock.now() + 2
+        await eventually(lambda: site.clock.now() > until)
+    assert site.fleet("b").orders.heard()["a"] == heard
+
+
+def test_a_worker_sees_the_orders_of_the_others_that_serve() -> None:
+    shared = SharedMemory.create(4)
+    for slot, state in enumerate((SlotState.SERVING, SlotState.SERVING, SlotState.DRAINING, SlotState.DEAD)):
+        shared.set_slot(slot, state, 1, 1)
+        shared.set_orders(slot, f"{slot:016x}")
+    siblings = SiblingOrders(cast(Peers, None), shared, 0, "a")
+    assert siblings.digests() == [("a/1", f"{1:016x}"), ("a/2", f"{2:016x}")]
