@@ -44,7 +44,7 @@ COMPILE := $(BIN)/pip-compile --quiet --strip-extras --generate-hashes --allow-u
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host $(UPGRADE)
 
 .DEFAULT_GOAL := help
-.PHONY: help storm simulation workers-bench dev test suite test-fast test-pythons test-long test-transports chaos isolation linearizability abuse fuzz conformance offload bench loadtest pipeline-bench pipeline-demo dashboards reference docs man proto package sbom check lint types layers format lock clean node
+.PHONY: help storm simulation fleet workers-bench dev test suite test-fast test-pythons test-long test-transports chaos isolation linearizability abuse fuzz conformance offload bench loadtest pipeline-bench pipeline-demo dashboards reference docs man proto package sbom check lint types layers format lock clean node
 
 help: ## show the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -82,6 +82,9 @@ storm: $(INSTALLED) ## readers and writers while workers are killed or upgraded 
 
 simulation: $(INSTALLED) ## a fleet with faults on a simulated network, 10^5 steps (ARGS="--walks 5 --seed 1", ARGS="--mutants --walks 5")
 	@$(BIN)/python -m tests.fleet.simulation $(ARGS)
+
+fleet: $(INSTALLED) ## a fleet whose members have workers: deaths, upgrades, restarts, changed lists
+	@LONG_TESTS=1 $(BIN)/python -m pytest $(PYTEST_ARGS) tests/fleet/test_workers.py tests/fleet/test_changed_crews.py
 
 isolation: $(INSTALLED) ## thirty principals over shared tapes: nothing reaches a principal that may not read it (ARGS="--seconds 60 --seed 1")
 	@$(BIN)/python -m tests.isolation $(ARGS)
