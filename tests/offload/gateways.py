@@ -6,7 +6,7 @@ import asyncio
 import json
 from contextlib import ExitStack
 from functools import partial
-from itertools import cycle
+from itertools import chain, cycle
 from random import Random
 from typing import Protocol
 
@@ -122,7 +122,9 @@ class Workers:
 
 
 class Members:
-    """A fleet of gateways with workers, of which clients reach one after the other."""
+    """A fleet of gateways with workers, of which clients reach one after the other.
+
+    The first client writes, and the second one reaches the same member, so that it reads these writes at once."""
 
     has_workers = True
 
@@ -130,7 +132,8 @@ class Members:
         self._members = members
         self._clock = clock
         self._ports = ports
-        self._urls = cycle([one.url for one in members])
+        urls = [one.url for one in members]
+        self._urls = chain(urls[:1], cycle(urls))
 
     @classmethod
     async def start(cls, config: GatewayConfig, count: int, workers: int, clock: SharedClock | None) -> Members:
