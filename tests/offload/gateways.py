@@ -25,6 +25,9 @@ class Gateway(Protocol):
     """A gateway that accepts connections.  `stop` is owed."""
 
     has_workers: bool
+    sees_writes: bool
+    """Whether a write of one client is in the next read of each other client.  Members of a fleet promise this only for
+    clients of the same member."""
 
     @property
     def url(self) -> str: ...
@@ -48,6 +51,7 @@ class GatewayHere:
     """A gateway in this process, on this loop."""
 
     has_workers = False
+    sees_writes = True
 
     def __init__(self, running: RunningGateway) -> None:
         self.running = running
@@ -90,6 +94,7 @@ class Workers:
     """A gateway with workers, seen by its admin port."""
 
     has_workers = True
+    sees_writes = True
 
     def __init__(self, process: GatewayProcess) -> None:
         self.process = process
@@ -127,6 +132,7 @@ class Members:
     The first client writes, and the second one reaches the same member, so that it reads these writes at once."""
 
     has_workers = True
+    sees_writes = False
 
     def __init__(self, members: list[Workers], ports: ExitStack, clock: SharedClock | None) -> None:
         self._members = members
