@@ -39,7 +39,8 @@ from gateway.workers.shared_memory import SharedMemory, SlotState
 from gateway.workers.write_counts import WriteCounts
 from gateway.workers.write_log import WriteLog
 from tests.fleet.test_sessions import A, B
-from tests.workers.test_hop import Reader, Side
+from tests.workers.test_hop import SAME, Reader, Side
+from tests.workers.test_hop import Reply as HopReply
 
 SECRET = b"0" * 32
 KEY = StreamKey(Group("http://origin", "/s"), "", Partition("default"))
@@ -61,14 +62,17 @@ class FixedOwners:
         self.epoch += 1
 
 
-class NoWrites:
-    """No process has relayed a write."""
+class Looks:
+    """The writes of other workers, of which there are none.  Counts how often they are looked for."""
+
+    def __init__(self) -> None:
+        self.count = 0
 
     def index_of(self, group: Group) -> int:
         return 0
 
     def look(self, group: Group) -> None:
-        """Do nothing."""
+        self.count += 1
 
 
 class TwoHops:
@@ -78,13 +82,13 @@ class TwoHops:
         self.clock, self.reader = ManualClock(), Reader()
         self.workers, self.members = FixedOwners(), FixedOwners()
         self.at_workers, self.at_members, self.at_origin = Side(), Side(), Side()
-        writes = cast(Any, NoWrites())
+        self.looks = Looks()
         beyond = HopUpstream(
-            cast(Upstream, self.at_origin), cast(HopClient, self.at_members), writes, self.members, self.clock
+            cast(Upstream, self.at_origin), cast(HopClient, self.at_members), Looks(), self.members, self.clock
         )
         beyond.unsettled_s = 0.0
         fleet = cast(Fleet, SimpleNamespace(field=FIELD))
-        self.hop = FleetHop(beyond, cast(HopClient, self.at_workers), writes, self.workers, self.clock, fleet)
+        self.hop = FleetHop(beyond, cast(HopClient, self.at_workers), self.looks, self.workers, self.clock, fleet)
 
     def ask(self, handed: Handed = Handed.NO) -> str:
         """Where a live request goes."""
@@ -130,6 +134,17 @@ def test_a_live_request_is_misplaced_when_its_owner_on_either_way_has_changed(ch
     # The earlier live request to a member does not count once another worker is asked.
     hops.members.set(7 if changed == "workers" else 2)
     assert not hops.hop.is_misplaced(KEY)
+
+
+def test_a_reader_hears_the_statement_of_another_member_after_the_writes_of_other_workers_are_applied() -> None:
+    hops = TwoHops()
+    hops.members.set(3)
+    hops.ask()
+    looks: list[int] = []
+    hops.reader.told = lambda said: looks.append(hops.looks.count)  # type: ignore[method-assign]
+    (asked,), before = hops.at_members.asked, hops.looks.count
+    asked.requester.head_arrived(cast(Any, HopReply.of(SAME.rendered())))
+    assert (looks, len(hops.reader.replies)) == ([before + 1], 1)
 
 
 def test_each_request_to_another_worker_shows_the_orders_that_this_one_knows() -> None:
