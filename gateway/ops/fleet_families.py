@@ -34,7 +34,7 @@ def fleet_families(
     yield gauge(
         "durable_gateway_fleet_member_share",
         "The part of the other member's streams for which this gateway asks it, from 0 to 1. Grows for some seconds "
-        "after the member has come or returned. 0 if it is not asked.",
+        "after the member has come or returned; 0 if the member is not asked. Excludes this gateway.",
         _LABELS,
         (((one.name,), one.share) for one in members),
     )

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from random import Random
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from gateway.aio.clock import ManualClock
+from gateway.config.fleet import FleetConfig, MemberConfig
+from gateway.engine.fleet import Fleet
 from gateway.engine.fleet_orders import FleetOrders, OfSiblings, OrderSender
 from gateway.ops.gathering.peers import Peers
 from gateway.ops.gathering.sibling_orders import SiblingOrders
 from gateway.protocol.fleet_headers import NOT_LISTED, MemberAnswer
 from gateway.protocol.fleet_orders import NO_ORDERS, OrderLog, OutcomeAsk, Since
+from gateway.upstream.client import MemberClient
+from gateway.workers.members import cell_key
+from gateway.workers.place import WorkerPlace
 from gateway.workers.shared_memory import SharedMemory, SlotState
 from tests.fleet.site import Site
 from tests.fleet.test_orders import NoActions
@@ -81,6 +89,41 @@ async def test_a_member_that_has_removed_this_one_does_not_show_its_orders(site:
         until = site.clock.now() + 2
         await eventually(lambda: site.clock.now() > until)
     assert site.fleet("b").orders.heard()["a"] == heard
+
+
+class DeafSiblings(SiblingOrders):
+    """The other workers, which do not answer."""
+
+    async def ask(self, worker: int, asked: Since | OutcomeAsk, within_s: float) -> tuple[int, bytes]:
+        return 503, b""
+
+
+async def test_a_worker_says_whether_it_knows_all_orders_of_its_member() -> None:
+    shared = SharedMemory.create(2, cell_key(b"0" * 32))
+    fleets: list[Fleet] = []
+    for slot in range(2):
+        # A process that had the slot before knew other orders.
+        shared.set_orders(slot, "9" * 16)
+        shared.set_slot(slot, SlotState.SERVING, 1, 1)
+        members = tuple(MemberConfig(name=name, url=f"http://{name}:1") for name in "ab")
+        config = FleetConfig(name="a", listen="127.0.0.1:1", members=members, secret=cast(Any, "s" * 32))
+        place = cast(WorkerPlace, SimpleNamespace(shared=shared, slot=slot))
+        fleet = Fleet(config, ManualClock(), Random(1), cast(MemberClient, None), place)
+        fleet.orders.siblings, fleet.orders.actions = DeafSiblings(cast(Peers, None), shared, slot, "a"), NoActions()
+        fleets.append(fleet)
+
+    def said() -> list[bool]:
+        return [fleet.answer(is_leaving=False).knows_all_orders for fleet in fleets]
+
+    assert said() == [True, True]
+    given = OrderLog()
+    given.add("q", "purge", "{}", 0.0)
+    await fleets[1].orders.learn(given.since(Since({}, is_new=False), []))
+    assert said() == [False, True]
+    await fleets[0].orders.learn(given.since(Since({}, is_new=False), []))
+    assert said() == [True, True]
+    for fleet in fleets:
+        await fleet.orders.close()
 
 
 def test_a_worker_sees_the_orders_of_the_others_that_serve() -> None:
