@@ -81,9 +81,9 @@ def test_the_readme_shows_the_origins_counters_as_they_were_kept() -> None:
     kept = orjson.loads((HOME / "docs" / "offload.json").read_bytes())
     assert f"<!-- offload -->\n{offload.headlines(kept)}<!-- /offload -->" in README
     assert f"<!-- offload -->\n{offload.table(kept)}<!-- /offload -->" in PERFORMANCE
-    workers = orjson.loads((HOME / "docs" / "offload-workers.json").read_bytes())
-    part = f"<!-- offload-workers -->\n{offload.workers_table(kept, workers)}<!-- /offload-workers -->"
-    assert part in PERFORMANCE
+    for part, shown in (("offload-workers", "four workers"), ("offload-fleet", "four members")):
+        others = orjson.loads((HOME / "docs" / f"{part}.json").read_bytes())
+        assert f"<!-- {part} -->\n{offload.compared(kept, others, shown)}<!-- /{part} -->" in PERFORMANCE
 
 
 @pytest.mark.parametrize("page", ["docs/guides/cache-plan.md", "docs/guides/pipeline.md"])

@@ -1,8 +1,8 @@
 """Writes the stored figures as tables into the README and `docs/performance.md`, number for number.
 
 `python -m tests.offload.readme` writes both tables from `docs/offload.json`: chosen cases into the README, all of the
-shown cases into the page.  The page also has a table that compares one process with four workers, whose figures are in
-`docs/offload-workers.json`.
+shown cases into the page.  The page also has tables that compare one process with four workers, whose figures are in
+`docs/offload-workers.json`, and with a fleet of four members with two workers each, in `docs/offload-fleet.json`.
 """
 
 from __future__ import annotations
@@ -66,15 +66,15 @@ def headlines(document: Mapping[str, Mapping[str, Any]]) -> str:
     return table(document, _HEADLINES)
 
 
-def workers_table(one: Mapping[str, Mapping[str, Any]], four: Mapping[str, Mapping[str, Any]]) -> str:
-    """What the origin sees of one process and of four workers, in Markdown."""
+def compared(one: Mapping[str, Mapping[str, Any]], others: Mapping[str, Mapping[str, Any]], shown: str) -> str:
+    """What the origin sees of one process and of several, shown under this title, in Markdown."""
     lines = [
-        "| what the clients did | requests, one process | four workers | bytes, one process | four workers |",
+        f"| what the clients did | requests, one process | {shown} | bytes, one process | {shown} |",
         "|---|--:|--:|--:|--:|",
     ]
     for name, title in _TITLES.items():
-        requests = [f"{kept[name]['fetches'] + kept[name]['live_requests']:,}" for kept in (one, four)]
-        sizes = [_size(kept[name]["origin_bytes"]) for kept in (one, four)]
+        requests = [f"{kept[name]['fetches'] + kept[name]['live_requests']:,}" for kept in (one, others)]
+        sizes = [_size(kept[name]["origin_bytes"]) for kept in (one, others)]
         lines.append(f"| {title.partition(' (')[0]} | {' | '.join(requests)} | {' | '.join(sizes)} |")
     return "\n".join(lines) + "\n"
 
@@ -83,10 +83,12 @@ def keep(home: Path) -> None:
     """Write the tables of the project at `home`.  Raises NoSuchPart if a page has no marks for its table."""
     document = orjson.loads((home / "docs" / "offload.json").read_bytes())
     workers = orjson.loads((home / "docs" / "offload-workers.json").read_bytes())
+    fleet = orjson.loads((home / "docs" / "offload-fleet.json").read_bytes())
     for page, part, text in (
         ("README.md", "offload", headlines(document)),
         ("docs/performance.md", "offload", table(document)),
-        ("docs/performance.md", "offload-workers", workers_table(document, workers)),
+        ("docs/performance.md", "offload-workers", compared(document, workers, "four workers")),
+        ("docs/performance.md", "offload-fleet", compared(document, fleet, "four members")),
     ):
         path = home / page
         path.write_text(with_part(path.read_text(encoding="utf-8"), part, text), encoding="utf-8")
