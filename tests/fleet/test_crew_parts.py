@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -198,6 +199,17 @@ def test_other_members_find_the_worker_that_owns_a_stream_in_its_member(
     # A member that has named none is one process.
     members.remove(1)
     assert members.owning_worker(1, cell) == 0
+
+
+def test_the_streams_of_a_worker_that_serves_no_more_go_to_the_others_of_its_member() -> None:
+    members, epochs = MemberOwners(["a", "b"], 0, SECRET), []
+    found: list[set[int]] = []
+    for workers in ((0, 1), (0, 1), (1,), (0, 1)):
+        members.set_workers(1, workers)
+        epochs.append(members.epoch)
+        found.append({members.owning_worker(1, cell) for cell in range(50)})
+    assert found == [{0, 1}, {0, 1}, {1}, {0, 1}]
+    assert [later - epoch for epoch, later in pairwise(epochs)] == [0, 1, 1]
 
 
 def test_a_gateway_counts_the_writes_of_all_workers_of_both_versions() -> None:
