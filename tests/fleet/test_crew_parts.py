@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from itertools import pairwise
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from multidict import CIMultiDict
 
 from gateway.aio.clock import ManualClock
 from gateway.aio.tasks import Tasks
+from gateway.cli.supervisor.upgrade import Predecessor
 from gateway.engine.fleet import Fleet
 from gateway.engine.fleet_orders import OrderSender
 from gateway.engine.fleet_upstream import FleetHop
@@ -227,6 +229,17 @@ def test_a_gateway_counts_the_writes_of_all_workers_of_both_versions() -> None:
     WriteCounts(later, 0).add(7, is_append=True)
     assert [one.of(cell) for cell in (6, 7, 8)] == [(0, 0), (3, 1), (1, 0)]
     assert SharedMemory.attach(shared.descriptor, 2, b"another key 1234") is None
+
+
+@pytest.mark.parametrize(("key", "is_same"), [(None, True), (b"the key of cells", True), (b"another key 1234", False)])
+def test_the_next_version_has_the_memory_of_the_previous_one_unless_the_secret_has_changed(
+    key: bytes | None, is_same: bool
+) -> None:
+    shared = SharedMemory.create(2, b"the key of cells")
+    predecessor = Predecessor.__new__(Predecessor)
+    predecessor._memory = os.dup(shared.descriptor)
+    found = predecessor.shared_memory(2, key)
+    assert (found.name == shared.name, found.counts_writes) == (is_same, key is not None)
 
 
 @pytest.mark.parametrize("is_member", [False, True])
