@@ -160,19 +160,19 @@ class HopUpstream:
         is_elsewhere = followed is not None and followed[0] is not None
         return is_elsewhere or (beyond is not None and beyond.follows_elsewhere(key))
 
-    def is_misplaced(self, key: StreamKey) -> bool:
+    def is_misplaced(self, key: StreamKey, handed: Handed = Handed.NO) -> bool:
         """Return whether the latest live request for this tape would be sent to another process if it were sent now for
-        a client of this worker."""
+        a reader of this kind."""
         followed, beyond = self._followed.get(key), self._beyond
-        is_misplaced = followed is not None and followed[0] != self.owner_for(Shared(key, Handed.NO))
-        return is_misplaced or (beyond is not None and beyond.is_misplaced(key))
+        is_misplaced = followed is not None and followed[0] != self.owner_for(Shared(key, handed))
+        return is_misplaced or (beyond is not None and beyond.is_misplaced(key, handed))
 
-    def claim(self, key: StreamKey) -> None:
-        """Record that the latest live request for this tape is for a client of this worker from now on."""
+    def claim(self, key: StreamKey, handed: Handed = Handed.NO) -> None:
+        """Record that the latest live request for this tape is for a reader of this kind from now on."""
         if (followed := self._followed.get(key)) is not None:
-            self._followed[key] = followed[0], Shared(key, Handed.NO)
+            self._followed[key] = followed[0], Shared(key, handed)
         if self._beyond is not None:
-            self._beyond.claim(key)
+            self._beyond.claim(key, handed)
 
     # -- for the requests
 

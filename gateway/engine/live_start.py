@@ -170,8 +170,9 @@ class LiveReads:
         return topic
 
     def _own(self, topic: Topic, read: Read, stream: Stream) -> None:
-        """Let the topic's requests be for a client from now on, if the read is the first one of a client."""
-        if topic.access.source.is_handed and not read.is_handed:
+        """Let the topic's requests be for this read from now on, if its reader is nearer than all earlier ones."""
+        handed = topic.access.source.handed
+        if handed is not read.handed and read.handed.is_nearer(handed):
             self.live.use_own(topic, self._access(read, stream))
 
     def _access(self, read: Read, stream: Stream) -> OriginAccess:

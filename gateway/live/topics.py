@@ -26,6 +26,7 @@ from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
 from gateway.telemetry.surroundings import Surroundings
 from gateway.upstream.flight import StreamHead
+from gateway.upstream.origin_call import Handed
 from gateway.upstream.reply import Upstream
 
 _CONNECTING_S = 0.5
@@ -38,12 +39,12 @@ _FOLLOWER_PATIENCE_S = 1.0
 class Placement(Protocol):
     """Where the live requests for streams are sent: to the origin, or to another process that owns the stream."""
 
-    def is_misplaced(self, key: StreamKey) -> bool:
+    def is_misplaced(self, key: StreamKey, handed: Handed = Handed.NO) -> bool:
         """Return whether the latest live request for this tape (a stream's bytes in memory) would be sent to another
-        process if it were sent now for a client of this process."""
+        process if it were sent now for a reader of this kind."""
 
-    def claim(self, key: StreamKey) -> None:
-        """Record that the latest live request for this tape is for a client of this process from now on."""
+    def claim(self, key: StreamKey, handed: Handed = Handed.NO) -> None:
+        """Record that the latest live request for this tape is for a reader of this kind from now on."""
 
 
 class LiveTopics:
@@ -124,21 +125,25 @@ class LiveTopics:
                 self.placement.claim(topic.stream.key)
 
     def use_own(self, topic: Topic, access: OriginAccess) -> None:
-        """Send the requests of a topic that was created for another process for a client of this process from now on.
+        """Send the requests of a topic that was created for another process for a nearer reader from now on: for a
+        client of this process, or for another worker of this gateway.
 
-        A request for another member of a fleet goes to the origin, whoever owns the stream.  A request for a client
-        goes to the owner.
+        A request for another member of a fleet goes to the origin, whoever owns the stream.  A request for a nearer
+        reader goes to the owner.
         """
-        is_misplaced, topic.access = self._is_misplaced(topic), access
+        handed = access.source.handed
+        is_misplaced, topic.access = self._is_misplaced(topic, handed), access
         if is_misplaced and self.table.is_followed(topic):
             self.restart(topic.stream)
         elif self.placement is not None:
-            self.placement.claim(topic.stream.key)
+            self.placement.claim(topic.stream.key, handed)
 
-    def _is_misplaced(self, topic: Topic) -> bool:
-        """Return whether the stream is followed for another process, and for a client would be followed elsewhere."""
+    def _is_misplaced(self, topic: Topic, handed: Handed = Handed.NO) -> bool:
+        """Return whether the stream is followed for another process, and for a reader of this kind would be followed
+        elsewhere."""
         placement = self.placement
-        return topic.access.source.is_handed and placement is not None and placement.is_misplaced(topic.stream.key)
+        is_handed = topic.access.source.is_handed
+        return is_handed and placement is not None and placement.is_misplaced(topic.stream.key, handed)
 
     def join(self, stream: Stream) -> Topic | None:
         """Add a live reader to the stream's topic if the stream is followed, else return None.

@@ -68,6 +68,10 @@ class Handed(Enum):
     BY_MEMBER = 2
     """Another member of the fleet has asked.  The request goes to the origin."""
 
+    def is_nearer(self, other: Handed) -> bool:
+        """Return whether fewer processes have handed the request on than `other` states."""
+        return self.value < other.value
+
 
 class Shared(NamedTuple):
     """The tape (a stream's bytes in memory) for which a shared request is made.  With several workers, the owner of the

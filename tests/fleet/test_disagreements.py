@@ -7,9 +7,11 @@ has a live request at the origin.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 
 import pytest
 
+from gateway.upstream.origin_call import Handed
 from tests.fleet.site import Site
 from tests.scenarios.wire import Event, pairs
 from tests.waiting import eventually, time_passing
@@ -70,6 +72,27 @@ async def test_a_reader_that_joins_those_of_another_member_costs_no_live_request
     second = await dispute.begin("b")
     third = await dispute.begin("c")
     await dispute.settle()
+    await dispute.check(first, second, third)
+    await dispute.until_live(1)
+
+
+@pytest.mark.parametrize("joins", ["before", "after"])
+async def test_a_reader_of_another_worker_that_joins_those_of_another_member_costs_no_live_request_in_the_end(
+    joins: str, dispute: Dispute, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await dispute.begin("a")
+    await dispute.until_live(1)
+    if joins == "after":
+        await dispute.settle()
+        async with time_passing(dispute.site.clock):
+            await dispute.until_live(2)
+    with monkeypatch.context() as patch:
+        # A worker of b that does not own the stream hands its clients' reads on to this one.
+        patch.setattr("gateway.server.interpreting.Handed", SimpleNamespace(NO=Handed.BY_WORKER))
+        second = await dispute.begin("b")
+    third = await dispute.begin("c")
+    if joins == "before":
+        await dispute.settle()
     await dispute.check(first, second, third)
     await dispute.until_live(1)
 
