@@ -137,7 +137,7 @@ class Member:
 
     def url_of(self, worker: int) -> str:
         """Return the URL of one of the member's workers (`MemberDialer`)."""
-        if not self._fleet.owners.has_workers(self._index):
+        if self._fleet.owners.is_only_worker(self._index, worker):
             return self.url
         return f"http://{worker}@{self.url.removeprefix('http://')}"
 
@@ -243,6 +243,7 @@ class Member:
         if answer is not None and not answer.is_leaving:
             # A process that leaves may answer for a while after the next one has started.
             self._fleet.processes.identify(self.name, answer.instance)
+            self._fleet.owners.set_workers(self._index, answer.workers)
         if reply.status == NOT_LISTED:
             # The answers that the member has begun before go on.
             self._is_late = self._is_doubted = False
@@ -258,7 +259,6 @@ class Member:
         elif answer.is_leaving:
             self.judge("it is leaving")
         else:
-            self._fleet.owners.set_workers(self._index, answer.workers)
             self._reach()
         self._notice_orders(answer)
         if answer is not None and answer.node == self._fleet.node and not self._is_namesake:

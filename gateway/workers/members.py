@@ -108,9 +108,9 @@ class MemberOwners:
         """Return how many workers of another member serve; 0 if it has not named any."""
         return len(self._workers.get(member, ()))
 
-    def has_workers(self, member: int) -> bool:
-        """Return whether several workers of another member serve."""
-        return len(self._workers.get(member, _ONE)) > 1
+    def is_only_worker(self, member: int, worker: int) -> bool:
+        """Return whether this is the only worker of another member that serves, so that no other one can answer."""
+        return self._workers.get(member) == (worker,)
 
     def owning_worker(self, member: int, cell: int) -> int:
         """Return the worker of another member that owns the paths of this cell there."""

@@ -78,6 +78,31 @@ def test_a_worker_that_lacks_orders_of_its_member_does_not_speak_for_it(status: 
         probes.clock.advance(1.0)
 
 
+@pytest.mark.parametrize(
+    ("serving", "urls"),
+    [
+        # The other member has not answered a probe, or only with another configuration.
+        (None, ["http://0@b:1", "http://1@b:1"]),
+        # Its worker 1 serves since the latest answer.
+        ((0,), ["http://b:1", "http://1@b:1"]),
+        ((1,), ["http://0@b:1", "http://b:1"]),
+        ((0, 1), ["http://0@b:1", "http://1@b:1"]),
+    ],
+)
+def test_the_worker_that_knows_an_order_is_asked_for_it(serving: tuple[int, ...] | None, urls: list[str]) -> None:
+    member = Probes().member
+    if serving is not None:
+        member._fleet.owners.set_workers(1, serving)
+    assert [member.url_of(worker) for worker in (0, 1)] == urls
+
+
+def test_the_workers_of_a_member_with_another_configuration_are_known() -> None:
+    probes = Probes()
+    answer = MemberAnswer("b", "0" * 16, "f" * 16, False, workers=(0, 2))
+    probes.client.asked[-1].head_arrived(Head(answer))
+    assert (probes.is_reached(), probes.member.workers) == (False, 2)
+
+
 async def test_a_member_that_has_removed_this_one_does_not_show_its_orders(site: Site) -> None:
     async with time_passing(site.clock, 0.02):
         await eventually(lambda: site.fleet("b").orders.heard()["a"] is not None)
