@@ -201,6 +201,8 @@ class Fleet:
         for member in self.members.values():
             member.probe()
         self.member_answered()
+        # Another member may not know a purge that only the other workers know.
+        self.orders.notice_siblings()
         with suppress(TimeoutError):
             async with asyncio.timeout(_FIRST_S):
                 for look in first_looks:

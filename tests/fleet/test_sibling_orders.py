@@ -37,8 +37,8 @@ class OneSibling:
     def digests(self) -> Iterable[tuple[str, str]]:
         return [("a/1", self.log.digest)]
 
-    async def ask(self, peer: str, asked: Since | OutcomeAsk, within_s: float) -> tuple[int, bytes]:
-        assert (peer, isinstance(asked, Since)) == ("a/1", True)
+    async def ask(self, peer: str | int, asked: Since | OutcomeAsk, within_s: float) -> tuple[int, bytes]:
+        assert peer in ("a/1", 1)
         news = self.log.since(cast(Since, asked), [])._replace(process="q")
         return (200, news.rendered(0.0)) if self.answers else (503, b"")
 
@@ -61,6 +61,18 @@ async def test_no_member_is_believed_while_another_worker_of_this_one_knows_more
     assert orders.heard() == {"b": None}
     await orders.settled()
     assert orders.heard() == {"b": 7.0}
+    assert [one.process for one in orders.log.orders()] == ["q"]
+    await orders.close()
+
+
+async def test_a_worker_that_starts_takes_over_the_orders_of_the_others_before_it_answers() -> None:
+    probes, sibling = Probes(), OneSibling()
+    # The other member has been cut off, and does not know the order.
+    sibling.log.add("q", "purge", "{}", 0.0)
+    orders = probes.fleet.orders
+    orders.siblings, orders.actions = cast(Any, sibling), NoActions()
+    probes.answer()
+    await probes.fleet.start()
     assert [one.process for one in orders.log.orders()] == ["q"]
     await orders.close()
 
