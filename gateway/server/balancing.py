@@ -17,7 +17,7 @@ import array
 import asyncio
 import socket
 from collections.abc import Callable
-from contextlib import suppress
+from enum import Enum
 from typing import Any, Final
 
 from gateway.aio.tasks import Tasks
@@ -29,6 +29,17 @@ _MOST_AT_ONCE: Final = 16
 """The most connections taken in a turn of the loop."""
 _MOST_BYTES: Final = 512
 """The longest message: the number of a listener, and the bytes that were read from the connection."""
+
+
+class Passing(Enum):
+    """Whether a connection was sent to another worker."""
+
+    DONE = 0
+    REFUSED = 1
+    """No worker takes connections there."""
+    LATER = 2
+    """The worker takes no further connection at this moment."""
+
 
 Factory = Callable[[], asyncio.BaseProtocol]
 
@@ -77,28 +88,30 @@ class Balancer:
         slot = lighter_slot(self._connections(), place.slot, self._serving)
         if slot is None:
             return False
-        if not self.send(listener, transport, slot, b""):
+        if self.send(listener, transport, slot, b"") is not Passing.DONE:
+            # If the other worker is busy, its queue may be full.  The connection then stays here.
             return False
         self._allowance.use(now)
         return True
 
-    def send(self, listener: int, transport: asyncio.BaseTransport, slot: int, read: bytes) -> bool:
-        """Send a connection to the worker of a slot, with the bytes that were read from it.  Returns False if no worker
-        serves there, or if its queue is full."""
+    def send(self, listener: int, transport: asyncio.BaseTransport, slot: int, read: bytes) -> Passing:
+        """Send a connection to the worker of a slot, with the bytes that were read from it."""
         place = self._place
         if self._is_stopped or slot not in place.shared.owning():
-            return False
+            return Passing.REFUSED
         rights = array.array("i", [transport.get_extra_info("socket").fileno()])
-        # If the other worker is busy, its queue may be full.  The connection then stays here.
-        with suppress(OSError):
+        try:
             self._sender.sendmsg(
                 [b"%d %b" % (listener, read)],
                 [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)],
                 socket.MSG_DONTWAIT,
                 place.arrivals_paths[slot],
             )
-            return True
-        return False
+        except BlockingIOError:
+            return Passing.LATER
+        except OSError:
+            return Passing.REFUSED
+        return Passing.DONE
 
     def stop(self, *, is_last: bool) -> None:
         """Pass no further connection.  With `is_last`, take the connections that others have passed, and then take no

@@ -15,6 +15,7 @@ from typing import Any, Final, cast
 
 from gateway.aio.sealing import SealingTransport
 from gateway.protocol.member_session import MemberKey, Session, may_be_greeting, wanted_worker
+from gateway.server.balancing import Passing
 from gateway.server.client_connections import Clients
 from gateway.server.connection import Connection
 
@@ -22,6 +23,10 @@ MOST_UNPROVED: Final = 256
 MOST_UNPROVED_OF_ADDRESS: Final = 32
 """The most connections, in total and of one address, whose members have not proved themselves."""
 _LOOK_S: Final = 0.05
+_AGAIN_S: Final = 0.02
+_MOST_TRIES: Final = 50
+"""How often a connection is passed on to a worker that is busy, and the seconds between two attempts.  The queue of a
+worker has room for few connections: 10, unless `net.unix.max_dgram_qlen` in sysctl(8) has another value."""
 _REFUSED: Final = b"Only members of the fleet are answered here\n"
 
 
@@ -31,9 +36,8 @@ class MemberClients(Clients):
     key: MemberKey
     worker: int
     """The number of this worker."""
-    pass_on: Callable[[asyncio.BaseTransport, int, bytes], bool] = staticmethod(lambda *_: False)
-    """Passes a connection on to another worker, with the greeting that has been read from it.  Returns whether it was
-    passed."""
+    pass_on: Callable[[asyncio.BaseTransport, int, bytes], Passing] = staticmethod(lambda *_: Passing.REFUSED)
+    """Passes a connection on to another worker, with the greeting that has been read from it."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -83,12 +87,15 @@ def _least(unproved: list[MemberConnection]) -> MemberConnection:
 class MemberConnection(Connection):
     """The connection of another member."""
 
-    __slots__ = ("_greeting", "_members", "_sealing", "session")
+    __slots__ = ("_again", "_greeting", "_members", "_sealing", "_tries", "session")
 
     def __init__(self, clients: MemberClients) -> None:
         super().__init__(clients, None)
         self._members = clients
         self._greeting = b""
+        self._again: asyncio.TimerHandle | None = None
+        """The next attempt to pass this connection on."""
+        self._tries = 0
         self._sealing: SealingTransport
         self.session: Session | None = None
         """None before the greeting."""
@@ -119,14 +126,21 @@ class MemberConnection(Connection):
         if may_be_greeting(data) and not data.endswith(b"\n"):
             self._greeting = data
             return
+        self._stop_trying()
         self._greeting = b""
         members = self._members
         wanted = wanted_worker(data)
-        transport = cast("asyncio.Transport", self._sealing)
-        if wanted is not None and wanted != members.worker and members.pass_on(transport, wanted, data):
-            # This closes the descriptor.  The connection lives on, because the message holds another descriptor.
-            self.abort()
-            return
+        if wanted is not None and wanted != members.worker:
+            match members.pass_on(cast("asyncio.Transport", self._sealing), wanted, data):
+                case Passing.DONE:
+                    # This closes the descriptor.  The connection lives on, because the message holds another one.
+                    self.abort()
+                    return
+                case Passing.LATER if self._tries < _MOST_TRIES:
+                    self._tries += 1
+                    self._greeting = data
+                    self._again = asyncio.get_running_loop().call_later(_AGAIN_S, self._greet, data)
+                    return
         answered = members.key.answered(data, members.worker)
         if answered is None:
             self._refuse(403, _REFUSED)
@@ -135,6 +149,12 @@ class MemberConnection(Connection):
         self._sealing.write(answer)
         self._sealing.seal = self.session.sealer.sealed
 
+    def _stop_trying(self) -> None:
+        if self._again is not None:
+            self._again.cancel()
+            self._again = None
+
     def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_trying()
         self._members.proved(self)
         super().connection_lost(exc)

@@ -24,6 +24,7 @@ from gateway.protocol.member_session import (
     Sealer,
     Session,
 )
+from gateway.server.balancing import Passing
 from gateway.server.member_connection import MOST_UNPROVED_OF_ADDRESS
 from gateway.upstream.client import MemberClient
 from gateway.upstream.connection_pool import UNBOUNDED, ConnectionPool
@@ -317,3 +318,32 @@ async def test_a_member_proves_itself_before_its_first_request_and_makes_few_con
     server.close()
     pool.close()
     await tasks.close()
+
+
+async def test_a_connection_waits_while_the_worker_that_it_names_is_busy(site: Site) -> None:
+    members = site.members["c"].gateway.listeners.members
+    assert members is not None
+    outcomes, passed = [Passing.LATER, Passing.LATER, Passing.DONE], []
+
+    def pass_on(transport: object, worker: int, read: bytes) -> Passing:
+        passed.append((worker, read))
+        return outcomes[len(passed) - 1]
+
+    members.pass_on = pass_on
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(site.urls["c"].rpartition(":")[2]))
+    writer.write(greeting := site.fleet("a").key.greeting(1))
+    # This worker does not answer in the place of the other one.
+    assert await reader.read() == b""
+    assert passed == [(1, greeting)] * 3
+    writer.close()
+
+
+async def test_a_worker_answers_itself_when_the_named_one_takes_no_connection(site: Site) -> None:
+    members, key = site.members["c"].gateway.listeners.members, site.fleet("a").key
+    assert members is not None
+    for outcome in (Passing.REFUSED, Passing.LATER):
+        members.pass_on = lambda *_, found=outcome: found
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(site.urls["c"].rpartition(":")[2]))
+        writer.write(greeting := key.greeting(1))
+        assert key.session(greeting, await reader.readline(), "c").worker == 0
+        writer.close()

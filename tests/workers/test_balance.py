@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from collections import Counter
+from pathlib import Path
 from random import Random
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from gateway.server.balancing import Balancer, Passing
 from gateway.workers.balance import EVERY_S, MOST_AT_ONCE, Allowance, lighter_slot
 from tests.scenarios.wire import Wire
 from tests.waiting import eventually
@@ -63,6 +68,27 @@ def test_few_connections_are_passed_in_the_long_run() -> None:
 
     assert [passed(100.0), passed(100.0), passed(100.0 + EVERY_S)] == [MOST_AT_ONCE, 0, 1]
     assert passed(200.0) == MOST_AT_ONCE
+
+
+def test_a_connection_is_sent_until_the_queue_of_the_other_worker_is_full(tmp_path: Path) -> None:
+    paths = [str(tmp_path / name) for name in ("busy", "gone", "dead")]
+    queue, own, passed = (socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(3))
+    queue.bind(paths[0])
+    balancer = Balancer.__new__(Balancer)
+    shared = SimpleNamespace(owning=lambda: (0, 1))
+    balancer._place, balancer._sender = cast(Any, SimpleNamespace(shared=shared, arrivals_paths=paths)), own
+    balancer._is_stopped = False
+    transport = cast(Any, SimpleNamespace(get_extra_info=lambda name: passed))
+    found = [balancer.send(0, transport, 0, b"read") for _ in range(2_000)]
+    count = found.index(Passing.LATER)
+    assert found == [Passing.DONE] * count + [Passing.LATER] * (2_000 - count)
+    data, descriptors, *_ = socket.recv_fds(queue, 64, 1)
+    os.close(descriptors[0])
+    assert data == b"0 read"
+    assert balancer.send(0, transport, 0, b"read") is Passing.DONE
+    assert [balancer.send(0, transport, slot, b"") for slot in (1, 2)] == [Passing.REFUSED] * 2
+    for one in (queue, own, passed):
+        one.close()
 
 
 async def test_a_worker_with_fewer_connections_gets_the_next_ones(start: Start) -> None:
