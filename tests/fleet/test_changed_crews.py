@@ -108,6 +108,28 @@ async def test_an_upgrade_loses_no_byte_and_no_write(fleet: Crews) -> None:
         await one.leave()
 
 
+async def test_an_upgrade_keeps_the_purges_that_only_this_member_knows(fleet: Crews) -> None:
+    a, b, path = fleet.members["a"], fleet.members["b"], "/kept/order"
+    origin = await a.origin_client()
+    await origin.send("PUT", path, PLAIN, b"old")
+    clients = await a.client_of_each()
+    for client in (*clients, *clients):
+        assert (await read_all(client, path))[1] == b"old"
+    await a.gateway.reload(fleet.config("a", ["a"]))
+    await eventually(partial(knows, fleet, "a", {}), within_s=30, look_s=LOOK_S)
+    await origin.send("DELETE", path)
+    await origin.send("PUT", path, PLAIN, b"new")
+    (outcome,) = (await fleet.order("b", "/api/purge", {"stream": path}))["members"]
+    assert (outcome["member"], outcome["affected"]) == ("a", None)
+    await b.gateway.upgrade()
+    for client in clients:
+        assert (await read_all(client, path))[1] == b"old"
+    await a.gateway.reload(fleet.config("a"))
+    await fleet.until_joined()
+    for client in clients:
+        assert (await read_all(client, path))[1] == b"new"
+
+
 async def test_a_member_that_drains_and_starts_again_loses_no_byte_and_no_write(fleet: Crews) -> None:
     paths, kept = [f"/drained/{number}" for number in range(4)], [f"/kept/{number}" for number in range(4)]
     clients = await fleet.clients()

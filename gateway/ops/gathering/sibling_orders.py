@@ -4,6 +4,7 @@ admin sockets."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Final
 
 import orjson
@@ -13,7 +14,7 @@ from gateway.engine.fleet_orders import Affected, FleetOrders, OfSiblings, Order
 from gateway.errors import UpstreamUnreachable
 from gateway.ops.gathering.peers import Peers
 from gateway.protocol.fleet_headers import peer_name
-from gateway.protocol.fleet_orders import OutcomeAsk, Since
+from gateway.protocol.fleet_orders import OrderNews, OutcomeAsk, Since
 from gateway.workers.shared_memory import SharedMemory
 
 NEWS: Final = "/worker/orders"
@@ -56,6 +57,18 @@ class SiblingOrders:
 def _affected(body: bytes) -> Affected:
     found = orjson.loads(body)
     return found if isinstance(found, int) else frozenset(found)
+
+
+async def take_over_orders(orders: FleetOrders, earlier: Peers) -> None:
+    """Carry out the orders that the workers of the previous version know.
+
+    Another member that was cut off when an order was given learns of it by a member that knows it, which may be this
+    one alone."""
+    answers = await earlier.ask_all("POST", NEWS, Since({}, is_new=True).rendered().encode())
+    for answer in answers:
+        if answer.is_good:
+            with suppress(ValueError):
+                await orders.learn(OrderNews.parse(answer.body, orders.now()))
 
 
 def order_routes(orders: FleetOrders, now: Callable[[], float]) -> Sequence[web.RouteDef]:

@@ -20,7 +20,7 @@ from gateway.ops.gathering.ended_counts import EndedCounts
 from gateway.ops.gathering.endpoints import Gathered
 from gateway.ops.gathering.peers import Peers
 from gateway.ops.gathering.private import ORIGIN, private_application
-from gateway.ops.gathering.sibling_orders import SiblingOrders
+from gateway.ops.gathering.sibling_orders import SiblingOrders, take_over_orders
 from gateway.ops.partition_ids import PartitionIds
 from gateway.upstream.health import news_of
 from gateway.upstream.origin_state import Origin
@@ -77,6 +77,8 @@ class WorkerAdmin:
         place = self._place
         siblings = self._peers if place.generation > 1 else None
         earlier = version_before(place.predecessors)
+        if earlier is not None and (fleet := self._subject.engine.fleet) is not None:
+            await take_over_orders(fleet.orders, earlier)
         late = await adopt_at_start(self._subject, siblings, earlier, but=place.slot, start=self._follow_later)
         if late:
             following = follow_late(self._subject, self._peers, late, partial(asyncio.sleep, _FOLLOW_S), but=place.slot)
