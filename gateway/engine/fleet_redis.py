@@ -273,17 +273,24 @@ class OrdersByRedis:
         if last is not None and not self._unread:
             self._last = last
         else:
-            self.losses += self._last is not None
+            if self._last is not None:
+                self.losses += 1
+                # Redis may be away before all is read.
+                self._may_have_missed()
             await self._start_over()
-            if not self._orders.is_new:
-                now = self._clock.now()
-                self._open_since = now if self._lost_at is None else self._open_since
-                self._lost_at = now
+            self._may_have_missed()
         if self._may_lack or self._unstored:
             await self._add_lacking()
         if self._has_surplus:
             self._has_surplus = False
             await self._revocations()
+
+    def _may_have_missed(self) -> None:
+        """Record that Redis may have lost orders by now that this member has not read."""
+        if not self._orders.is_new:
+            now = self._clock.now()
+            self._open_since = now if self._lost_at is None else self._open_since
+            self._lost_at = now
 
     async def _read_from(self, last: StoredEntry) -> StoredEntry | None:
         """Have the orders after an entry carried out.  Return the last entry that was read; None if the entries there
@@ -296,6 +303,7 @@ class OrdersByRedis:
             if not new:
                 break
             await self._take(new)
+            await self._judge_old_loss()
             last = new[-1]
         return last
 
@@ -323,6 +331,7 @@ class OrdersByRedis:
         async for page in self._store.revocations():
             found = dict(self._opened(page.items(), self._read_revocation))
             await self._orders.learn(news_of([], [one for one in found.values() if one.for_s > 0]))
+            await self._judge_old_loss()
             entries |= page
             ends |= found
         remaining_s = {**dict.fromkeys(entries, 0.0), **{field: one.for_s for field, one in ends.items()}}
@@ -370,6 +379,11 @@ class OrdersByRedis:
             self._stored[order.process, order.number] = None
         while len(self._stored) > _MOST_STORED:
             del self._stored[next(iter(self._stored))]
+
+    async def _judge_old_loss(self) -> None:
+        """Judge a loss while entries are read, which may take long."""
+        if self._lost_at is not None and self._clock.now() >= self._open_since + HEAR_S:
+            await self._judge_loss()
 
     async def _judge_loss(self) -> None:
         if self._lost_at is None:

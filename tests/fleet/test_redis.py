@@ -457,6 +457,52 @@ async def test_a_member_that_is_cut_off_asks_the_origin_after_redis_has_lost_ord
         assert site.by_redis("b").losses == 1
 
 
+async def test_a_loss_counts_though_redis_vanishes_again_as_all_is_read(
+    site: RedisSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await site.start_all()
+    path = site.path_of("b")
+    await warmed(site, path)
+    for name in "ac":
+        await site.kill(name)
+    revocations_in = redis_orders.RedisOrders.revocations
+
+    def vanishing(store: redis_orders.RedisOrders) -> AsyncIterator[dict[bytes, bytes]]:
+        site.redis.kill()
+        return revocations_in(store)
+
+    monkeypatch.setattr(redis_orders.RedisOrders, "revocations", vanishing)
+    await site.redis.client.flushall()
+    async with time_passing(site.clock, LOSS_STEP_S):
+        await eventually(lambda: site.by_redis("b").losses > 0)
+        until = site.clock.now() + 3
+        await eventually(lambda: site.clock.now() > until)
+    assert site.by_redis("b").problem == "it cannot be reached"
+    assert await bodies(site, path, ("b",)) == {b"new"}
+
+
+async def test_a_loss_is_judged_while_redis_is_slow(site: RedisSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    await site.start_all()
+    for name in "ac":
+        await site.kill(name)
+    emptied_after: list[float] = []
+
+    async def slow(store: redis_orders.RedisOrders) -> AsyncIterator[dict[bytes, bytes]]:
+        began = site.clock.now()
+        while site.clock.now() < began + 60 and not site.fleet("b").orders.missed:
+            await pass_turns()
+            site.clock.advance(0.5)
+            yield {}
+        emptied_after.append(site.clock.now() - began)
+
+    monkeypatch.setattr(redis_orders.RedisOrders, "revocations", slow)
+    await site.redis.client.flushall()
+    async with time_passing(site.clock, LOSS_STEP_S):
+        await eventually(lambda: bool(emptied_after))
+    assert emptied_after[0] < 3
+    assert site.fleet("b").orders.missed == 1
+
+
 async def test_a_loss_while_lost_orders_are_added_again_is_noticed(
     site: RedisSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
