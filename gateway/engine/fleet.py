@@ -39,7 +39,7 @@ from gateway.engine.fleet_writes import CountedWrites
 from gateway.errors import GatewayError, UpstreamTimeout, UpstreamUnreachable
 from gateway.http.reply_parser import Interim
 from gateway.protocol.fleet_headers import FLEET, NOT_LISTED, PROBE, MemberAnswer, MemberField
-from gateway.protocol.fleet_orders import FLEET_ORDERS, OutcomeAsk, Since
+from gateway.protocol.fleet_orders import FLEET_ORDERS, NO_ORDERS, OutcomeAsk, Since
 from gateway.protocol.member_session import ANOTHER_SERVER, MemberKey
 from gateway.upstream.client import MemberClient
 from gateway.upstream.failures import NotAMember
@@ -229,8 +229,9 @@ class Member:
             self._is_late = self._is_doubted = False
             self.answers = True
             self.judge(_NOT_IN_ITS_LIST)
-            if answer is not None:
-                self._fleet.orders.notice(self.name, answer.orders)
+            if answer is not None and answer.orders != NO_ORDERS:
+                # Without orders, the member does not show which ones it knows.
+                self._fleet.orders.notice(self.name, answer.instance, answer.orders)
             self._go_on()
             return
         if answer is None:
@@ -242,7 +243,7 @@ class Member:
         else:
             self._reach()
         if answer is not None:
-            self._fleet.orders.notice(self.name, answer.orders)
+            self._fleet.orders.notice(self.name, answer.instance, answer.orders)
         if answer is not None and answer.node == self._fleet.node and not self._is_namesake:
             self._is_namesake = True
             _log.warning("member %s has the same server.node_name as this one", self.name)
@@ -399,7 +400,8 @@ class Fleet:
                     await asyncio.wait([look])
                 await self._all_answered.wait()
                 await self.orders.settled()
-        self.orders.is_new, self.has_started = False, True
+        self.orders.begin()
+        self.has_started = True
 
     def replace_members(self, members: Iterable[MemberConfig]) -> None:
         """Use a new list of members, which contains this member, from now on.

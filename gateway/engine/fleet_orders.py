@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
+from math import inf
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from gateway.aio.tasks import Tasks
@@ -85,6 +86,16 @@ class Given(NamedTuple, Generic[T]):
     """Whether Redis has the order; None without Redis."""
 
 
+class _Heard(NamedTuple):
+    """The latest process of another member that this one has heard of."""
+
+    process: str
+    since: float
+    """When this member first heard of the process."""
+    agreed_at: float | None
+    """When the process has last shown that it knows no orders but those that are carried out here; None if never."""
+
+
 class FleetOrders:
     """The orders that this member knows, and those that it has carried out."""
 
@@ -112,8 +123,9 @@ class FleetOrders:
         """The digest of the orders that are carried out.  While the lock is free, it is the digest of the log."""
         self._covered: dict[str, str] = {}
         """For each other member, the digest of orders that this member also knows, and has carried out."""
-        self._heard: dict[str, float] = {}
-        """For each other member, when it has last shown that it knows no orders but those that are carried out."""
+        self._heard: dict[str, _Heard] = {}
+        self._removed: tuple[str, float] = "", -inf
+        """The member that has left the list latest, and when."""
         self._counts: dict[tuple[str, int], int | None] = {}
         """The outcomes of the latest orders."""
         self._lock = asyncio.Lock()
@@ -121,11 +133,16 @@ class FleetOrders:
         self._fetching: dict[str, asyncio.Task[str]] = {}
         self.is_new = True
         """Whether this member has not answered a read yet, so that it cannot have missed a purge."""
+        self._new_until = -inf
         self.missed = 0
         """How often this member has emptied its memory, because it had missed orders."""
 
     def __repr__(self) -> str:
         return f"<FleetOrders {self.log!r}, {len(self._fetching)} fetching>"
+
+    def begin(self) -> None:
+        """Record that this member answers reads from now on."""
+        self.is_new, self._new_until = False, self.now()
 
     # -- an order of this member's operator
 
@@ -164,17 +181,30 @@ class FleetOrders:
         out."""
         return digest not in (NO_ORDERS, self._carried_out, self._covered.get(member))
 
-    def notice(self, member: str, digest: str) -> None:
-        """Begin to fetch the orders that only the other member knows, if there are any."""
+    def notice(self, member: str, process: str, digest: str) -> None:
+        """Begin to fetch the orders that only a process of the other member knows, if there are any."""
+        now, heard = self.now(), self._heard.get(member)
+        if heard is None or heard.process != process:
+            heard = _Heard(process, now, None)
         if self.is_behind(member, digest):
             self._fetch(member)
         else:
-            self._heard[member] = self.now()
+            heard = heard._replace(agreed_at=now)
+        self._heard[member] = heard
 
-    def heard(self) -> dict[str, float | None]:
+    def agreed(self, since: float) -> dict[str, float | None]:
         """Return, for each other member, when it has last shown that it knows no orders but those that are carried out
-        here; None if never."""
-        return {member: self._heard.get(member) for member in self._others()}
+        here; None if never.
+
+        A process shows nothing if this member has first heard of it after `since`: it may have replaced one that knew
+        more.  So a member that has left the list after `since` is there with None."""
+        since = max(since, self._new_until)
+        removed, removed_at = self._removed
+        found: dict[str, float | None] = {removed: None} if removed_at > since else {}
+        for member in self._others():
+            heard = self._heard.get(member)
+            found[member] = heard.agreed_at if heard is not None and heard.since <= since else None
+        return found
 
     async def caught_up(self, member: str, process: str, digest: str) -> bool:
         """Carry out the orders that a process of the other member knows.  Return whether that has succeeded.
@@ -273,6 +303,7 @@ class FleetOrders:
         """Forget another member, because it has left the fleet.  The orders that it has given stay."""
         self._covered.pop(member, None)
         self._heard.pop(member, None)
+        self._removed = member, self.now()
 
     async def close(self) -> None:
         """End all tasks."""

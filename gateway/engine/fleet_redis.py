@@ -8,7 +8,9 @@ The member remembers the last entry that it has read, and reads on from that ent
 contain.  It adds a mark to an empty stream, so that there is always such an entry.  If the entry is there no more, or
 an order that the member has added is not there, others may be lost, too: they were trimmed, or Redis has lost data.
 The member then reads everything that is there.  It has missed nothing if each other member of its list shows within a
-moment that it knows no other orders.  Otherwise it empties its memory, so that the origin is asked.
+moment that it knows no other orders.  Otherwise it empties its memory, so that the origin is asked.  A process that has
+started since this member's last look at Redis shows nothing: the process before it may have known an order that was
+nowhere else but in Redis.
 
 A member adds its own orders at once.  Orders and revocations of others that Redis lacks, such as those that it has
 lost, are added by the member whose random patience ends first.
@@ -21,6 +23,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
+from math import inf
 from random import Random
 from typing import Final, NamedTuple, Protocol, TypeVar
 
@@ -88,15 +91,15 @@ class Loss(Enum):
     UNKNOWN = "the other members have not answered yet"
 
 
-def loss_since(lost_at: float, heard: Mapping[str, float | None], open_s: float) -> Loss:
+def loss_since(lost_at: float, agreed: Mapping[str, float | None], open_s: float) -> Loss:
     """Judge entries that may be lost since `lost_at`, a question that has been open for `open_s` seconds.
 
-    `heard` has, for each other member, when it has last shown that this one knows its orders; None if never.  A member
+    `agreed` has, for each other member, when it has last shown that this one knows its orders; None if never.  A member
     without others to ask must assume the worst.
     """
-    if heard and all(at is not None and at > lost_at for at in heard.values()):
+    if agreed and all(at is not None and at > lost_at for at in agreed.values()):
         return Loss.NOTHING_MISSED
-    return Loss.MISSED if not heard or open_s >= HEAR_S else Loss.UNKNOWN
+    return Loss.MISSED if not agreed or open_s >= HEAR_S else Loss.UNKNOWN
 
 
 def is_continued(page: Sequence[StoredEntry], last: StoredEntry) -> bool:
@@ -173,6 +176,9 @@ class OrdersByRedis:
         """Whether Redis may lack orders that this member knows."""
         self._due_at: float | None = None
         """When this member adds the orders of others that Redis lacks."""
+        self._sure_at = -inf
+        """When the latest look began after which this member knew all orders in Redis, or when it has emptied its
+        memory since."""
         self._lost_at: float | None = None
         """The latest time of a loss by which this member may have missed orders; None if it has missed none."""
         self._open_since = 0.0
@@ -234,7 +240,7 @@ class OrdersByRedis:
         return self._looking
 
     async def _look(self) -> None:
-        self._is_called = False
+        self._is_called, began_at = False, self._clock.now()
         try:
             await self._round()
         except OSError as error:
@@ -244,6 +250,8 @@ class OrdersByRedis:
             self._report(f"its entries cannot be used ({type(error).__name__})", error)
         else:
             self._report("")
+            if self._lost_at is None:
+                self._sure_at = began_at
         await self._judge_loss()
         self._looking = None
         self._on_look.set()
@@ -388,12 +396,14 @@ class OrdersByRedis:
     async def _judge_loss(self) -> None:
         if self._lost_at is None:
             return
-        loss = loss_since(self._lost_at, self._orders.heard(), self._clock.now() - self._open_since)
+        agreed = self._orders.agreed(self._sure_at)
+        loss = loss_since(self._lost_at, agreed, self._clock.now() - self._open_since)
         if loss is Loss.UNKNOWN:
             return
         self._lost_at = None
         if loss is Loss.MISSED:
             await self._orders.doubt()
+            self._sure_at = self._clock.now()
 
     # -- adding
 

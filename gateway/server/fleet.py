@@ -77,7 +77,7 @@ class FleetHandler(HopHandler):
             if self._has_other_orders(sender):
                 return self._refuse(context, NOT_LISTED, CIMultiDict({FLEET: answer}), _UNLISTED)
             fleet.told(sender.name, is_leaving=self._engine.drain.is_set)
-            fleet.orders.notice(sender.name, sender.orders)
+            fleet.orders.notice(sender.name, sender.instance, sender.orders)
             return context.delivery.text(204, CIMultiDict({FLEET: answer}), b"")
         if sender.config != fleet.field.config:
             return self._refuse(context, 421, CIMultiDict({FLEET: answer}), _DIFFERS)

@@ -23,7 +23,7 @@ from gateway.engine import fleet_redis
 from gateway.engine.fleet import Fleet
 from gateway.engine.fleet_redis import OrdersByRedis
 from gateway.origin.app import RunningOrigin
-from gateway.protocol.fleet_orders import InEffect, Order, OrderLog
+from gateway.protocol.fleet_orders import NO_ORDERS, InEffect, Order, OrderLog
 from gateway.protocol.stored_orders import Moment, Seal, StoredEntry
 from gateway.upstream import redis_orders
 from tests.certificates import Authority
@@ -455,6 +455,38 @@ async def test_a_member_that_is_cut_off_asks_the_origin_after_redis_has_lost_ord
             await eventually(lambda: site.fleet("b").orders.missed > 0)
         assert await bodies(site, path, ("b",)) == {b"new"}
         assert site.by_redis("b").losses == 1
+
+
+async def test_processes_that_have_started_since_do_not_show_that_nothing_was_missed(
+    site: RedisSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with gate(site.redis.port) as door:
+        await site.start("a")
+        await site.start("b", {"redis": door.url})
+        await site.start("c")
+        await site.until_joined()
+        path = site.path_of("b")
+        await warmed(site, path)
+        parted = Parted(site, "b", monkeypatch)
+        door.hold()
+        async with time_passing(site.clock, STEP_S):
+            await eventually(lambda: site.reached("b") == set())
+        await order(site, "a", "purge", {"stream": path})
+        for name in "ac":
+            await site.kill(name)
+        await site.redis.client.flushall()
+        for name in "ac":
+            await site.start(name)
+        parted.heal()
+        await site.until_joined()
+        assert {site.fleet(name).orders.log.digest for name in NAMES} == {NO_ORDERS}
+        assert await bodies(site, path, ("b",)) == {b"old"}
+        door.release()
+        async with time_passing(site.clock, LOSS_STEP_S):
+            await eventually(lambda: site.by_redis("b").losses > 0)
+            until = site.clock.now() + 2
+            await eventually(lambda: site.clock.now() > until)
+        assert await bodies(site, path, ("b",)) == {b"new"}
 
 
 async def test_a_loss_counts_though_redis_vanishes_again_as_all_is_read(
