@@ -209,6 +209,8 @@ class OrdersByRedis:
     def wake(self) -> None:
         """Look at once, because this member knows another order.  While Redis is away, only the next look is due."""
         self._may_lack = True
+        if self._is_closed:
+            return
         if self._looking is not None:
             self._is_called = True
         elif self._timer is not None and not self.problem:

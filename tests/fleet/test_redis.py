@@ -836,6 +836,14 @@ async def test_without_redis_in_the_configuration_the_client_is_not_imported(
     assert await site.metrics("a") == {}
 
 
+async def test_an_order_after_the_end_causes_no_further_look(site: RedisSite) -> None:
+    await site.start("a")
+    by_redis = site.by_redis("a")
+    await by_redis.close()
+    by_redis.wake()
+    assert not by_redis.is_looking
+
+
 def test_one_module_imports_the_client_and_no_other_one_imports_that_at_its_own_import() -> None:
     importing = re.compile(r"^(?:from|import) (?:redis\b|gateway\.upstream\.redis_orders\b)", re.MULTILINE)
     found = [one.name for one in ROOT.joinpath("gateway").rglob("*.py") if importing.search(one.read_text())]
