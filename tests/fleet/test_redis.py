@@ -844,6 +844,30 @@ async def test_an_order_after_the_end_causes_no_further_look(site: RedisSite) ->
     assert not by_redis.is_looking
 
 
+async def test_an_address_of_redis_that_does_not_answer_leaves_time_for_the_next_one(
+    site: RedisSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_orders, "_COMMAND_S", 0.5)
+    look_up, connect = socket.getaddrinfo, asyncio.open_connection
+
+    def two_addresses(host: str, *args: Any, **more: Any) -> Any:
+        found = look_up("127.0.0.1" if host == "redis.test" else host, *args, **more)
+        if host == "redis.test":
+            return [(*one[:4], (address, one[4][1])) for one in found for address in ("127.0.0.1", "10.255.255.1")]
+        return found
+
+    async def silent(host: str, *args: Any, **more: Any) -> Any:
+        if host == "10.255.255.1":
+            await asyncio.Event().wait()
+        return await connect(host, *args, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", two_addresses)
+    monkeypatch.setattr(asyncio, "open_connection", silent)
+    site.redis_url = site.redis.url.replace("127.0.0.1", "redis.test")
+    await site.start("a")
+    assert site.by_redis("a").problem == ""
+
+
 def test_one_module_imports_the_client_and_no_other_one_imports_that_at_its_own_import() -> None:
     importing = re.compile(r"^(?:from|import) (?:redis\b|gateway\.upstream\.redis_orders\b)", re.MULTILINE)
     found = [one.name for one in ROOT.joinpath("gateway").rglob("*.py") if importing.search(one.read_text())]
