@@ -244,10 +244,10 @@ class FleetOrders:
             self._covered[member] = OrderLog.digest_of(news.known)
         return news.process
 
-    async def learn(self, news: OrderNews) -> None:
-        """Carry out the orders in Redis that this member does not know."""
+    async def learn(self, news: OrderNews) -> bool:
+        """Carry out the orders in Redis that this member does not know.  Return whether some are missed."""
         async with self._lock:
-            await self._take(news, "in Redis")
+            return await self._take(news, "in Redis")
 
     async def doubt(self) -> None:
         """Empty the memory, because this member may have missed orders in Redis."""
@@ -261,7 +261,7 @@ class FleetOrders:
         _log.warning("this member has missed purges or revocations %s: it empties its memory", where)
         await self.actions.start_again()
 
-    async def _take(self, news: OrderNews, where: str) -> None:
+    async def _take(self, news: OrderNews, where: str) -> bool:
         actions = self.actions
         assert actions is not None
         orders, has_missed = self.log.learn_news(news)
@@ -276,6 +276,7 @@ class FleetOrders:
         while len(self._counts) > MOST_ORDERS:
             del self._counts[next(iter(self._counts))]
         self._carried_out = self.log.digest
+        return has_missed
 
     # -- answers to other members
 

@@ -12,8 +12,9 @@ moment that it knows no other orders.  Otherwise it empties its memory, so that 
 started since this member's last look at Redis shows nothing: the process before it may have known an order that was
 nowhere else but in Redis.
 
-A member adds its own orders at once.  Orders and revocations of others that Redis lacks, such as those that it has
-lost, are added by the member whose random patience ends first.
+A member adds its own orders at once.  If its log has forgotten orders that Redis may lack, the member adds all
+revocations in effect before them.  Orders and revocations of others that Redis has lost are added by the member whose
+random patience ends first.
 """
 
 from __future__ import annotations
@@ -174,6 +175,10 @@ class OrdersByRedis:
         """Whether Redis has too many revocations."""
         self._may_lack = False
         """Whether Redis may lack orders that this member knows."""
+        self._had: dict[str, int] = {}
+        """The number of the latest order of each process when Redis last had all revocations that this member knew."""
+        self._has_missed = False
+        """Whether orders are missed in Redis whose revocations this member has yet to read there."""
         self._due_at: float | None = None
         """When this member adds the orders of others that Redis lacks."""
         self._sure_at = -inf
@@ -289,6 +294,9 @@ class OrdersByRedis:
                 self._may_have_missed()
             await self._start_over()
             self._may_have_missed()
+        if self._has_missed:
+            await self._revocations()
+            self._has_missed = False
         if self._may_lack or self._unstored:
             await self._add_lacking()
         if self._has_surplus:
@@ -362,7 +370,7 @@ class OrdersByRedis:
     async def _take(self, entries: Sequence[StoredEntry]) -> None:
         read = self._opened((entry.data for entry in entries), self._seal.read_order)
         if orders := [order for order in read if order is not None]:
-            await self._orders.learn(news_of(orders))
+            self._has_missed |= await self._orders.learn(news_of(orders))
             self._remember(orders)
             self._unread.difference_update((order.process, order.number) for order in orders)
 
@@ -410,10 +418,17 @@ class OrdersByRedis:
     # -- adding
 
     async def _add_lacking(self) -> None:
+        numbers = self._orders.log.numbers()
+        if self._orders.log.has_forgotten(self._had):
+            # The revocations of the forgotten orders go first: a member that misses these orders in Redis reads the
+            # revocations there.
+            self._unstored = unstored(self._orders.in_effect(), await self._revocations())
+            await self._add_revocations()
+            self._had = numbers
         own, of_others = self._lacking()
         await self._add(own)
         if not of_others and not self._unstored:
-            self._due_at, self._may_lack = None, False
+            self._due_at, self._may_lack, self._had = None, False, numbers
             return
         now = self._clock.now()
         if self._due_at is None:
