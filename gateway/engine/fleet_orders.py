@@ -27,6 +27,7 @@ from gateway.errors import GatewayError
 from gateway.protocol.fleet_orders import (
     MOST_ORDERS,
     NO_ORDERS,
+    PURGE_ALL,
     InEffect,
     Kind,
     Order,
@@ -126,6 +127,8 @@ class FleetOrders:
         self._heard: dict[str, _Heard] = {}
         self._removed: tuple[str, float] = "", -inf
         """The member that has left the list latest, and when."""
+        self._all_purged_at = -inf
+        """When this member has last begun to purge all streams, because a member may have missed orders."""
         self._counts: dict[tuple[str, int], int | None] = {}
         """The outcomes of the latest orders."""
         self._lock = asyncio.Lock()
@@ -249,11 +252,22 @@ class FleetOrders:
         async with self._lock:
             return await self._take(news, "in Redis")
 
-    async def doubt(self) -> None:
-        """Empty the memory, because this member may have missed orders in Redis."""
+    async def doubt(self, lost_at: float) -> None:
+        """Empty the memory, because this member may have missed orders that Redis has lost by `lost_at`.
+
+        Other members may have missed them, too, and may not have noticed it yet.  So this is an order for every member:
+        no owner answers this one's requests with bytes of an earlier time.  The others then need no order of their own.
+        """
         async with self._lock:
-            if not self.is_new:
+            if self.is_new or self._all_purged_at > lost_at:
+                return
+            self._all_purged_at = self.now()
+            self.log.add(self.process, "purge", PURGE_ALL, self._all_purged_at)
+            self._on_digest(self.log.digest)
+            try:
                 await self._start_again("that Redis has lost")
+            finally:
+                self._carried_out = self.log.digest
 
     async def _start_again(self, where: str) -> None:
         assert self.actions is not None
@@ -271,6 +285,8 @@ class FleetOrders:
         if news.in_effect is not None:
             actions.take_over(news.in_effect)
         for order in orders:
+            if (order.kind, order.text) == ("purge", PURGE_ALL):
+                self._all_purged_at = self.now()
             age_s = self.now() - order.at
             self._counts[order.process, order.number] = await actions.carry_out(order, age_s)
         while len(self._counts) > MOST_ORDERS:

@@ -8,9 +8,9 @@ The member remembers the last entry that it has read, and reads on from that ent
 contain.  It adds a mark to an empty stream, so that there is always such an entry.  If the entry is there no more, or
 an order that the member has added is not there, others may be lost, too: they were trimmed, or Redis has lost data.
 The member then reads everything that is there.  It has missed nothing if each other member of its list shows within a
-moment that it knows no other orders.  Otherwise it empties its memory, so that the origin is asked.  A process that has
-started since this member's last look at Redis shows nothing: the process before it may have known an order that was
-nowhere else but in Redis.
+moment that it knows no other orders.  Otherwise all members empty their memory, so that the origin is asked.  A process
+that has started since this member's last look at Redis shows nothing: the process before it may have known an order
+that was nowhere else but in Redis.
 
 A member adds its own orders at once.  If its log has forgotten orders that Redis may lack, the member adds all
 revocations in effect before them.  Orders and revocations of others that Redis has lost are added by the member whose
@@ -410,9 +410,9 @@ class OrdersByRedis:
         loss = loss_since(self._lost_at, agreed, self._clock.now() - self._open_since)
         if loss is Loss.UNKNOWN:
             return
-        self._lost_at = None
+        lost_at, self._lost_at = self._lost_at, None
         if loss is Loss.MISSED:
-            await self._orders.doubt()
+            await self._orders.doubt(lost_at)
             self._sure_at = self._clock.now()
 
     # -- adding

@@ -489,6 +489,37 @@ async def test_processes_that_have_started_since_do_not_show_that_nothing_was_mi
         assert await bodies(site, path, ("b",)) == {b"new"}
 
 
+async def test_a_member_that_may_have_missed_orders_takes_no_bytes_that_its_owner_should_have_dropped(
+    site: RedisSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with gate(site.redis.port) as first, gate(site.redis.port) as second:
+        await site.start("a")
+        await site.start("b", {"redis": first.url})
+        await site.start("c", {"redis": second.url})
+        await site.until_joined()
+        path = site.path_of("c")
+        await warmed(site, path)
+        Parted(site, "a", monkeypatch)
+        first.hold()
+        second.hold()
+        async with time_passing(site.clock, STEP_S):
+            await eventually(lambda: site.reached("a") == set())
+        assert (await order(site, "a", "purge", {"stream": path}))["in_redis"]
+        await site.redis.client.flushall()
+        await site.kill("a")
+        first.release()
+        async with time_passing(site.clock, STEP_S):
+            await eventually(lambda: site.fleet("b").orders.missed > 0)
+        assert site.by_redis("c").losses == 0
+        # Member c still owns the stream, and has not heard of the loss.
+        assert "c" in site.reached("b")
+        assert await bodies(site, path, ("b",)) == {b"new"}
+        second.release()
+        async with time_passing(site.clock, STEP_S):
+            await eventually(lambda: site.by_redis("c").losses > 0)
+        assert await bodies(site, path, ("b", "c")) == {b"new"}
+
+
 async def test_a_loss_counts_though_redis_vanishes_again_as_all_is_read(
     site: RedisSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
