@@ -1,16 +1,17 @@
 """The way of the operator's orders (purges and revocations) through Redis, in addition to the way between members.
 
-`gateway.engine.fleet_orders` owns the orders of this member.  This module copies them to a stream in Redis, and has
-them learnt from there, so they reach a member that no other member reaches, and outlast a restart of the whole fleet.
-Whoever learns of an order second ignores it.  While Redis is away, orders go between members alone.
+`gateway.engine.fleet_orders` owns the orders of this member.  This module copies them to a stream in Redis, and reads
+the orders of other members there.  So an order reaches a member that no other member can reach, and outlasts a restart
+of the whole fleet.  A member that learns of an order twice carries it out once.  While Redis is away, orders go from
+member to member only.
 
-The member remembers the last entry that it has read, and reads on from that entry, which each answer of Redis must
-contain.  It adds a mark to an empty stream, so that there is always such an entry.  If the entry is there no more, or
-an order that the member has added is not there, others may be lost, too: they were trimmed, or Redis has lost data.
-The member then reads everything that is there.  It has missed nothing if each other member of its list shows within a
-moment that it knows no other orders.  Otherwise all members empty their memory, so that the origin is asked.  A process
-that has started since this member's last look at Redis shows nothing: the process before it may have known an order
-that was nowhere else but in Redis.
+The member remembers the last entry that it has read.  It reads on from that entry, so each answer of Redis must contain
+the entry.  It adds a mark to an empty stream, so that there is always such an entry.  If the entry is missing, or an
+order that the member has added, then Redis was trimmed or has lost data, and other orders may be missing, too.  The
+member then reads all entries again.  It has missed nothing if each other member of its list shows within a moment that
+it knows no other orders.  Otherwise all members empty their memory, so that the origin is asked.  A process that has
+started since this member's last look at Redis shows nothing: the process before it may have known an order that was
+nowhere else but in Redis.
 
 A member adds its own orders at once.  If its log has forgotten orders that Redis may lack, the member adds all
 revocations in effect before them.  Orders and revocations of others that Redis has lost are added by the member whose
@@ -59,7 +60,7 @@ _SAME_S: Final = 5.0
 _LOG_S: Final = 60.0
 """The least seconds between two lines about refused entries."""
 _BEGIN: Final = StoredEntry("-", b"")
-"""Stands for the place before the first entry."""
+"""The place before the first entry."""
 
 E = TypeVar("E")
 T = TypeVar("T")
