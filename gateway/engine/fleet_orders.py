@@ -129,6 +129,8 @@ class FleetOrders:
         """The member that has left the list latest, and when."""
         self._all_purged_at = -inf
         """When this member has last begun to purge all streams, because a member may have missed orders."""
+        self._doubted_at = -inf
+        """When this member has last given such a purge."""
         self._counts: dict[tuple[str, int], int | None] = {}
         """The outcomes of the latest orders."""
         self._lock = asyncio.Lock()
@@ -261,11 +263,14 @@ class FleetOrders:
         async with self._lock:
             if self.is_new or self._all_purged_at > lost_at:
                 return
-            self._all_purged_at = self.now()
-            self.log.add(self.process, "purge", PURGE_ALL, self._all_purged_at)
-            self._on_digest(self.log.digest)
+            now = self.now()
+            if self._doubted_at <= lost_at:
+                self._doubted_at = now
+                self.log.add(self.process, "purge", PURGE_ALL, now)
+                self._on_digest(self.log.digest)
             try:
                 await self._start_again("that Redis has lost")
+                self._all_purged_at = now
             finally:
                 self._carried_out = self.log.digest
 

@@ -260,7 +260,11 @@ class OrdersByRedis:
             self._report("")
             if self._lost_at is None:
                 self._sure_at = began_at
-        await self._judge_loss()
+        try:
+            await self._judge_loss()
+        except Exception as error:
+            # The next look judges the loss again.
+            self._report(f"the memory cannot be emptied ({type(error).__name__})", error)
         self._looking = None
         self._on_look.set()
         if self._is_closed:
@@ -411,10 +415,10 @@ class OrdersByRedis:
         loss = loss_since(self._lost_at, agreed, self._clock.now() - self._open_since)
         if loss is Loss.UNKNOWN:
             return
-        lost_at, self._lost_at = self._lost_at, None
         if loss is Loss.MISSED:
-            await self._orders.doubt(lost_at)
+            await self._orders.doubt(self._lost_at)
             self._sure_at = self._clock.now()
+        self._lost_at = None
 
     # -- adding
 

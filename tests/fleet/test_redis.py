@@ -544,6 +544,35 @@ async def test_a_loss_counts_though_redis_vanishes_again_as_all_is_read(
     assert await bodies(site, path, ("b",)) == {b"new"}
 
 
+async def test_a_member_that_fails_to_empty_its_memory_tries_again(
+    site: RedisSite, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    await site.start_all()
+    path = site.path_of("b")
+    await warmed(site, path)
+    for name in "ac":
+        await site.kill(name)
+    actions = site.fleet("b").orders.actions
+    assert actions is not None
+    start_again, failures = actions.start_again, [RuntimeError("not this time"), RuntimeError("nor this time")]
+
+    async def failing() -> None:
+        if failures:
+            raise failures.pop()
+        await start_again()
+
+    monkeypatch.setattr(actions, "start_again", failing)
+    await site.redis.client.flushall()
+    async with time_passing(site.clock, LOSS_STEP_S):
+        await eventually(lambda: not failures and not site.by_redis("b").problem)
+        until = site.clock.now() + 3
+        await eventually(lambda: site.clock.now() > until)
+    assert await bodies(site, path, ("b",)) == {b"new"}
+    assert "the memory cannot be emptied (RuntimeError)" in caplog.text
+    # The others are asked to do the same only once.
+    assert await site.redis.count() == 1
+
+
 async def test_a_loss_is_judged_while_redis_is_slow(site: RedisSite, monkeypatch: pytest.MonkeyPatch) -> None:
     await site.start_all()
     for name in "ac":
