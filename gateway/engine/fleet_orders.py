@@ -98,7 +98,7 @@ class _Heard(NamedTuple):
 
 
 class FleetOrders:
-    """The orders that this member knows, and those that it has carried out."""
+    """The orders that this member knows, and which of them it has carried out."""
 
     def __init__(
         self,
@@ -201,8 +201,8 @@ class FleetOrders:
         """Return, for each other member, when it has last shown that it knows no orders but those that are carried out
         here; None if never.
 
-        A process shows nothing if this member has first heard of it after `since`: it may have replaced one that knew
-        more.  So a member that has left the list after `since` is there with None."""
+        A process shows nothing if this member has first heard of it after `since`: it may have replaced a process that
+        knew more orders.  A member that has left the list after `since` is included, with None."""
         since = max(since, self._new_until)
         removed, removed_at = self._removed
         found: dict[str, float | None] = {removed: None} if removed_at > since else {}

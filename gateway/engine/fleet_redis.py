@@ -48,11 +48,11 @@ _STORE_S: Final = 2.0
 _MOST_PAGES: Final = 16
 """The most answers of Redis with new entries in one look.  The next look reads on."""
 _MOST_STORED: Final = 4_096
-"""The most orders of which a member remembers that Redis has them: more than Redis keeps."""
+"""The most stored orders that a member remembers: more than Redis keeps."""
 _CHUNK: Final = 256
 """The most orders and the most revocations that are added at once."""
 MOST_REVOCATIONS: Final = 1 << 16
-"""The most revocations in Redis.  If there are more, those that end first are dropped."""
+"""The most revocations in Redis.  If there are more, the revocations that end first are dropped."""
 MOST_ENDED: Final = 1_024
 """The most revocations in Redis that have ended."""
 _SAME_S: Final = 5.0
@@ -94,7 +94,7 @@ class Loss(Enum):
 
 
 def loss_since(lost_at: float, agreed: Mapping[str, float | None], open_s: float) -> Loss:
-    """Judge entries that may be lost since `lost_at`, a question that has been open for `open_s` seconds.
+    """Judge a loss that this member has last noticed at `lost_at`, and first noticed `open_s` seconds ago.
 
     `agreed` has, for each other member, when it has last shown that this one knows its orders; None if never.  A member
     without others to ask must assume the worst.
@@ -105,7 +105,8 @@ def loss_since(lost_at: float, agreed: Mapping[str, float | None], open_s: float
 
 
 def is_continued(page: Sequence[StoredEntry], last: StoredEntry) -> bool:
-    """Return whether the entries from `last` on follow what was read before: `last` is still there, and is the same."""
+    """Return whether `page`, the entries from `last` on, still begins with `last`, so that no entry before the page can
+    be lost unread."""
     return last == _BEGIN or (bool(page) and page[0] == last)
 
 
@@ -136,9 +137,9 @@ def unstored(in_effect: Iterable[InEffect], stored: Iterable[InEffect]) -> list[
 def surplus(remaining_s: Mapping[bytes, float], most: int, most_ended: int) -> list[bytes]:
     """Return the fields of the revocations to drop in Redis.
 
-    `remaining_s` has, for each field, the seconds until the revocation ends; 0 for a foreign entry.  Those that have
-    ended stay until there are more than `most_ended`.  If more than `most` have not ended, those that end first go too,
-    until there is room for some.
+    `remaining_s` has, for each field, the seconds until the revocation ends; 0 for a foreign entry.  Ended revocations
+    stay until there are more than `most_ended`.  If more than `most` are in effect, the revocations that end first go,
+    too, until there is room for further ones.
     """
     ended = [field for field, for_s in remaining_s.items() if for_s <= 0]
     lasting = sorted((for_s, field) for field, for_s in remaining_s.items() if for_s > 0)
@@ -162,7 +163,7 @@ class OrdersByRedis:
         self.refused = 0
         """How many entries no member of this fleet has made."""
         self.losses = 0
-        """How often entries that this member has read were gone."""
+        """How often an entry was missing that this member had read or added."""
         self._refused_logged_at: float | None = None
         self._last: StoredEntry | None = None
         """The last entry that was read; None before the first look."""
@@ -186,9 +187,9 @@ class OrdersByRedis:
         """When the latest look began after which this member knew all orders in Redis, or when it has emptied its
         memory since."""
         self._lost_at: float | None = None
-        """The latest time of a loss by which this member may have missed orders; None if it has missed none."""
+        """When this member last noticed a loss that is not judged yet; None if there is none."""
         self._open_since = 0.0
-        """The time of the first such loss, so that repeated losses do not put off the answer."""
+        """When this member noticed the first such loss.  Further losses do not put off the judgement."""
         self._timer: Timer | None = None
         self._looking: asyncio.Task[None] | None = None
         self._is_called = self._is_closed = False
@@ -348,7 +349,7 @@ class OrdersByRedis:
         self._unstored = unstored(self._orders.in_effect(), stored)
 
     async def _revocations(self) -> Collection[InEffect]:
-        """Take over the revocations that are there, and return them.  Drop those that are too many."""
+        """Take over the revocations in Redis, and return them.  Drop the surplus there."""
         entries: dict[bytes, bytes] = {}
         ends: dict[bytes, InEffect] = {}
         async for page in self._store.revocations():
@@ -380,7 +381,7 @@ class OrdersByRedis:
             self._unread.difference_update((order.process, order.number) for order in orders)
 
     def _opened(self, entries: Iterable[E], read: Callable[[E, Moment], T]) -> list[T]:
-        """Read entries, without those that no member of this fleet has made."""
+        """Read the entries that a member of this fleet has made, and refuse the others."""
         moment, found = self._moment(), []
         for entry in entries:
             try:
