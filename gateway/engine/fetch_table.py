@@ -292,8 +292,8 @@ class FetchTable:
 
 
 def _says_nothing_of(start: str, found: Head) -> bool:
-    """Return whether `found`, the answer to a request for a later offset, leaves it open what a request for `start`
-    would have been answered."""
+    """Return whether the origin might answer a request for `start` differently.  `found` is its answer to a request for
+    a later offset."""
     if isinstance(found, OriginError) and found.status == 410:
         # The origin has trimmed the stream beyond the earlier flight's bytes.  It would refuse each earlier offset too,
         # but has bytes after the start sentinel.

@@ -156,10 +156,10 @@ class Fleet:
 
     def answer(self, *, is_leaving: bool) -> MemberAnswer:
         """Return what this member says of itself in its answers."""
-        name, instance, config, orders, _, worker, _ = self.field
+        name, instance, config, orders, _, worker, process = self.field
         workers = (worker,) if self._crew is None else self._crew.shared.owning() or (worker,)
         knows_all = self.orders.notice_siblings()
-        return MemberAnswer(name, instance, config, is_leaving, self.node, orders, worker, workers, knows_all)
+        return MemberAnswer(name, instance, config, is_leaving, self.node, orders, worker, workers, knows_all, process)
 
     def _names_of_others(self) -> list[str]:
         return [member.name for member in self.members.values()]
@@ -209,7 +209,8 @@ class Fleet:
                     await asyncio.wait([look])
                 await self._all_answered.wait()
                 await self.orders.settled()
-        self.orders.is_new, self.has_started = False, True
+        self.orders.begin()
+        self.has_started = True
 
     def replace_members(self, members: Iterable[MemberConfig]) -> None:
         """Use a new list of members, which contains this member, from now on.

@@ -280,7 +280,7 @@ class Member:
     def _notice_orders(self, answer: MemberAnswer | None) -> None:
         if answer is not None:
             peer = peer_name(self.name, answer.worker)
-            self._fleet.orders.notice(peer, answer.orders, is_for_member=answer.knows_all_orders)
+            self._fleet.orders.notice(peer, answer.process, answer.orders, is_for_member=answer.knows_all_orders)
 
     def failed(self, error: GatewayError) -> None:
         was_late, self._is_late = self._is_late, isinstance(error, UpstreamTimeout)

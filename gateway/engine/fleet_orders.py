@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
+from math import inf
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from gateway.aio.tasks import Tasks
@@ -26,6 +27,7 @@ from gateway.errors import GatewayError
 from gateway.protocol.fleet_orders import (
     MOST_ORDERS,
     NO_ORDERS,
+    PURGE_ALL,
     InEffect,
     Kind,
     Order,
@@ -42,6 +44,9 @@ _CHANGE_S: Final = 10.0
 
 _MOST_NAMED: Final = 16
 """The most orders for which the names of purged streams are remembered, until other workers have asked for them."""
+
+_MOST_PROCESSES: Final = 256
+"""The most processes of one member that are remembered."""
 
 _log = logging.getLogger("gateway.fleet")
 
@@ -136,8 +141,18 @@ class Given(NamedTuple, Generic[T]):
     """Whether Redis has the order; None without Redis."""
 
 
+class _Heard(NamedTuple):
+    """A process of another member that this one has heard of."""
+
+    since: float
+    """When this member first heard of the process."""
+    agreed_at: float | None
+    """When the process has last shown that no worker of its member knows orders but those that are carried out here;
+    None if never."""
+
+
 class FleetOrders:
-    """The orders that this member knows, and those that it has carried out."""
+    """The orders that this member knows, and which of them it has carried out."""
 
     def __init__(
         self,
@@ -167,9 +182,14 @@ class FleetOrders:
         """The digest of the orders that are carried out.  While the lock is free, it is the digest of the log."""
         self._covered: dict[str, str] = {}
         """For each other member, the digest of orders that this member also knows, and has carried out."""
-        self._heard: dict[str, float] = {}
-        """For each other member, when it has last shown that none of its workers knows orders but those that are
-        carried out here."""
+        self._heard: dict[str, dict[str, _Heard]] = {}
+        """By the names of members and of their processes.  The process heard of last comes last."""
+        self._removed: tuple[str, float] = "", -inf
+        """The member that has left the list latest, and when."""
+        self._all_purged_at = -inf
+        """When this member has last begun to purge all streams, because a member may have missed orders."""
+        self._doubted_at = -inf
+        """When this member has last given such a purge."""
         self._outcomes: dict[tuple[str, int], Affected | None] = {}
         """The effects of the latest orders."""
         self._lock = asyncio.Lock()
@@ -177,11 +197,16 @@ class FleetOrders:
         self._fetching: dict[str, asyncio.Task[str]] = {}
         self.is_new = True
         """Whether this member has not answered a read yet, so that it cannot have missed a purge."""
+        self._new_until = -inf
         self.missed = 0
         """How often this member has emptied its memory, because it had missed orders."""
 
     def __repr__(self) -> str:
         return f"<FleetOrders {self.log!r}, {len(self._fetching)} fetching>"
+
+    def begin(self) -> None:
+        """Record that this member answers reads from now on."""
+        self.is_new, self._new_until = False, self.now()
 
     # -- an order of this member's operator
 
@@ -227,14 +252,19 @@ class FleetOrders:
         out."""
         return digest not in (NO_ORDERS, self._carried_out, self._covered.get(peer))
 
-    def notice(self, peer: str, digest: str, *, is_for_member: bool = False) -> None:
-        """Begin to fetch the orders that only the other worker knows, if there are any.
+    def notice(self, peer: str, process: str, digest: str, *, is_for_member: bool = False) -> None:
+        """Begin to fetch the orders that only a process of the other worker knows, if there are any.
 
         `is_for_member` states that the other workers of its member know no further orders."""
+        processes, now = self._heard.setdefault(_member_of(peer), {}), self.now()
+        heard = processes.pop(process, None) or _Heard(now, None)
         if self.is_behind(peer, digest):
             self._fetch(peer)
         elif is_for_member:
-            self._heard[_member_of(peer)] = self.now()
+            heard = heard._replace(agreed_at=now)
+        processes[process] = heard
+        while len(processes) > _MOST_PROCESSES:
+            del processes[next(iter(processes))]
 
     def notice_siblings(self) -> bool:
         """Begin to fetch the orders that only other workers of this member know.  Return whether there are none."""
@@ -244,12 +274,22 @@ class FleetOrders:
             self._fetch(peer)
         return not ahead
 
-    def heard(self) -> dict[str, float | None]:
+    def agreed(self, since: float) -> dict[str, float | None]:
         """Return, for each other member, when it has last shown that none of its workers knows orders but those that
-        are carried out here; None if never, and while another worker of this member knows some."""
-        if not self.notice_siblings():
-            return dict.fromkeys(self._others())
-        return {member: self._heard.get(member) for member in self._others()}
+        are carried out here; None if never, and while another worker of this member knows some.
+
+        A process shows nothing if this member has first heard of it after `since`: it may have replaced a process that
+        knew more orders.  A member that has left the list after `since` is included, with None."""
+        since = max(since, self._new_until)
+        removed, removed_at = self._removed
+        found: dict[str, float | None] = {removed: None} if removed_at > since else {}
+        knows_all = self.notice_siblings()
+        for member in self._others():
+            heard = self._heard.get(member, {}).values() if knows_all else ()
+            found[member] = max(
+                (one.agreed_at for one in heard if one.agreed_at is not None and one.since <= since), default=None
+            )
+        return found
 
     async def caught_up(self, sender: OrderSender) -> bool:
         """Carry out the orders that the sender knows.  Return whether that has succeeded.
@@ -290,16 +330,30 @@ class FleetOrders:
             self._covered[peer] = OrderLog.digest_of(news.known)
         return news.process
 
-    async def learn(self, news: OrderNews) -> None:
-        """Carry out the orders in Redis that this member does not know."""
+    async def learn(self, news: OrderNews) -> bool:
+        """Carry out the orders in Redis that this member does not know.  Return whether some are missed."""
         async with self._lock:
-            await self._take(news, "in Redis")
+            return await self._take(news, "in Redis")
 
-    async def doubt(self) -> None:
-        """Empty the memory, because this member may have missed orders in Redis."""
+    async def doubt(self, lost_at: float) -> None:
+        """Empty the memory, because this member may have missed orders that Redis has lost by `lost_at`.
+
+        Other members may have missed them, too, and may not have noticed it yet.  So this is an order for every member:
+        no owner answers this one's requests with bytes of an earlier time.  The others then need no order of their own.
+        """
         async with self._lock:
-            if not self.is_new:
+            if self.is_new or self._all_purged_at > lost_at:
+                return
+            now = self.now()
+            if self._doubted_at <= lost_at:
+                self._doubted_at = now
+                self.log.add(self.process, "purge", PURGE_ALL, now)
+                self._on_digest(self.log.digest)
+            try:
                 await self._start_again("that Redis has lost")
+                self._all_purged_at = now
+            finally:
+                self._carried_out = self.log.digest
 
     async def _start_again(self, where: str) -> None:
         assert self.actions is not None
@@ -307,7 +361,7 @@ class FleetOrders:
         _log.warning("this member has missed purges or revocations %s: it empties its memory", where)
         await self.actions.start_again()
 
-    async def _take(self, news: OrderNews, where: str) -> None:
+    async def _take(self, news: OrderNews, where: str) -> bool:
         actions = self.actions
         assert actions is not None
         orders, has_missed = self.log.learn_news(news)
@@ -317,6 +371,8 @@ class FleetOrders:
         if news.in_effect is not None:
             actions.take_over(news.in_effect)
         for order in orders:
+            if (order.kind, order.text) == ("purge", PURGE_ALL):
+                self._all_purged_at = self.now()
             age_s = self.now() - order.at
             self._outcomes[order.process, order.number] = await actions.carry_out(order, age_s)
         while len(self._outcomes) > MOST_ORDERS:
@@ -325,6 +381,7 @@ class FleetOrders:
             if isinstance(names := self._outcomes[earlier], frozenset):
                 self._outcomes[earlier] = len(names)
         self._carried_out = self.log.digest
+        return has_missed
 
     # -- answers to other members
 
@@ -361,6 +418,7 @@ class FleetOrders:
         for peer in [peer for peer in self._covered if _member_of(peer) == member]:
             del self._covered[peer]
         self._heard.pop(member, None)
+        self._removed = member, self.now()
 
     async def close(self) -> None:
         """End all tasks."""

@@ -1,17 +1,21 @@
 """The way of the operator's orders (purges and revocations) through Redis, in addition to the way between members.
 
-`gateway.engine.fleet_orders` owns the orders of this member.  This module copies them to a stream in Redis, and has
-them learnt from there, so they reach a member that no other member reaches, and outlast a restart of the whole fleet.
-Whoever learns of an order second ignores it.  While Redis is away, orders go between members alone.
+`gateway.engine.fleet_orders` owns the orders of this member.  This module copies them to a stream in Redis, and reads
+the orders of other members there.  So an order reaches a member that no other member can reach, and outlasts a restart
+of the whole fleet.  A member that learns of an order twice carries it out once.  While Redis is away, orders go from
+member to member only.
 
-The member remembers the last entry that it has read, and reads on from that entry, which each answer of Redis must
-contain.  It adds a mark to an empty stream, so that there is always such an entry.  If the entry is there no more, or
-an order that the member has added is not there, others may be lost, too: they were trimmed, or Redis has lost data.
-The member then reads everything that is there.  It has missed nothing if each other member of its list shows within a
-moment that it knows no other orders.  Otherwise it empties its memory, so that the origin is asked.
+The member remembers the last entry that it has read.  It reads on from that entry, so each answer of Redis must contain
+the entry.  It adds a mark to an empty stream, so that there is always such an entry.  If the entry is missing, or an
+order that the member has added, then Redis was trimmed or has lost data, and other orders may be missing, too.  The
+member then reads all entries again.  It has missed nothing if each other member of its list shows within a moment that
+it knows no other orders.  Otherwise all members empty their memory, so that the origin is asked.  A process that has
+started since this member's last look at Redis shows nothing: the process before it may have known an order that was
+nowhere else but in Redis.
 
-A member adds its own orders at once.  Orders and revocations of others that Redis lacks, such as those that it has
-lost, are added by the member whose random patience ends first.
+A member adds its own orders at once.  If its log has forgotten orders that Redis may lack, the member adds all
+revocations in effect before them.  Orders and revocations of others that Redis has lost are added by the member whose
+random patience ends first.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
+from math import inf
 from random import Random
 from typing import Final, NamedTuple, Protocol, TypeVar
 
@@ -43,11 +48,11 @@ _STORE_S: Final = 2.0
 _MOST_PAGES: Final = 16
 """The most answers of Redis with new entries in one look.  The next look reads on."""
 _MOST_STORED: Final = 4_096
-"""The most orders of which a member remembers that Redis has them: more than Redis keeps."""
+"""The most stored orders that a member remembers: more than Redis keeps."""
 _CHUNK: Final = 256
 """The most orders and the most revocations that are added at once."""
 MOST_REVOCATIONS: Final = 1 << 16
-"""The most revocations in Redis.  If there are more, those that end first are dropped."""
+"""The most revocations in Redis.  If there are more, the revocations that end first are dropped."""
 MOST_ENDED: Final = 1_024
 """The most revocations in Redis that have ended."""
 _SAME_S: Final = 5.0
@@ -55,7 +60,7 @@ _SAME_S: Final = 5.0
 _LOG_S: Final = 60.0
 """The least seconds between two lines about refused entries."""
 _BEGIN: Final = StoredEntry("-", b"")
-"""Stands for the place before the first entry."""
+"""The place before the first entry."""
 
 E = TypeVar("E")
 T = TypeVar("T")
@@ -88,19 +93,20 @@ class Loss(Enum):
     UNKNOWN = "the other members have not answered yet"
 
 
-def loss_since(lost_at: float, heard: Mapping[str, float | None], open_s: float) -> Loss:
-    """Judge entries that may be lost since `lost_at`, a question that has been open for `open_s` seconds.
+def loss_since(lost_at: float, agreed: Mapping[str, float | None], open_s: float) -> Loss:
+    """Judge a loss that this member has last noticed at `lost_at`, and first noticed `open_s` seconds ago.
 
-    `heard` has, for each other member, when it has last shown that this one knows its orders; None if never.  A member
+    `agreed` has, for each other member, when it has last shown that this one knows its orders; None if never.  A member
     without others to ask must assume the worst.
     """
-    if heard and all(at is not None and at > lost_at for at in heard.values()):
+    if agreed and all(at is not None and at > lost_at for at in agreed.values()):
         return Loss.NOTHING_MISSED
-    return Loss.MISSED if not heard or open_s >= HEAR_S else Loss.UNKNOWN
+    return Loss.MISSED if not agreed or open_s >= HEAR_S else Loss.UNKNOWN
 
 
 def is_continued(page: Sequence[StoredEntry], last: StoredEntry) -> bool:
-    """Return whether the entries from `last` on follow what was read before: `last` is still there, and is the same."""
+    """Return whether `page`, the entries from `last` on, still begins with `last`, so that no entry before the page can
+    be lost unread."""
     return last == _BEGIN or (bool(page) and page[0] == last)
 
 
@@ -131,9 +137,9 @@ def unstored(in_effect: Iterable[InEffect], stored: Iterable[InEffect]) -> list[
 def surplus(remaining_s: Mapping[bytes, float], most: int, most_ended: int) -> list[bytes]:
     """Return the fields of the revocations to drop in Redis.
 
-    `remaining_s` has, for each field, the seconds until the revocation ends; 0 for a foreign entry.  Those that have
-    ended stay until there are more than `most_ended`.  If more than `most` have not ended, those that end first go too,
-    until there is room for some.
+    `remaining_s` has, for each field, the seconds until the revocation ends; 0 for a foreign entry.  Ended revocations
+    stay until there are more than `most_ended`.  If more than `most` are in effect, the revocations that end first go,
+    too, until there is room for further ones.
     """
     ended = [field for field, for_s in remaining_s.items() if for_s <= 0]
     lasting = sorted((for_s, field) for field, for_s in remaining_s.items() if for_s > 0)
@@ -157,7 +163,7 @@ class OrdersByRedis:
         self.refused = 0
         """How many entries no member of this fleet has made."""
         self.losses = 0
-        """How often entries that this member has read were gone."""
+        """How often an entry was missing that this member had read or added."""
         self._refused_logged_at: float | None = None
         self._last: StoredEntry | None = None
         """The last entry that was read; None before the first look."""
@@ -171,12 +177,19 @@ class OrdersByRedis:
         """Whether Redis has too many revocations."""
         self._may_lack = False
         """Whether Redis may lack orders that this member knows."""
+        self._had: dict[str, int] = {}
+        """The number of the latest order of each process when Redis last had all revocations that this member knew."""
+        self._has_missed = False
+        """Whether orders are missed in Redis whose revocations this member has yet to read there."""
         self._due_at: float | None = None
         """When this member adds the orders of others that Redis lacks."""
+        self._sure_at = -inf
+        """When the latest look began after which this member knew all orders in Redis, or when it has emptied its
+        memory since."""
         self._lost_at: float | None = None
-        """The latest time of a loss by which this member may have missed orders; None if it has missed none."""
+        """When this member last noticed a loss that is not judged yet; None if there is none."""
         self._open_since = 0.0
-        """The time of the first such loss, so that repeated losses do not put off the answer."""
+        """When this member noticed the first such loss.  Further losses do not put off the judgement."""
         self._timer: Timer | None = None
         self._looking: asyncio.Task[None] | None = None
         self._is_called = self._is_closed = False
@@ -203,6 +216,8 @@ class OrdersByRedis:
     def wake(self) -> None:
         """Look at once, because this member knows another order.  While Redis is away, only the next look is due."""
         self._may_lack = True
+        if self._is_closed:
+            return
         if self._looking is not None:
             self._is_called = True
         elif self._timer is not None and not self.problem:
@@ -234,7 +249,7 @@ class OrdersByRedis:
         return self._looking
 
     async def _look(self) -> None:
-        self._is_called = False
+        self._is_called, began_at = False, self._clock.now()
         try:
             await self._round()
         except OSError as error:
@@ -244,7 +259,13 @@ class OrdersByRedis:
             self._report(f"its entries cannot be used ({type(error).__name__})", error)
         else:
             self._report("")
-        await self._judge_loss()
+            if self._lost_at is None:
+                self._sure_at = began_at
+        try:
+            await self._judge_loss()
+        except Exception as error:
+            # The next look judges the loss again.
+            self._report(f"the memory cannot be emptied ({type(error).__name__})", error)
         self._looking = None
         self._on_look.set()
         if self._is_closed:
@@ -273,17 +294,27 @@ class OrdersByRedis:
         if last is not None and not self._unread:
             self._last = last
         else:
-            self.losses += self._last is not None
+            if self._last is not None:
+                self.losses += 1
+                # Redis may be away before all is read.
+                self._may_have_missed()
             await self._start_over()
-            if not self._orders.is_new:
-                now = self._clock.now()
-                self._open_since = now if self._lost_at is None else self._open_since
-                self._lost_at = now
+            self._may_have_missed()
+        if self._has_missed:
+            await self._revocations()
+            self._has_missed = False
         if self._may_lack or self._unstored:
             await self._add_lacking()
         if self._has_surplus:
             self._has_surplus = False
             await self._revocations()
+
+    def _may_have_missed(self) -> None:
+        """Record that Redis may have lost orders by now that this member has not read."""
+        if not self._orders.is_new:
+            now = self._clock.now()
+            self._open_since = now if self._lost_at is None else self._open_since
+            self._lost_at = now
 
     async def _read_from(self, last: StoredEntry) -> StoredEntry | None:
         """Have the orders after an entry carried out.  Return the last entry that was read; None if the entries there
@@ -296,6 +327,7 @@ class OrdersByRedis:
             if not new:
                 break
             await self._take(new)
+            await self._judge_old_loss()
             last = new[-1]
         return last
 
@@ -317,12 +349,13 @@ class OrdersByRedis:
         self._unstored = unstored(self._orders.in_effect(), stored)
 
     async def _revocations(self) -> Collection[InEffect]:
-        """Take over the revocations that are there, and return them.  Drop those that are too many."""
+        """Take over the revocations in Redis, and return them.  Drop the surplus there."""
         entries: dict[bytes, bytes] = {}
         ends: dict[bytes, InEffect] = {}
         async for page in self._store.revocations():
             found = dict(self._opened(page.items(), self._read_revocation))
             await self._orders.learn(news_of([], [one for one in found.values() if one.for_s > 0]))
+            await self._judge_old_loss()
             entries |= page
             ends |= found
         remaining_s = {**dict.fromkeys(entries, 0.0), **{field: one.for_s for field, one in ends.items()}}
@@ -343,12 +376,12 @@ class OrdersByRedis:
     async def _take(self, entries: Sequence[StoredEntry]) -> None:
         read = self._opened((entry.data for entry in entries), self._seal.read_order)
         if orders := [order for order in read if order is not None]:
-            await self._orders.learn(news_of(orders))
+            self._has_missed |= await self._orders.learn(news_of(orders))
             self._remember(orders)
             self._unread.difference_update((order.process, order.number) for order in orders)
 
     def _opened(self, entries: Iterable[E], read: Callable[[E, Moment], T]) -> list[T]:
-        """Read entries, without those that no member of this fleet has made."""
+        """Read the entries that a member of this fleet has made, and refuse the others."""
         moment, found = self._moment(), []
         for entry in entries:
             try:
@@ -371,23 +404,37 @@ class OrdersByRedis:
         while len(self._stored) > _MOST_STORED:
             del self._stored[next(iter(self._stored))]
 
+    async def _judge_old_loss(self) -> None:
+        """Judge a loss while entries are read, which may take long."""
+        if self._lost_at is not None and self._clock.now() >= self._open_since + HEAR_S:
+            await self._judge_loss()
+
     async def _judge_loss(self) -> None:
         if self._lost_at is None:
             return
-        loss = loss_since(self._lost_at, self._orders.heard(), self._clock.now() - self._open_since)
+        agreed = self._orders.agreed(self._sure_at)
+        loss = loss_since(self._lost_at, agreed, self._clock.now() - self._open_since)
         if loss is Loss.UNKNOWN:
             return
-        self._lost_at = None
         if loss is Loss.MISSED:
-            await self._orders.doubt()
+            await self._orders.doubt(self._lost_at)
+            self._sure_at = self._clock.now()
+        self._lost_at = None
 
     # -- adding
 
     async def _add_lacking(self) -> None:
+        numbers = self._orders.log.numbers()
+        if self._orders.log.has_forgotten(self._had):
+            # The revocations of the forgotten orders go first: a member that misses these orders in Redis reads the
+            # revocations there.
+            self._unstored = unstored(self._orders.in_effect(), await self._revocations())
+            await self._add_revocations()
+            self._had = numbers
         own, of_others = self._lacking()
         await self._add(own)
         if not of_others and not self._unstored:
-            self._due_at, self._may_lack = None, False
+            self._due_at, self._may_lack, self._had = None, False, numbers
             return
         now = self._clock.now()
         if self._due_at is None:

@@ -121,6 +121,15 @@ class LiveReads:
         return outlasts_failure(stream, progress, self.clock.now(), self.clock.wall())
 
     @staticmethod
+    def begins_overdue(read: Read, stream: Stream, at: str, since: float) -> bool:
+        """Return whether the bytes after `at`, which were fetched for a live read that came at `since` (monotonic
+        seconds), are older than bytes may be that the origin has not confirmed.
+
+        The owner of the stream, another worker, sends such bytes from its memory while the origin fails."""
+        due = stream.confirmed_before(since, read.route.trust_s, read.max_age_s)
+        return stream.tape.knows_after(at) and stream.confirmed_at(at) < due
+
+    @staticmethod
     def check_stored(stream: Stream, start: str, head: Head | None) -> None:
         """Raise Uncacheable if the bytes fetched after `start` are not on the tape.
 

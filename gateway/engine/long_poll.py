@@ -88,6 +88,7 @@ class LongPoll:
         is not the origin's present stream, or another GatewayError.
         """
         try:
+            came_at, has_held = self.clock.now(), stream.tape.knows_after(read.start)
             start, head, _, is_unconfirmed = await self._reads.settle_start(read, stream, wants_lifetime=True)
             if isinstance(head, Beyond):
                 # The offset is beyond the tail, where a wait might never end.  Answer with the tail immediately.
@@ -102,6 +103,7 @@ class LongPoll:
                 )
             read, outcome = read._replace(start=start), Outcome.HIT
             is_unconfirmed |= head.is_stale if isinstance(head, StreamHead) else stream.expiry.lifetime is None
+            is_unconfirmed |= not has_held and self._reads.begins_overdue(read, stream, start, came_at)
             if is_unconfirmed and stream.tape.knows_after(start):
                 outcome = Outcome.STALE_IF_ERROR
             elif isinstance(head, StreamHead):
@@ -109,14 +111,16 @@ class LongPoll:
             topic = self._reads.attach(read, stream)
             is_waiting = False
             try:
-                if (answer := self._poll_fetched(read, stream, head)) is not None:
+                if (answer := self._poll_fetched(read, stream, head, outcome)) is not None:
                     return answer
                 while True:
                     found = self.poll_now(read, stream, topic, outcome)
                     if found is Poll.ASK:
                         found = await self.poll_asking(read, stream, topic, outcome)
-                        # An answer in a later iteration consists of fetched bytes, so it is a miss.
-                        outcome = Outcome.MISS
+                        # An answer in a later iteration consists of fetched bytes, so it is a miss, unless the stream's
+                        # owner, another worker, has sent these bytes because the origin has failed.
+                        is_overdue = not has_held and self._reads.begins_overdue(read, stream, start, came_at)
+                        outcome = Outcome.STALE_IF_ERROR if is_overdue else Outcome.MISS
                     if isinstance(found, Answer):
                         return found
                     if found is Poll.WAIT:
@@ -182,7 +186,7 @@ class LongPoll:
             case Gone():
                 raise TailMovedBack
 
-    def _poll_fetched(self, read: Read, stream: Stream, head: Head | None) -> Answer | None:
+    def _poll_fetched(self, read: Read, stream: Stream, head: Head | None, outcome: Outcome) -> Answer | None:
         """Return an answer with the bytes fetched for this read, or None if these do not reach the tail."""
         if not isinstance(head, StreamHead) or not head.up_to_date or stream.ended is not None:
             return None
@@ -190,7 +194,7 @@ class LongPoll:
         if not reading.size or reading.end != head.next_offset or not stream.holds_acknowledged(reading.end):
             return None
         edition, is_closed = stream.version.edition, head.is_closed
-        return self._polled(read, stream, reading, Outcome.MISS, edition, is_current=True, is_closed=is_closed)
+        return self._polled(read, stream, reading, outcome, edition, is_current=True, is_closed=is_closed)
 
     async def poll_asking(
         self, read: Read, stream: Stream, topic: Topic, outcome: Outcome = Outcome.FOLLOWED

@@ -139,7 +139,7 @@ class Sse:
         except Uncacheable:
             return None
         self._reads.live.follow(topic)
-        return Subscription(self, read, stream, topic, at)
+        return Subscription(self, read, stream, topic, at, is_unconfirmed=True)
 
     async def _on(self, read: Read, stream: Stream) -> Subscription:
         """Take all steps that can fail before the first byte of an SSE response.
@@ -147,8 +147,8 @@ class Sse:
         The caller must call `Subscription.close`.  Raises StreamEnded, Uncacheable, TailMovedBack or another
         GatewayError.
         """
-        version = stream.version
-        start, _, tail, _ = await self._reads.settle_start(read, stream)
+        version, came_at, has_held = stream.version, self.clock.now(), stream.tape.knows_after(read.start)
+        start, _, tail, is_unconfirmed = await self._reads.settle_start(read, stream)
         at = stream.tape.resolve(start)
         first = FirstTail(tail, version) if tail is not None else None
         topic = self._reads.attach(read, stream)
@@ -167,7 +167,9 @@ class Sse:
         except BaseException:
             self._reads.reader_left(topic)
             raise
-        return Subscription(self, read, stream, topic, at, first)
+        is_unconfirmed = is_unconfirmed and stream.tape.knows_after(at)
+        is_unconfirmed |= not has_held and self._reads.begins_overdue(read, stream, at, came_at)
+        return Subscription(self, read, stream, topic, at, first, is_unconfirmed)
 
     async def _await_follower(self, stream: Stream, topic: Topic) -> None:
         """Wait briefly for a follower that is connecting.
@@ -261,6 +263,13 @@ class Subscription(NamedTuple):
     at: str
     first: FirstTail | None = None
     """The tail, if the origin has stated it in answer to this read."""
+    is_unconfirmed: bool = False
+    """Whether the answer begins with bytes in memory that the origin has failed to confirm."""
+
+    @property
+    def outcome(self) -> Outcome:
+        """The outcome that the head states: how the answer begins."""
+        return Outcome.STALE_IF_ERROR if self.is_unconfirmed else Outcome.FOLLOWED
 
     @property
     def headers(self) -> dict[str, str]:

@@ -65,9 +65,9 @@ def fleet_families(
     )
     yield counter(
         "durable_gateway_fleet_missed_orders",
-        "How often this gateway has emptied its memory because it was cut off from the fleet while more purges and "
-        "revocations were made than the other members remember, or while Redis lost some. Excludes the start, when "
-        "memory is empty.",
+        "How often this gateway has emptied its memory because it may have missed purges or revocations: the other "
+        "members no longer remember them, or Redis has lost them. Excludes the start, when memory is empty, and "
+        "emptying on behalf of another member.",
         (),
         [] if missed_orders is None else [((), missed_orders)],
     )
@@ -87,15 +87,15 @@ def fleet_families(
     )
     yield gauge(
         "durable_gateway_fleet_redis_answered",
-        "Whether the latest look at fleet.redis for purges and revocations has succeeded: 1, or 0 if it has failed, or "
-        "none has ended yet. Excludes looks under way.",
+        "1 if the latest look at fleet.redis for purges and revocations has succeeded; 0 if it has failed, or if no "
+        "look has ended yet. Excludes looks under way.",
         (),
         [] if by_redis is None else [((), float(not by_redis.problem))],
     )
     yield counter(
         "durable_gateway_fleet_redis_losses",
-        "How often purges and revocations that this gateway has read in fleet.redis were no longer there. Excludes "
-        "those that were lost while this gateway did not run.",
+        "How often fleet.redis no longer had a purge or revocation that this gateway had read there or added. Excludes "
+        "losses while this gateway did not run.",
         (),
         [] if by_redis is None else [((), by_redis.losses)],
     )

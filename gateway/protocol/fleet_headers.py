@@ -33,7 +33,7 @@ _SENT: Final = re.compile(
 )
 _ANSWERED: Final = re.compile(
     r"(\S{1,63}) ([0-9a-f]{16}) ([0-9a-f]{16}) ([0-9a-f]{16}) (serving|leaving) ([0-9a-f]{16}) "
-    r"(\d{1,3}) (\d{1,3}(?:,\d{1,3})*) (all|own)"
+    r"(\d{1,3}) (\d{1,3}(?:,\d{1,3})*) (all|own) ([0-9a-f]{16})"
 )
 
 
@@ -104,12 +104,15 @@ class MemberAnswer(NamedTuple):
     """The numbers of the member's workers that serve, in their order."""
     knows_all_orders: bool = True
     """Whether the worker that answers knows all orders that the member's other workers know."""
+    process: str = "0" * 16
+    """The name of the worker's process."""
 
     def rendered(self) -> str:
         """Return the value of `FLEET` in an answer."""
-        name, instance, config, is_leaving, node, orders, worker, workers, knows_all_orders = self
+        name, instance, config, is_leaving, node, orders, worker, workers, knows_all_orders, process = self
         state, known = "leaving" if is_leaving else "serving", "all" if knows_all_orders else "own"
-        return f"{name} {instance} {config} {orders} {state} {node} {worker} {','.join(map(str, workers))} {known}"
+        numbers = ",".join(map(str, workers))
+        return f"{name} {instance} {config} {orders} {state} {node} {worker} {numbers} {known} {process}"
 
     @classmethod
     def parse(cls, text: str) -> MemberAnswer | None:
@@ -120,7 +123,16 @@ class MemberAnswer(NamedTuple):
         workers = tuple(map(int, found[8].split(",")))
         is_leaving, knows_all_orders = found[5] == "leaving", found[9] == "all"
         return cls(
-            found[1], found[2], found[3], is_leaving, found[6], found[4], int(found[7]), workers, knows_all_orders
+            found[1],
+            found[2],
+            found[3],
+            is_leaving,
+            found[6],
+            found[4],
+            int(found[7]),
+            workers,
+            knows_all_orders,
+            found[10],
         )
 
 

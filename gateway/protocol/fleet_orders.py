@@ -32,6 +32,8 @@ NO_ORDERS: Final = "0" * 16
 """The digest of the state of a member that knows no orders."""
 
 Kind = Literal["purge", "revoke"]
+PURGE_ALL: Final = '{"all":true}'
+"""The text of a purge of all streams, as a member gives it that may have missed orders."""
 
 
 class Order(NamedTuple):
@@ -172,6 +174,15 @@ class OrderLog:
     def orders(self) -> Iterator[Order]:
         """Return the latest orders, in the order in which this member has learnt of them."""
         return iter(self._orders)
+
+    def numbers(self) -> dict[str, int]:
+        """Return the number of the latest order of each process."""
+        return {process: number for process, (number, _) in self._known.items()}
+
+    def has_forgotten(self, known: Mapping[str, int]) -> bool:
+        """Return whether an order is no longer here of which the number is greater than that of its process in
+        `known`."""
+        return self.since(Since(known, is_new=False), []).in_effect is not None
 
     def since(self, asked: Since, in_effect: list[InEffect]) -> OrderNews:
         """Return the orders that another member does not know.  `in_effect` are the revocations in effect."""

@@ -2,9 +2,13 @@
 
 An entry is a code (HMAC-SHA256) and a JSON text.  The key of the code is derived from the fleet's secret.  So a party
 that can write to Redis, but does not know the secret, can make no purge and no revocation, and cannot change one.  It
-can write an order again, which has no effect: a member carries out each order once (`gateway.protocol.fleet_orders`),
-and the text has the time of the order.  It can put an earlier entry of a revocation back, by which only a fleet that
-restarts as a whole is deceived.  It can also delete entries, which only the members that have read them notice.
+can do the following:
+
+- It can write an order again, without effect: a member carries out each order once (`gateway.protocol.fleet_orders`),
+  and the text has the time of the order.
+- It can replace the entry of a revocation by an earlier entry of the same name.  A fleet that restarts as a whole then
+  uses the earlier end.  Running members do not.
+- It can delete entries.  A member notices this only if the last entry that it has read is deleted, too.
 
 Times are in Unix seconds, because the entries outlast the processes that have written them.  The members' wall clocks
 must agree within some seconds.
@@ -33,7 +37,7 @@ class StoredEntry(NamedTuple):
 
     id: str
     data: bytes
-    """The entry of an order, or a mark; empty if a foreign entry has none."""
+    """The sealed order or mark; empty if the entry has no such field."""
 
 
 class Moment(NamedTuple):

@@ -81,7 +81,7 @@ class FleetHandler(HopHandler):
             if self._has_other_orders(sender):
                 return self._refuse(context, NOT_LISTED, self._state(), _UNLISTED)
             fleet.told(sender.name, is_leaving=self._is_leaving)
-            fleet.orders.notice(sender.peer, sender.orders)
+            fleet.orders.notice(sender.peer, sender.process, sender.orders)
             return context.delivery.text(204, self._state(), b"")
         if sender.config != fleet.field.config:
             return self._refuse(context, 421, self._state(), _DIFFERS)

@@ -30,7 +30,10 @@ from gateway.server.verdict_keys import Beginnings, VerdictKey
 from gateway.tape.stream import Stream
 from gateway.telemetry.access_record import CommonFacts
 
-_MOST_BYTES: Final = 1 << 22
+_MOST_BYTES: Final = 1 << 24
+"""Room for the SSE readers of some 2,500 streams.  A live request that is not remembered costs two to three times as
+much.
+"""
 _COST: Final = 6_500
 """Bytes charged for a join in addition to its line and meaning: its read, and the beginning of its answer."""
 

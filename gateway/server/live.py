@@ -80,7 +80,7 @@ class LiveAnswers:
         channel, join, began, observed, client, keeps, is_chunked, ends_in_s, _ = request
         route, stream, second = subscription.read.route, subscription.stream, int(self._clock.wall())
         known = join.sse_head
-        if known is not None and not known.is_of(stream, second):
+        if known is not None and (subscription.is_unconfirmed or not known.is_of(stream, second)):
             known = None
         if known is not None:
             head = known.head
@@ -90,7 +90,7 @@ class LiveAnswers:
             except GatewayError:
                 subscription.close()
                 raise
-            if len(head) <= _MOST_HEAD_BYTES:
+            if len(head) <= _MOST_HEAD_BYTES and not subscription.is_unconfirmed:
                 join.sse_head = SseHead(stream.headers, stream.content_type, second, head)
         opening = _Opening(channel, _own(head, join, client))
         subscriber = subscription.start(opening)
@@ -145,7 +145,7 @@ class LiveAnswers:
         headers["Content-Type"] = SSE_TYPE
         headers["Cache-Control"] = "no-cache, no-transform"
         headers[ACCEL_BUFFERING] = "no"
-        headers["Cache-Status"] = cache_status(self._rendering.node, Outcome.FOLLOWED)
+        headers["Cache-Status"] = cache_status(self._rendering.node, subscription.outcome)
         if is_chunked:
             headers["Transfer-Encoding"] = "chunked"
         self._rendering.dress(subscription.read.route, ANY_ORIGIN if origin is not None else None, headers)

@@ -23,7 +23,7 @@ from gateway.limits.slow_clients import ReadingWindow
 from gateway.server.client_connections import Clients
 from gateway.server.handling import Handling
 from gateway.server.phase import Phase
-from gateway.server.turns import InputWaits
+from gateway.server.turns import LOOK_AGAIN_S, InputWaits
 from gateway.telemetry.access_record import CloseReason
 
 
@@ -209,21 +209,31 @@ class TimedConnection(Handling, asyncio.Protocol):
             limits = self._clients.limits
             self._set_deadline(max(1.0, min(limits.keepalive_timeout_s, limits.client_write_timeout_s)))
         elif self.has_partial_head:
-            self._clients.metrics.client_limited("client_header_timeout_s")
-            transport.abort()
+            if not self._is_kept_waiting():
+                self._clients.metrics.client_limited("client_header_timeout_s")
+                transport.abort()
         elif self._is_active:
             self._is_active = False
             self._quiet_checks = 0
             self._set_idle_deadline()
         elif self._quiet_checks < 0:
-            transport.abort()
+            if not self._is_kept_waiting():
+                transport.abort()
         else:
             # Count idle time in checks, because a remembered answer only sets `_is_active` and does not read the clock.
             self._quiet_checks += 1
             if self._quiet_checks < _IDLE_CHECKS:
                 self._set_idle_deadline()
-            else:
+            elif not self._is_kept_waiting():
                 self._close()
+
+    def _is_kept_waiting(self) -> bool:
+        """Return whether the client's input waits for its turn, and if so, set the next check.  The client has done its
+        part in time, so the passed deadline must not end the connection.
+        """
+        if self.waits.is_waiting:
+            self._set_deadline(LOOK_AGAIN_S)
+        return self.waits.is_waiting
 
     def _begin_window(self) -> None:
         """Set the deadline by which the client must have read enough of the waiting bytes."""

@@ -33,8 +33,9 @@ took.  Reading the waiting crumbs of all clients then takes about 3 % of the pro
 nothing else to do.  The first part of each arriving input is read at once, and does not count towards these 3 %.
 Before this limit, a few clients that sent crumbs took over a third of the processor.
 
-`InputWaits` measures for how long input waits, because the limits of a body must not count the gateway's own delay
-(`gateway.server.request_body`).
+`InputWaits` measures for how long input waits, because no limit on a client's time may count the gateway's own delay.
+The deadlines of bodies are in `gateway.server.request_body`, and those of heads and idle time in
+`gateway.server.timeouts` and `gateway.server.http2.timeouts`.
 
 A waiting request stays with its connection, and the connection reads further input up to its usual bound.  Requests
 with remembered answers, and live reads that join other readers, never wait, because they cost less than queueing.
@@ -71,6 +72,9 @@ _LEAST: Final = 0.25
 """The least time for waiting requests, as a fraction of the time for the loop's other work."""
 _QUANTUM_S: Final = 0.0002
 """Seconds that a client may use before the next client: about two requests."""
+LOOK_AGAIN_S: Final = 1.0
+"""If a client's deadline passes while its input waits for its turn, the deadline is checked again after these seconds.
+"""
 INPUT_WAITS: Final = "input_waits"
 """The key under which a transport's extra information has the `InputWaits` of the input that waits in the transport."""
 
@@ -97,6 +101,11 @@ class InputWaits:
         a new one."""
         waits = transport.get_extra_info(INPUT_WAITS) if transport is not None else None
         return waits if isinstance(waits, cls) else cls()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether input waits now."""
+        return self._layers > 0
 
     def begin(self, now: float) -> None:
         if not self._layers:

@@ -34,6 +34,8 @@ _PAGE: Final = 256
 _MOST_PAGES: Final = 512
 _COMMAND_S: Final = 1.0
 """The most seconds for one answer of Redis, with the time to connect."""
+_MOST_ADDRESSES: Final = 4
+"""The most addresses of one name that are tried."""
 _FIELD: Final = b"order"
 _WORD_CHARS: Final = 24
 _REFUSED: Final = "it has refused the user or the password"
@@ -57,10 +59,13 @@ class _Connection(Connection):
     async def _connect(self) -> None:
         failed = OSError("no address")
         # The order is always the same, so that all members try the same address first.
-        for address in sorted(await self._resolver.addresses(self.host, self.port)):
+        addresses = sorted(await self._resolver.addresses(self.host, self.port))[:_MOST_ADDRESSES]
+        for address in addresses:
             self._address = address
             try:
-                await super()._connect()  # type: ignore[no-untyped-call]
+                # An address that does not answer must leave time for the next one.
+                async with asyncio.timeout(_COMMAND_S / len(addresses)):
+                    await super()._connect()  # type: ignore[no-untyped-call]
                 return
             except OSError as error:
                 failed = error

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -117,6 +118,11 @@ def own(answer: Answer, *, name: str, web_origin: str | None) -> None:
 # -- reads
 
 
+def is_stale(headers: Mapping[str, str]) -> bool:
+    """Whether the head of an answer says that the origin has failed to confirm the bytes with which it begins."""
+    return "stale_if_error" in headers.get("Cache-Status", "")
+
+
 def decoded(asked: Asked, answer: Answer) -> bytes:
     """The body without its content coding."""
     coding = answer.headers.get("Content-Encoding", "identity")
@@ -159,9 +165,8 @@ def read(history: History, asked: Asked, answer: Answer, *, is_json: bool, is_ca
     if refusal(history, asked, answer.status, is_calm=is_calm):
         return []
     is_now = asked.offset == "now"
-    is_stale = "stale_if_error" in answer.headers.get("Cache-Status", "")
-    asked = replace(asked, is_stale=is_stale)
-    showable = history.showable(asked.since, asked.party, is_stale=is_stale)
+    asked = replace(asked, is_stale=is_stale(answer.headers))
+    showable = history.showable(asked.since, asked.party, is_stale=asked.is_stale)
     candidates = [life for life in showable if is_now or life.begin(asked.offset) is not None]
     alive = asked.since.alive
     was_here = alive is not None and alive in candidates and not history.is_over(alive)
@@ -364,11 +369,12 @@ class Following:
         body, control = self._bytes(), json.loads(text)
         end, is_closed = control["streamNextOffset"], bool(control.get("streamClosed"))
         up_to_date = bool(control.get("upToDate")) or is_closed
-        # An answer that began while the origin was silent may show what that has trimmed, and names no tail then.
-        asked = replace(self.asked, is_stale=not up_to_date and not self.asked.is_calm)
-        here = [life for life in self.lives if _has(life, body, asked, self.at, end)]
+        here = [life for life in self.lives if _has(life, body, self.asked, self.at, end)]
         if not here:
-            raise Wrong(f"{body[:60]!r} from {self.at} to {end} is of none of {self.lives}")
+            trims = [life.trims for life in self.lives]
+            raise Wrong(
+                f"{body[:60]!r} ({len(body)} bytes) from {self.at} to {end} is of none of {self.lives}, trimmed {trims}"
+            )
         asked = replace(self.asked, offset=self.at)
         # A control event may come at any time, as a sign of life.
         self.lives = truthful(asked, here, end, up_to_date=up_to_date, is_closed=is_closed, has_bytes=True)

@@ -15,7 +15,7 @@ from gateway.engine.confirming import Patience
 from gateway.engine.live_start import LiveReads, _Opening
 from gateway.engine.relayed_request import SentRequest
 from gateway.engine.reply_classifier import TapeFacts
-from gateway.engine.sse import SseOpening
+from gateway.engine.sse import SseOpening, Subscription
 from gateway.engine.writes import Writes
 from gateway.errors import GatewayError, UpstreamBroken
 from gateway.live.topic import Topic
@@ -99,6 +99,16 @@ def held_bytes_wait_for_a_silent_origin() -> Patches:
         return await asking()
 
     return [(Patience, "answer_or_held", answer)]
+
+
+@mutant("an SSE answer says that the origin has not confirmed its beginning")
+def unconfirmed_sse_answer_is_followed() -> Patches:
+    return [(Subscription, "outcome", Outcome.FOLLOWED)]
+
+
+@mutant("bytes that an owner had in memory are not taken for new")
+def overdue_bytes_are_a_miss() -> Patches:
+    return [(LiveReads, "begins_overdue", never)]
 
 
 @mutant("bytes that lack an acknowledged write are not given for want of the origin")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 from typing import Final
@@ -224,7 +224,8 @@ class SseReader(Reader):
             lives = history.showable(asked.since, self.party)
             if any(asked.since.is_beyond(life, asked.offset) for life in lives):
                 lives = []
-            following = Following(asked, lives, asked.offset or "-1", asked.cursor, place.content_type)
+            seen = replace(asked, is_stale=judge.is_stale(head.headers))
+            following = Following(seen, lives, asked.offset or "-1", asked.cursor, place.content_type)
             await self._listen(place, history, wire, following, epoch)
             return following
         except LOST:

@@ -264,8 +264,9 @@ def test_one_connection_tells_of_one_life(course: Course) -> None:
         following.control(json.dumps({"streamNextOffset": new, "streamCursor": "8"}))
 
 
-@pytest.mark.parametrize(("is_calm", "says"), [(True, {}), (False, {"upToDate": True})])
-def test_events_show_trimmed_bytes_only_while_the_origin_may_be_silent(
+@pytest.mark.parametrize("is_calm", [False, True])
+@pytest.mark.parametrize("says", [{}, {"upToDate": True}])
+def test_events_show_trimmed_bytes_only_if_their_answer_says_that_the_origin_has_failed(
     course: Course, is_calm: bool, says: dict[str, bool]
 ) -> None:
     life = course.create(b"old")
@@ -273,15 +274,16 @@ def test_events_show_trimmed_bytes_only_while_the_origin_may_be_silent(
     course.history.trim(life.tail, hides_start=False)
     course.now += judge.TRIMMED_WITHIN_S + 1
 
-    def send(*, is_calm: bool, **said: bool) -> None:
-        asked = course.asked(offset="-1", live="sse", is_calm=is_calm)
+    def send(cache_status: str) -> None:
+        is_stale = judge.is_stale(CIMultiDict({"Cache-Status": cache_status}))
+        asked = course.asked(offset="-1", live="sse", is_calm=is_calm, is_stale=is_stale)
         following = Following(asked, [life], "-1", None, BINARY)
         following.data("b2xkbmV3")
-        following.control(json.dumps({"streamNextOffset": end, "streamCursor": "7", **said}))
+        following.control(json.dumps({"streamNextOffset": end, "streamCursor": "7", **says}))
 
-    send(is_calm=False)
+    send("gateway; fwd=stale; detail=stale_if_error")
     with pytest.raises(Wrong, match="of none of"):
-        send(is_calm=is_calm, **says)
+        send("gateway; fwd=stale; collapsed; detail=followed")
 
 
 def test_a_reader_of_what_is_over_is_sent_off_in_time(course: Course) -> None:

@@ -18,21 +18,21 @@ TIMES: Final = st.floats(0, 100)
 
 @given(TIMES, st.dictionaries(st.sampled_from("abc"), st.none() | TIMES), TIMES)
 def test_entries_that_may_be_lost_are_harmless_only_if_every_other_member_has_shown_it_since(
-    lost_at: float, heard: dict[str, float | None], open_s: float
+    lost_at: float, agreed: dict[str, float | None], open_s: float
 ) -> None:
-    loss = loss_since(lost_at, heard, open_s)
-    have_shown = [at is not None and at > lost_at for at in heard.values()]
+    loss = loss_since(lost_at, agreed, open_s)
+    have_shown = [at is not None and at > lost_at for at in agreed.values()]
     match loss:
         case Loss.NOTHING_MISSED:
-            assert heard
+            assert agreed
             assert all(have_shown)
         case Loss.MISSED:
-            assert not all(have_shown) or not heard
-            assert open_s >= HEAR_S or not heard
+            assert not all(have_shown) or not agreed
+            assert open_s >= HEAR_S or not agreed
         case Loss.UNKNOWN:
             assert open_s < HEAR_S
     # The question is answered within a bound.
-    assert loss is not Loss.UNKNOWN or loss_since(lost_at, heard, HEAR_S) is not Loss.UNKNOWN
+    assert loss is not Loss.UNKNOWN or loss_since(lost_at, agreed, HEAR_S) is not Loss.UNKNOWN
 
 
 def test_a_member_without_others_assumes_the_worst() -> None:

@@ -11,7 +11,9 @@ from gateway.aio.timers import TICK_S
 from gateway.engine.answer import Answer
 from gateway.errors import UpstreamUnreachable
 from gateway.protocol.cache_status import Outcome
+from gateway.protocol.freshness_headers import Lifetime
 from gateway.protocol.mode import Mode
+from gateway.protocol.worker_headers import HopSaid, Remembered
 from gateway.tape.stream import End
 from tests.engine.bench import BINARY, BinaryOrigin, EngineBench, LongPoll, Start, bring, confirm
 from tests.memory_upstream import Asked
@@ -174,6 +176,33 @@ async def test_poll_that_waits_for_a_slow_follower_takes_the_origin_for_well(sta
         origin(asked)
     (answer,) = (await late).answers
     assert (answer.status, answer.headers["Stream-Up-To-Date"]) == (200, "true")
+
+
+@pytest.mark.parametrize("age_s", [0, 61])
+@pytest.mark.parametrize("knows_stream", [False, True])
+async def test_a_poll_with_bytes_in_the_owners_memory_says_so_if_the_origin_had_to_confirm_them(
+    start: Start, age_s: float, knows_stream: bool
+) -> None:
+    """The worker has none of the bytes itself."""
+
+    def owner(asked: Asked) -> None:
+        if asked.is_live:
+            return
+        said_at = bench.clock.now() - (age_s if asked.method == "GET" else 0)
+        facts = Remembered(BINARY["Content-Type"], "0002", False, said_at, False, False, (), ())
+        said = HopSaid("1.1.1", said_at, "life", identity="id", is_stale=True, lifetime=Lifetime(None, None))
+        asked.said = said._replace(remembered=facts)
+        body = b"ab" if asked.query.get("offset") == "-1" else b""
+        asked.answer(200, {**BINARY, "Stream-Next-Offset": "0002"} if asked.method == "GET" else {}, body)
+
+    bench = start(owner)
+    if knows_stream:
+        (await bench.engine.head(bench.read("/s")) or await bench.engine.fetched_head(bench.read("/s"))).close()
+    client = await bench.poll("/s?offset=-1&live=long-poll")
+    assert client.bodies == [b"ab"]
+    # The first request for an unknown stream is answered with these bytes.  A later request is one for missing bytes.
+    is_stale = age_s > 0 or not knows_stream
+    assert [answer.outcome for answer in client.answers] == [Outcome.STALE_IF_ERROR if is_stale else Outcome.MISS]
 
 
 async def test_time_that_runs_out_is_a_204_on_the_followers_word(start: Start) -> None:

@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 
+from gateway.engine.confirming import MOST_WAIT_S
 from gateway.engine.read import Uncacheable
 from gateway.engine.sse import Subscription
+from gateway.errors import UpstreamUnreachable
 from gateway.live.subscriber import Subscriber
+from gateway.protocol.cache_status import Outcome
 from gateway.protocol.freshness_headers import Lifetime
 from gateway.protocol.mode import Mode
 from gateway.protocol.worker_headers import HopSaid, Remembered
@@ -19,6 +22,9 @@ from gateway.telemetry.access_record import CloseReason
 from tests.engine.bench import BINARY, BinaryOrigin, EngineBench, EventStream, Start, bring, confirm
 from tests.memory_upstream import Asked
 from tests.waiting import eventually, pass_turns
+
+TRUST_S = 60
+"""The default of `trust_s`."""
 
 
 def controls(wire: EventStream) -> list[dict[str, Any]]:
@@ -75,6 +81,58 @@ async def test_a_reader_of_facts_in_the_owners_memory_waits_for_the_follower_to_
     wire, _ = await opening
     assert [(control["streamNextOffset"], control["upToDate"]) for control in controls(wire)] == [("0002", True)]
     assert [asked.method for asked in bench.upstream.asked if not asked.is_live] == ["HEAD"]
+
+
+@pytest.mark.parametrize("why", ["silent", "failed"])
+async def test_bytes_that_the_origin_does_not_confirm_end_at_the_tail_that_the_live_request_has_named(
+    start: Start, why: str
+) -> None:
+    bench = start(BinaryOrigin(b"ab"), retry_attempts=0, trust_s=2.0)
+    await subscribed(bench)
+    bench.clock.advance(3)
+    bench.upstream.script = lambda asked: None if why == "silent" else asked.fail(UpstreamUnreachable())
+    opening = asyncio.create_task(bench.engine.open_sse(bench.read("/s?offset=-1&live=sse", is_live=True)))
+    await pass_turns()
+    if why == "silent":
+        assert not opening.done()
+        bench.clock.advance(MOST_WAIT_S)
+    found = await opening
+    assert isinstance(found, Subscription)
+    assert found.outcome is Outcome.STALE_IF_ERROR
+    wire = EventStream()
+    found.start(wire).start()
+    assert datas(wire) == ["ab"]
+    assert [control["upToDate"] for control in controls(wire)] == [True]
+
+
+@pytest.mark.parametrize("age_s", [0, TRUST_S + 1])
+@pytest.mark.parametrize("knows_stream", [False, True])
+async def test_a_reader_of_bytes_in_the_owners_memory_is_told_if_the_origin_had_to_confirm_them(
+    start: Start, age_s: float, knows_stream: bool
+) -> None:
+    """The worker has none of the bytes itself."""
+
+    def owner(asked: Asked) -> None:
+        if asked.is_live:
+            return
+        said_at = bench.clock.now() - (age_s if asked.method == "GET" else 0)
+        facts = Remembered(BINARY["Content-Type"], "0002", False, said_at, False, False, (), ())
+        said = HopSaid("1.1.1", said_at, "life", identity="id", is_stale=True, lifetime=Lifetime(None, None))
+        asked.said = said._replace(remembered=facts)
+        body = b"ab" if asked.query.get("offset") == "-1" else b""
+        asked.answer(200, {**BINARY, "Stream-Next-Offset": "0002"} if asked.method == "GET" else {}, body)
+
+    bench = start(owner)
+    if knows_stream:
+        (await bench.engine.head(bench.read("/s")) or await bench.engine.fetched_head(bench.read("/s"))).close()
+    opening = asyncio.create_task(bench.engine.open_sse(bench.read("/s?offset=-1&live=sse", is_live=True)))
+    confirm(await bench.live_request(), "0002")
+    found = await opening
+    assert isinstance(found, Subscription)
+    assert found.outcome is (Outcome.STALE_IF_ERROR if age_s else Outcome.FOLLOWED)
+    wire = EventStream()
+    found.start(wire).start()
+    assert datas(wire) == ["ab"]
 
 
 class TestFirstReader:

@@ -74,6 +74,10 @@ async def test_readers_go_on_without_a_member_that_leaves_the_list(site: Site) -
         # Member b has the whole list.  It is not answered, and asks the origin itself.
         await eventually(lambda: not site.reached("b"))
         assert {one.why_not for one in site.fleet("b").members.values()} == {"this member is not in its list"}
+        # It is not shown which orders they know.
+        asked_until, now = site.clock.now() + 1, site.clock.now()
+        await eventually(lambda: site.clock.now() > asked_until)
+        assert all(at is None or at <= now for at in site.fleet("b").orders.agreed(now).values())
         await eventually(lambda: open_connections(site, "b") == 0, state=lambda: open_connections(site, "b"))
         await eventually(lambda: site.counters.parked == 2)
         assert (await site.members["b"].post(path, b"2 ")).status == 204

@@ -110,7 +110,9 @@ def test_the_fields_survive(
 ) -> None:
     field = MemberField(name, "0" * 16, "f" * 16, "e" * 16, WriteCount(*counts), worker, "c" * 16)
     assert MemberField.parse(field.rendered()) == field
-    answer = MemberAnswer(name, "0" * 16, "f" * 16, is_leaving, "d" * 16, "e" * 16, worker, workers, knows_all)
+    answer = MemberAnswer(
+        name, "0" * 16, "f" * 16, is_leaving, "d" * 16, "e" * 16, worker, workers, knows_all, "b" * 16
+    )
     assert MemberAnswer.parse(answer.rendered()) == answer
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
+from gateway.aio.clock import ManualClock
 from gateway.auth.remembered_verdicts import Revocation
 from gateway.commands.failure import CommandFailed
 from gateway.commands.purge import _purge
@@ -316,9 +317,33 @@ async def test_a_member_whose_orders_cannot_be_fetched_is_not_caught_up_with(ans
     orders = FleetOrders("p", lambda: 0.0, link.ask, lambda: ["b"], lambda digest: None)
     assert not await orders.caught_up(OrderSender("b/0", "q", "1" * 16))
     assert orders.is_behind("b", "1" * 16)
-    orders.notice("b", "1" * 16)
+    orders.notice("b/0", "q", "1" * 16)
     await orders.settled()
     await orders.close()
+
+
+async def test_a_process_shows_nothing_of_the_time_before_this_member_heard_of_it() -> None:
+    clock, names = ManualClock(), ["b", "c"]
+    orders = FleetOrders("p", clock.now, Link().ask, lambda: names, lambda digest: None)
+    start = clock.now()
+    for process in "qqr":
+        clock.advance(1)
+        orders.notice("b/0", process, NO_ORDERS, is_for_member=True)
+        orders.notice("c/0", "s", NO_ORDERS, is_for_member=True)
+    assert orders.agreed(start) == {"b": None, "c": None}
+    assert orders.agreed(start + 2) == {"b": start + 2, "c": start + 3}
+    assert orders.agreed(start + 3) == {"b": start + 3, "c": start + 3}
+    # A member that has left the list can be asked no more.
+    clock.advance(1)
+    names.remove("c")
+    orders.forget("c")
+    assert orders.agreed(start + 3) == {"b": start + 3, "c": None}
+    assert orders.agreed(start + 4) == {"b": start + 3}
+    # Before this member answers reads, it has nothing to lose.
+    clock.advance(1)
+    orders.notice("b/0", "t", NO_ORDERS, is_for_member=True)
+    orders.begin()
+    assert orders.agreed(start) == {"b": start + 5}
 
 
 class NoActions:

@@ -23,7 +23,7 @@ from gateway.engine import fleet_redis
 from gateway.engine.fleet import Fleet
 from gateway.engine.fleet_redis import OrdersByRedis
 from gateway.origin.app import RunningOrigin
-from gateway.protocol.fleet_orders import InEffect, Order, OrderLog
+from gateway.protocol.fleet_orders import NO_ORDERS, InEffect, Order, OrderLog
 from gateway.protocol.stored_orders import Moment, Seal, StoredEntry
 from gateway.upstream import redis_orders
 from tests.certificates import Authority
@@ -457,6 +457,171 @@ async def test_a_member_that_is_cut_off_asks_the_origin_after_redis_has_lost_ord
         assert site.by_redis("b").losses == 1
 
 
+async def test_processes_that_have_started_since_do_not_show_that_nothing_was_missed(
+    site: RedisSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with gate(site.redis.port) as door:
+        await site.start("a")
+        await site.start("b", {"redis": door.url})
+        await site.start("c")
+        await site.until_joined()
+        path = site.path_of("b")
+        await warmed(site, path)
+        parted = Parted(site, "b", monkeypatch)
+        door.hold()
+        async with time_passing(site.clock, STEP_S):
+            await eventually(lambda: site.reached("b") == set())
+        await order(site, "a", "purge", {"stream": path})
+        for name in "ac":
+            await site.kill(name)
+        await site.redis.client.flushall()
+        for name in "ac":
+            await site.start(name)
+        parted.heal()
+        await site.until_joined()
+        assert {site.fleet(name).orders.log.digest for name in NAMES} == {NO_ORDERS}
+        assert await bodies(site, path, ("b",)) == {b"old"}
+        door.release()
+        async with time_passing(site.clock, LOSS_STEP_S):
+            await eventually(lambda: site.by_redis("b").losses > 0)
+            until = site.clock.now() + 2
+            await eventually(lambda: site.clock.now() > until)
+        assert await bodies(site, path, ("b",)) == {b"new"}
+
+
+async def test_a_member_that_may_have_missed_orders_takes_no_bytes_that_its_owner_should_have_dropped(
+    site: RedisSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with gate(site.redis.port) as first, gate(site.redis.port) as second:
+        await site.start("a")
+        await site.start("b", {"redis": first.url})
+        await site.start("c", {"redis": second.url})
+        await site.until_joined()
+        path = site.path_of("c")
+        await warmed(site, path)
+        Parted(site, "a", monkeypatch)
+        first.hold()
+        second.hold()
+        async with time_passing(site.clock, STEP_S):
+            await eventually(lambda: site.reached("a") == set())
+        assert (await order(site, "a", "purge", {"stream": path}))["in_redis"]
+        await site.redis.client.flushall()
+        await site.kill("a")
+        first.release()
+        async with time_passing(site.clock, STEP_S):
+            await eventually(lambda: site.fleet("b").orders.missed > 0)
+        assert site.by_redis("c").losses == 0
+        # Member c still owns the stream, and has not heard of the loss.
+        assert "c" in site.reached("b")
+        assert await bodies(site, path, ("b",)) == {b"new"}
+        second.release()
+        async with time_passing(site.clock, STEP_S):
+            await eventually(lambda: site.by_redis("c").losses > 0)
+        assert await bodies(site, path, ("b", "c")) == {b"new"}
+
+
+async def test_a_loss_counts_though_redis_vanishes_again_as_all_is_read(
+    site: RedisSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await site.start_all()
+    path = site.path_of("b")
+    await warmed(site, path)
+    for name in "ac":
+        await site.kill(name)
+    revocations_in = redis_orders.RedisOrders.revocations
+
+    def vanishing(store: redis_orders.RedisOrders) -> AsyncIterator[dict[bytes, bytes]]:
+        site.redis.kill()
+        return revocations_in(store)
+
+    monkeypatch.setattr(redis_orders.RedisOrders, "revocations", vanishing)
+    await site.redis.client.flushall()
+    async with time_passing(site.clock, LOSS_STEP_S):
+        await eventually(lambda: site.by_redis("b").losses > 0)
+        until = site.clock.now() + 3
+        await eventually(lambda: site.clock.now() > until)
+    assert site.by_redis("b").problem == "it cannot be reached"
+    assert await bodies(site, path, ("b",)) == {b"new"}
+
+
+async def test_a_member_that_fails_to_empty_its_memory_tries_again(
+    site: RedisSite, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    await site.start_all()
+    path = site.path_of("b")
+    await warmed(site, path)
+    for name in "ac":
+        await site.kill(name)
+    actions = site.fleet("b").orders.actions
+    assert actions is not None
+    start_again, failures = actions.start_again, [RuntimeError("not this time"), RuntimeError("nor this time")]
+
+    async def failing() -> None:
+        if failures:
+            raise failures.pop()
+        await start_again()
+
+    monkeypatch.setattr(actions, "start_again", failing)
+    await site.redis.client.flushall()
+    async with time_passing(site.clock, LOSS_STEP_S):
+        await eventually(lambda: not failures and not site.by_redis("b").problem)
+        until = site.clock.now() + 3
+        await eventually(lambda: site.clock.now() > until)
+    assert await bodies(site, path, ("b",)) == {b"new"}
+    assert "the memory cannot be emptied (RuntimeError)" in caplog.text
+    # The others are asked to do the same only once.
+    assert await site.redis.count() == 1
+
+
+async def test_a_loss_is_judged_while_redis_is_slow(site: RedisSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    await site.start_all()
+    for name in "ac":
+        await site.kill(name)
+    emptied_after: list[float] = []
+
+    async def slow(store: redis_orders.RedisOrders) -> AsyncIterator[dict[bytes, bytes]]:
+        began = site.clock.now()
+        while site.clock.now() < began + 60 and not site.fleet("b").orders.missed:
+            await pass_turns()
+            site.clock.advance(0.5)
+            yield {}
+        emptied_after.append(site.clock.now() - began)
+
+    monkeypatch.setattr(redis_orders.RedisOrders, "revocations", slow)
+    await site.redis.client.flushall()
+    async with time_passing(site.clock, LOSS_STEP_S):
+        await eventually(lambda: bool(emptied_after))
+    assert emptied_after[0] < 3
+    assert site.fleet("b").orders.missed == 1
+
+
+async def test_redis_gets_the_revocations_whose_orders_were_forgotten_while_it_was_away(
+    site: RedisSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await site.start_all()
+    for name in NAMES:
+        monkeypatch.setattr(site.fleet(name).orders, "log", OrderLog(most=1))
+    Parted(site, "b", monkeypatch)
+    site.redis.kill()
+    await site.until_problem("it cannot be reached")
+    async with time_passing(site.clock, STEP_S):
+        await eventually(lambda: site.reached("b") == set())
+    for principal in ("mallory", "eve"):
+        await order(site, "a", "revoke", {**PRINCIPAL, "name": principal})
+    await site.redis.start()
+    await site.until_problem("")
+
+    def has_both(name: str) -> bool:
+        return {one.name for one in revocations(site, name)} == {"mallory", "eve"}
+
+    async with time_passing(site.clock, STEP_S):
+        await eventually(lambda: has_both("b"))
+    for name in NAMES:
+        await site.kill(name)
+    await site.start("a")
+    assert has_both("a")
+
+
 async def test_a_loss_while_lost_orders_are_added_again_is_noticed(
     site: RedisSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -504,11 +669,8 @@ async def test_losses_again_and_again_do_not_put_off_asking_the_origin(
 
     monkeypatch.setattr(redis_orders.RedisOrders, "since", losing)
     async with time_passing(site.clock, LOSS_STEP_S):
-        await eventually(lambda: site.by_redis("b").losses > 0)
-        until = site.clock.now() + 3
-        await eventually(lambda: site.clock.now() > until)
-    assert site.fleet("b").orders.missed > 0
-    assert site.by_redis("b").losses > 5
+        await eventually(lambda: site.fleet("b").orders.missed > 0)
+    assert site.by_redis("b").losses > 1
 
 
 async def test_entries_that_no_member_has_made_have_no_effect(
@@ -756,6 +918,38 @@ async def test_without_redis_in_the_configuration_the_client_is_not_imported(
     assert set(await order(site, "a", "revoke", PRINCIPAL)) == {"live_reads", "members"}
     assert await site.lines("a") == []
     assert await site.metrics("a") == {}
+
+
+async def test_an_order_after_the_end_causes_no_further_look(site: RedisSite) -> None:
+    await site.start("a")
+    by_redis = site.by_redis("a")
+    await by_redis.close()
+    by_redis.wake()
+    assert not by_redis.is_looking
+
+
+async def test_an_address_of_redis_that_does_not_answer_leaves_time_for_the_next_one(
+    site: RedisSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_orders, "_COMMAND_S", 0.5)
+    look_up, connect = socket.getaddrinfo, asyncio.open_connection
+
+    def two_addresses(host: str, *args: Any, **more: Any) -> Any:
+        found = look_up("127.0.0.1" if host == "redis.test" else host, *args, **more)
+        if host == "redis.test":
+            return [(*one[:4], (address, one[4][1])) for one in found for address in ("127.0.0.1", "10.255.255.1")]
+        return found
+
+    async def silent(host: str, *args: Any, **more: Any) -> Any:
+        if host == "10.255.255.1":
+            await asyncio.Event().wait()
+        return await connect(host, *args, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", two_addresses)
+    monkeypatch.setattr(asyncio, "open_connection", silent)
+    site.redis_url = site.redis.url.replace("127.0.0.1", "redis.test")
+    await site.start("a")
+    assert site.by_redis("a").problem == ""
 
 
 def test_one_module_imports_the_client_and_no_other_one_imports_that_at_its_own_import() -> None:

@@ -50,17 +50,17 @@ async def test_no_member_is_believed_while_another_worker_of_this_one_knows_more
     sibling = OneSibling()
     orders = FleetOrders("p", lambda: 7.0, sibling.ask, lambda: ["b"], lambda digest: None)
     orders.siblings, orders.actions = cast(Any, sibling), NoActions()
-    orders.notice("b/0", NO_ORDERS, is_for_member=True)
-    assert orders.heard() == {"b": 7.0}
+    orders.notice("b/0", "r", NO_ORDERS, is_for_member=True)
+    assert orders.agreed(7.0) == {"b": 7.0}
     sibling.log.add("q", "purge", "{}", 0.0)
     sibling.answers = False
     for _ in range(2):
-        assert orders.heard() == {"b": None}
+        assert orders.agreed(7.0) == {"b": None}
         await orders.settled()
     sibling.answers = True
-    assert orders.heard() == {"b": None}
+    assert orders.agreed(7.0) == {"b": None}
     await orders.settled()
-    assert orders.heard() == {"b": 7.0}
+    assert orders.agreed(7.0) == {"b": 7.0}
     assert [one.process for one in orders.log.orders()] == ["q"]
     await orders.close()
 
@@ -85,8 +85,8 @@ def test_a_worker_that_lacks_orders_of_its_member_does_not_speak_for_it(status: 
         head = Head(answer)
         head.status = status
         probes.client.asked[-1].head_arrived(head)
-        heard = probes.fleet.orders.heard()
-        assert heard == {"b": probes.clock.now() if knows_all else None}
+        agreed = probes.fleet.orders.agreed(probes.clock.now())
+        assert agreed == {"b": probes.clock.now() if knows_all else None}
         probes.clock.advance(1.0)
 
 
@@ -117,15 +117,15 @@ def test_the_workers_of_a_member_with_another_configuration_are_known() -> None:
 
 async def test_a_member_that_has_removed_this_one_does_not_show_its_orders(site: Site) -> None:
     async with time_passing(site.clock, 0.02):
-        await eventually(lambda: site.fleet("b").orders.heard()["a"] is not None)
+        await eventually(lambda: site.fleet("b").orders.agreed(site.clock.now())["a"] is not None)
         await site.list_members("a", "c", at=("a",))
         # A probe of before may have an answer on its way.
         refused = site.clock.now() + 1
         await eventually(lambda: site.clock.now() > refused)
-        heard = site.fleet("b").orders.heard()["a"]
+        heard = site.fleet("b").orders.agreed(site.clock.now())["a"]
         until = site.clock.now() + 2
         await eventually(lambda: site.clock.now() > until)
-    assert site.fleet("b").orders.heard()["a"] == heard
+    assert site.fleet("b").orders.agreed(site.clock.now())["a"] == heard
 
 
 class DeafSiblings(SiblingOrders):

@@ -9,7 +9,7 @@ import struct
 import pytest
 
 from tests.offload.crowd import Client, Tally
-from tests.waiting import eventually
+from tests.waiting import eventually, pass_turns
 
 
 @pytest.mark.parametrize("is_reset", [False, True])
@@ -26,6 +26,6 @@ async def test_a_client_sees_that_the_server_has_closed_its_connection(is_reset:
         writer.transport.abort()
         await eventually(lambda: client.is_closed)
         # By now this process has read the end, too.
-        await asyncio.sleep(0.01)
+        await pass_turns()
         assert (was_closed, client.is_closed) == (False, True)
         client.close()

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.aio.clock import ManualClock
+from gateway.engine.confirming import MOST_WAIT_S
 from gateway.origin.app import RunningOrigin
 from gateway.origin.counters import Counters
 from gateway.origin.faults import Faults
@@ -338,6 +339,42 @@ async def test_bytes_that_cannot_be_confirmed_are_given_unless_the_origin_forbid
         assert held(answer) == [1, 2]
         # Caches behind must not take it for fresh.
         assert int(answer.headers["Age"]) > FRESH_S
+
+
+@pytest.mark.parametrize("why", ["silent", "failed"])
+@pytest.mark.parametrize("is_followed", [False, True])
+async def test_an_sse_answer_that_begins_with_bytes_that_cannot_be_confirmed_says_so(
+    edge: Edge, counters: Counters, faults: Faults, clock: ManualClock, trim: Trim, why: str, is_followed: bool
+) -> None:
+    """An answer in the same second that begins with confirmed bytes does not say so."""
+    target = "/s?offset=-1&live=sse"
+    offsets = await created(edge, 4)
+    assert held(await edge.get("/s?offset=-1")) == [1, 2, 3, 4]
+    if is_followed:
+        edge.asking(f"/s?offset={offsets[3]}&live=long-poll")
+        await counters.parked_is(1)
+    trim(offsets[1])
+    clock.advance(FRESH_S + 1)
+    gate = faults.hold(kind="catchup", times=None) if why == "silent" else None
+    if gate is None:
+        faults.status(500, kind="catchup", times=None)
+    wire = await edge.begin(target)
+    if gate is not None:
+        await bounded(gate.waiting(1))
+        clock.advance(MOST_WAIT_S)
+    head, data = await wire.head(), await wire.event()
+    assert head.headers["Cache-Status"] == "durable-gateway; fwd=stale; detail=stale_if_error"
+    assert data is not None
+    assert json.loads(data.data) == [1, 2, 3, 4]
+    faults.clear()
+    if gate is not None:
+        gate.release()
+    for _ in range(3):
+        wire = await edge.begin(target)
+        head, data = await wire.head(), await wire.event()
+        assert "detail=followed" in head.headers["Cache-Status"]
+        assert data is not None
+        assert json.loads(data.data) == [3, 4]
 
 
 @pytest.mark.parametrize("content_type", [JSON, "text/plain"])

@@ -60,10 +60,12 @@ async def start_pair(max_chunk_bytes: int = 4_096, **settings: object) -> Pair:
     return Pair(origin, gateways[0], gateways[1], clock)
 
 
-def always_late(loop: asyncio.AbstractEventLoop) -> Turns:
-    """Turns of a loop that is always late, so that each request waits."""
+def always_late(
+    loop: asyncio.AbstractEventLoop, call_soon: Callable[[Callable[[], None]], object] | None = None
+) -> Turns:
+    """Turns of a loop that is always late, so that each request waits.  `call_soon` replaces that of the loop."""
     times = itertools.count()
-    return _AlwaysLate(loop.call_soon, loop.call_later, lambda: float(next(times)))
+    return _AlwaysLate(call_soon or loop.call_soon, loop.call_later, lambda: float(next(times)))
 
 
 class _AlwaysLate(Turns):

@@ -27,7 +27,7 @@ async def test_the_oldest_are_forgotten_beyond_a_number_of_bytes() -> None:
     for request in requests:
         join = Join(read, Mode.SSE, None)
         joins.remember(request, join, RULES)
-    assert 200 < len(joins) < (4 << 20) / 14_000
+    assert 900 < len(joins) < (16 << 20) / 14_000
     assert len(joins.exact) == len(joins)
     assert sections.find(requests[0]) is None
     found = sections.find(requests[-1])

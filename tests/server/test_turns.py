@@ -11,6 +11,8 @@ import pytest
 from hyperframe.frame import GoAwayFrame
 
 from gateway.aio.batches import Batch
+from gateway.aio.clock import ManualClock
+from gateway.aio.timers import Wheel
 from gateway.app import RunningGateway, start_gateway
 from gateway.config.gateway import GatewayConfig
 from gateway.http.http2.session import Session
@@ -20,7 +22,7 @@ from gateway.origin.app import start_origin
 from gateway.server.turns import CRUMBS_REST, FLOOD_S, PARTS_S, REQUESTS_S, InputWaits, Turns, TurnTaker
 from tests.scenarios.http2_wire import Call, Http2Wire
 from tests.server.conftest import BOUND_S, Held, Pair, always_late, ask, connect, get, port_of, read_response, write
-from tests.transports import HTTP_2, TLS, listening, made
+from tests.transports import HTTP_1, HTTP_2, TLS, listening, made
 from tests.waiting import eventually
 
 LAST = b"GET /end HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"
@@ -658,6 +660,46 @@ async def test_a_request_that_waits_when_a_drain_begins_is_answered(pair: Pair) 
     assert b"Connection: close" in said
     assert said.endswith(b"abc")
     writer.close()
+
+
+@pytest.mark.parametrize("before", ["nothing", "a part of the head", "a request"])
+@pytest.mark.parametrize("transport", [HTTP_1, TLS])
+async def test_the_deadlines_of_a_client_do_not_pass_while_its_input_waits(
+    transport: str, before: str, tmp_path: Path
+) -> None:
+    origin, trust, clock = await start_origin(), made(tmp_path), ManualClock()
+    gateway = await start_gateway(
+        GatewayConfig.for_origin(origin.url, admin="127.0.0.1:0", **listening(transport, trust))
+    )
+    calls: list[Callable[[], None]] = []
+    ask_one = b"GET /none HTTP/1.1\r\nHost: h\r\n\r\n"
+    try:
+        gateway.clients.wheel = Wheel(clock)
+        async with asyncio.timeout(BOUND_S):
+            context = trust.client if transport == TLS else None
+            reader, writer = await asyncio.open_connection("127.0.0.1", port_of(gateway), ssl=context)
+            if before == "a request":
+                writer.write(ask_one)
+                assert (await read_response(reader)).status == 404
+            elif before == "a part of the head":
+                writer.write(ask_one[:20])
+                await eventually(lambda: any(getattr(one, "has_partial_head", False) for one in gateway.clients))
+            turns = gateway.clients.turns = always_late(asyncio.get_running_loop(), calls.append)
+            writer.write(ask_one[20:] if before == "a part of the head" else ask_one)
+            await eventually(lambda: bool(turns))
+            for _ in range(1_000):
+                clock.advance(1)
+            while turns:
+                calls.pop(0)()
+            assert (await read_response(reader)).status == 404
+            # The deadlines hold again once nothing waits.
+            for _ in range(1_000):
+                clock.advance(1)
+            assert await reader.read() == b""
+        writer.close()
+    finally:
+        await gateway.stop()
+        await origin.stop(grace_s=0)
 
 
 async def test_a_request_over_http_2_behind_a_goaway_is_answered_although_it_waits_to_be_read(pair: Pair) -> None:

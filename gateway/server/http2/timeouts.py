@@ -25,7 +25,7 @@ from gateway.server.http2.channel import StreamChannel
 from gateway.server.request import Channel
 from gateway.server.sockets import peer_of
 from gateway.server.timeouts import CLOSE_NOTIFY, LOOK_S, PROBE_AGAIN_S, WheelTimer, is_refused
-from gateway.server.turns import InputWaits
+from gateway.server.turns import LOOK_AGAIN_S, InputWaits
 from gateway.telemetry.access_record import CloseReason
 
 _LINGER_S: Final = 1.0
@@ -233,6 +233,10 @@ class TimedHttp2Connection(asyncio.Protocol):
 
     def _on_head_timeout(self) -> None:
         """Called when the preface or a head was not complete in time."""
+        if self.waits.is_waiting:
+            # The missing part may be in this input, and the client must not be charged with the gateway's own delay.
+            self._head_timer.set(LOOK_AGAIN_S)
+            return
         self.clients.metrics.client_limited("client_header_timeout_s")
         if self.transport is not None and self.session.is_greeted:
             self.session.fail(ErrorCode.ENHANCE_YOUR_CALM)
