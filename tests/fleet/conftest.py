@@ -10,8 +10,12 @@ import uvloop
 
 from gateway.aio.clock import ManualClock
 from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
+from tests.effort import IS_LONG
 from tests.fleet.site import Site
 from tests.ports import kept_port
+
+collect_ignore = [] if IS_LONG else ["test_changed_crews.py"]
+"""The tests that take several seconds of a processor: `make fleet` and `make test-long` play them."""
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], AbstractEventLoop]]:

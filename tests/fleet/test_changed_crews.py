@@ -13,15 +13,11 @@ import pytest_asyncio
 
 from gateway.origin.faults import When
 from gateway.origin.requests import Kind
-from tests.effort import IS_LONG
 from tests.fleet.crew_readers import JSON, LOOK_S, PLAIN, Reader, have_read, knows, open_once, read_all, write
 from tests.fleet.crews import Crews, crews
 from tests.waiting import eventually, pause
 
-pytestmark = [
-    pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.skipif(not IS_LONG, reason="several seconds of a processor: make fleet"),
-]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 _SELDOM_S: Final = 0.2
 

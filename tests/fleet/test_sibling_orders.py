@@ -153,6 +153,9 @@ async def test_a_worker_says_whether_it_knows_all_orders_of_its_member() -> None
         return [fleet.answer(is_leaving=False).knows_all_orders for fleet in fleets]
 
     assert said() == [True, True]
+    # They are one gateway with two records of each stream.
+    assert len({fleet.field.instance for fleet in fleets}) == 1
+    assert len({fleet.owner_name for fleet in fleets}) == 2
     given = OrderLog()
     given.add("q", "purge", "{}", 0.0)
     await fleets[1].orders.learn(given.since(Since({}, is_new=False), []))
