@@ -374,5 +374,7 @@ class FlightBodies:
                 return
             self._store.store(stream, start, end, body, self._clock.now())
             stream.confirm(start, flight.as_of)
+            if head.is_stale:
+                stream.own_record().stale_as_of = flight.as_of
             if size and stream.tape.knows_after(start):
                 flight.shared = stream.shared_bytes()

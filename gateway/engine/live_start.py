@@ -123,11 +123,15 @@ class LiveReads:
     @staticmethod
     def begins_overdue(read: Read, stream: Stream, at: str, since: float) -> bool:
         """Return whether the bytes after `at`, which were fetched for a live read that came at `since` (monotonic
-        seconds), are older than bytes may be that the origin has not confirmed.
+        seconds), are from the memory of the stream's owner, another worker, and were due to be confirmed.
 
-        The owner of the stream, another worker, sends such bytes from its memory while the origin fails."""
-        due = stream.confirmed_before(since, read.route.trust_s, read.max_age_s)
-        return stream.tape.knows_after(at) and stream.confirmed_at(at) < due
+        The owner sends such bytes while the origin fails.  Bytes that come from the origin are never overdue, even if
+        their fetch began long before the read, or if their own confirmation is not kept (`LEAST_GAP_S`).
+        """
+        record = stream.elsewhere
+        if record is None or not stream.tape.knows_after(at) or stream.confirmed_at(at) > record.stale_as_of:
+            return False
+        return stream.confirmed_at(at) < stream.confirmed_before(since, read.route.trust_s, read.max_age_s)
 
     @staticmethod
     def check_stored(stream: Stream, start: str, head: Head | None) -> None:

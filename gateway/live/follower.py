@@ -100,6 +100,8 @@ class Follower:
         self._stated_at = math.inf
         """When the origin had the bytes and the tail that the owner is sending from its memory (monotonic seconds); inf
         for bytes and tails that come from the origin now."""
+        self._is_stale = False
+        """Whether the owner is sending bytes from its memory because the origin has failed to confirm them."""
         self._is_of_known_record = False
         """Whether the owner has answered from the same record as when this worker got its bytes."""
         self._may_poll = True
@@ -360,9 +362,9 @@ class Follower:
         reply = await self._upstream.send(call, self._sent)
         self._topic.access.heard()
         self.is_by_hop = self._is_of_known_record = False
-        self._stated_at = math.inf
+        self._stated_at, self._is_stale = math.inf, False
         if (said := reply.said) is not None:
-            self._stated_at = said.as_of
+            self._stated_at, self._is_stale = said.as_of, said.is_stale
             if said.alone is not None:
                 reply.close()
                 if not said.alone.is_lasting:
@@ -410,12 +412,14 @@ class Follower:
         stated_at = min(now, self._stated_at)
         if pieces:
             self._stream.confirm(at, stated_at)
+            if self._is_stale:
+                self._stream.own_record().stale_as_of = stated_at
         tape.reached(end, is_closed=control.is_closed)
         is_confirmed = control.up_to_date or control.is_closed
         self._topic.moved(end, stated_at, is_confirmed=is_confirmed)
         if is_confirmed:
             # The owner has sent what it had in memory.  What follows comes from the origin.
-            self._stated_at = math.inf
+            self._stated_at, self._is_stale = math.inf, False
         if self.is_by_hop and not is_confirmed:
             # The owner does not follow the stream yet, so this worker must not count the stream as followed.
             self._stream.unfollowed(self._stream.contacted_at)

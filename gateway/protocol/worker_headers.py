@@ -25,6 +25,7 @@ import json
 from collections.abc import Mapping
 from functools import lru_cache
 from itertools import count
+from math import inf
 from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
 
@@ -232,13 +233,16 @@ _lives: Final = count(1)
 class OwnersRecord:
     """One stream's record at its owner, and the name of this worker's own record."""
 
-    __slots__ = ("_incarnation", "_name", "life", "said")
+    __slots__ = ("_incarnation", "_name", "life", "said", "stale_as_of")
 
     def __init__(self) -> None:
         self.life: Final = f"{next(_lives)}"
         """The name of this worker's own record."""
         self.said: HopSaid | None = None
         """The latest answer of an owner; None if no other worker has been asked."""
+        self.stale_as_of = -inf
+        """When the origin last confirmed the latest bytes that an owner has sent from its memory because the origin has
+        failed (monotonic seconds); -inf if an owner has sent none."""
         self._incarnation = ""
         self._name = ""
 

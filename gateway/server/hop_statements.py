@@ -57,9 +57,9 @@ class HopStatements:
         life, name = stream.own_record().life, stream.version.incarnation
         return HopSaid(self._owner, at, life, name, stream.identity, lifetime=self._lifetime(stream))
 
-    def live(self, topic: Topic, start: str) -> HopSaid:
+    def live(self, topic: Topic, start: str, *, is_unconfirmed: bool) -> HopSaid:
         """Return the statement for a live answer, which begins now with the bytes in memory after `start`, if there
-        are any.
+        are any.  `is_unconfirmed`: the origin has failed to confirm these bytes.
 
         The bytes are as old as their confirmation, and the tail is as old as the latest data from the origin.  What
         follows the first tail in the answer comes from the origin at once.
@@ -69,7 +69,7 @@ class HopStatements:
             as_of = min(as_of, at)
         if topic.is_confirmed and stream.sighting is not None:
             as_of = min(as_of, stream.sighting.seen_at)
-        return self.said(stream, as_of)
+        return self.said(stream, as_of)._replace(is_stale=is_unconfirmed)
 
     def failed(self, key: StreamKey) -> HopSaid:
         """Return the statement for an answer without bytes, because the origin has failed to answer."""

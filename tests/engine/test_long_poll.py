@@ -14,6 +14,7 @@ from gateway.protocol.cache_status import Outcome
 from gateway.protocol.freshness_headers import Lifetime
 from gateway.protocol.mode import Mode
 from gateway.protocol.worker_headers import HopSaid, Remembered
+from gateway.tape.origin_statements import LEAST_GAP_S
 from gateway.tape.stream import End
 from tests.engine.bench import BINARY, BinaryOrigin, EngineBench, LongPoll, Start, bring, confirm
 from tests.memory_upstream import Asked
@@ -203,6 +204,20 @@ async def test_a_poll_with_bytes_in_the_owners_memory_says_so_if_the_origin_had_
     # The first request for an unknown stream is answered with these bytes.  A later request is one for missing bytes.
     is_stale = age_s > 0 or not knows_stream
     assert [answer.outcome for answer in client.answers] == [Outcome.STALE_IF_ERROR if is_stale else Outcome.MISS]
+
+
+async def test_a_poll_with_bytes_that_have_just_come_from_the_origin_is_a_miss_though_bytes_may_not_be_reused(
+    start: Start,
+) -> None:
+    """A confirmation less than a second after another one is not kept."""
+    origin = BinaryOrigin(b"ab")
+    bench = start(origin, trust_s=0)
+    assert await bench.body() == (200, b"ab")
+    bench.clock.advance(LEAST_GAP_S / 2)
+    origin.body = b"abcd"
+    client = await bench.poll("/s?offset=0002&live=long-poll")
+    assert client.bodies == [b"cd"]
+    assert [answer.outcome for answer in client.answers] == [Outcome.MISS]
 
 
 async def test_time_that_runs_out_is_a_204_on_the_followers_word(start: Start) -> None:

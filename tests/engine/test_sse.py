@@ -18,6 +18,7 @@ from gateway.protocol.cache_status import Outcome
 from gateway.protocol.freshness_headers import Lifetime
 from gateway.protocol.mode import Mode
 from gateway.protocol.worker_headers import HopSaid, Remembered
+from gateway.tape.origin_statements import LEAST_GAP_S
 from gateway.telemetry.access_record import CloseReason
 from tests.engine.bench import BINARY, BinaryOrigin, EngineBench, EventStream, Start, bring, confirm
 from tests.memory_upstream import Asked
@@ -133,6 +134,47 @@ async def test_a_reader_of_bytes_in_the_owners_memory_is_told_if_the_origin_had_
     wire = EventStream()
     found.start(wire).start()
     assert datas(wire) == ["ab"]
+
+
+async def test_bytes_that_have_just_come_from_the_origin_are_followed_though_bytes_may_not_be_reused(
+    start: Start,
+) -> None:
+    """A confirmation less than a second after another one is not kept."""
+    origin = BinaryOrigin(b"ab")
+    bench = start(origin, trust_s=0)
+    assert await bench.body() == (200, b"ab")
+    bench.clock.advance(LEAST_GAP_S / 2)
+    origin.body = b"abcd"
+    opening = asyncio.create_task(bench.engine.open_sse(bench.read("/s?offset=0002&live=sse", is_live=True)))
+    confirm(await bench.live_request(), "0004")
+    found = await opening
+    assert isinstance(found, Subscription)
+    assert found.outcome is Outcome.FOLLOWED
+    wire = EventStream()
+    found.start(wire).start()
+    assert datas(wire) == ["cd"]
+
+
+async def test_bytes_from_another_cache_are_followed_though_their_fetch_began_before_the_read(start: Start) -> None:
+    fetches: list[Asked] = []
+    origin = BinaryOrigin(b"ab")
+    origin.fields["Age"] = str(10 * TRUST_S)
+    bench = start(origin)
+    (await bench.engine.fetched_head(bench.read("/s"))).close()
+    bench.upstream.script = fetches.append
+    first = asyncio.create_task(bench.body())
+    await eventually(lambda: len(fetches) == 1, look_s=0)
+    bench.upstream.script = origin
+    bench.clock.advance(2 * LEAST_GAP_S)
+    opening = asyncio.create_task(bench.engine.open_sse(bench.read("/s?offset=-1&live=sse", is_live=True)))
+    confirm(await bench.live_request(), "0002")
+    await pass_turns()
+    origin(fetches[0])
+    assert await first == (200, b"ab")
+    found = await opening
+    assert isinstance(found, Subscription)
+    assert found.outcome is Outcome.FOLLOWED
+    found.close()
 
 
 class TestFirstReader:
