@@ -186,8 +186,8 @@ class FleetOrders:
         """By the names of members and of their processes.  The process heard of last comes last."""
         self._removed: tuple[str, float] = "", -inf
         """The member that has left the list latest, and when."""
-        self._all_purged_at = -inf
-        """When this member has last begun to purge all streams, because a member may have missed orders."""
+        self.all_purged_at = -inf
+        """When this member has last begun to purge all streams for the fleet, without failing."""
         self._doubted_at = -inf
         """When this member has last given such a purge."""
         self._outcomes: dict[tuple[str, int], Affected | None] = {}
@@ -342,7 +342,7 @@ class FleetOrders:
         no owner answers this one's requests with bytes of an earlier time.  The others then need no order of their own.
         """
         async with self._lock:
-            if self.is_new or self._all_purged_at > lost_at:
+            if self.is_new or self.all_purged_at > lost_at:
                 return
             now = self.now()
             if self._doubted_at <= lost_at:
@@ -351,7 +351,7 @@ class FleetOrders:
                 self._on_digest(self.log.digest)
             try:
                 await self._start_again("that Redis has lost")
-                self._all_purged_at = now
+                self.all_purged_at = now
             finally:
                 self._carried_out = self.log.digest
 
@@ -372,7 +372,7 @@ class FleetOrders:
             actions.take_over(news.in_effect)
         for order in orders:
             if (order.kind, order.text) == ("purge", PURGE_ALL):
-                self._all_purged_at = self.now()
+                self.all_purged_at = self.now()
             age_s = self.now() - order.at
             self._outcomes[order.process, order.number] = await actions.carry_out(order, age_s)
         while len(self._outcomes) > MOST_ORDERS:

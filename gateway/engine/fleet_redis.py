@@ -41,6 +41,9 @@ RETRY_S: Final = 0.5
 """Seconds until the next look after one that has failed."""
 HEAR_S: Final = 1.5
 """Seconds for the other members to show that this one has missed nothing."""
+REST_S: Final = 30.0
+"""The least seconds from one emptying of the memory to the next, so that Redis cannot keep a fleet cold by losing data
+again and again."""
 PATIENCE_S: Final = (0.5, 1.5)
 """The least and the most seconds that the orders of other members may be missing in Redis before this one adds them."""
 _STORE_S: Final = 2.0
@@ -417,6 +420,9 @@ class OrdersByRedis:
         if loss is Loss.UNKNOWN:
             return
         if loss is Loss.MISSED:
+            if self._clock.now() < self._orders.all_purged_at + REST_S:
+                # A later look judges the loss.
+                return
             await self._orders.doubt(self._lost_at)
             self._sure_at = self._clock.now()
         self._lost_at = None

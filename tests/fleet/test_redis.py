@@ -21,7 +21,7 @@ from gateway.config.gateway import GatewayConfig
 from gateway.config.redis_place import parse_redis_url
 from gateway.engine import fleet_redis
 from gateway.engine.fleet import Fleet
-from gateway.engine.fleet_redis import OrdersByRedis
+from gateway.engine.fleet_redis import REST_S, OrdersByRedis
 from gateway.origin.app import RunningOrigin
 from gateway.protocol.fleet_orders import NO_ORDERS, InEffect, Order, OrderLog
 from gateway.protocol.stored_orders import Moment, Seal, StoredEntry
@@ -571,6 +571,26 @@ async def test_a_member_that_fails_to_empty_its_memory_tries_again(
     assert "the memory cannot be emptied (RuntimeError)" in caplog.text
     # The others are asked to do the same only once.
     assert await site.redis.count() == 1
+
+
+async def test_losses_again_and_again_empty_the_memory_only_now_and_then(site: RedisSite) -> None:
+    await site.start("b")
+    orders = site.fleet("b").orders
+    await site.redis.client.flushall()
+    async with time_passing(site.clock, STEP_S):
+        await eventually(lambda: orders.missed == 1)
+    began = site.clock.now()
+    while site.by_redis("b").losses < 4:
+        async with time_passing(site.clock, STEP_S):
+            look = site.clock.now() + 1
+            await eventually(lambda look=look: site.clock.now() > look)
+        await site.redis.client.flushall()
+    assert site.clock.now() < began + REST_S
+    assert orders.missed == 1
+    # The latest loss has its effect in the end.
+    async with time_passing(site.clock, 10 * STEP_S):
+        await eventually(lambda: site.clock.now() > began + REST_S + 2)
+    assert orders.missed == 2
 
 
 async def test_a_loss_is_judged_while_redis_is_slow(site: RedisSite, monkeypatch: pytest.MonkeyPatch) -> None:
