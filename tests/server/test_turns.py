@@ -19,6 +19,7 @@ from gateway.http.http2.session import Session
 from gateway.http.http2.streams import Event
 from gateway.limits.accounts import Account
 from gateway.origin.app import start_origin
+from gateway.server.http2.connection import Http2Connection
 from gateway.server.turns import CRUMBS_REST, FLOOD_S, PARTS_S, REQUESTS_S, InputWaits, Turns, TurnTaker
 from tests.scenarios.http2_wire import Call, Http2Wire
 from tests.server.conftest import BOUND_S, Held, Pair, always_late, ask, connect, get, port_of, read_response, write
@@ -700,6 +701,28 @@ async def test_the_deadlines_of_a_client_do_not_pass_while_its_input_waits(
     finally:
         await gateway.stop()
         await origin.stop(grace_s=0)
+
+
+async def test_an_idle_connection_over_http_2_is_not_closed_while_its_input_waits(pair: Pair) -> None:
+    gateway, clock = pair.strict, ManualClock()
+    await write(gateway, "PUT", "/s", b"abc", Content_Type="text/plain")
+    gateway.clients.wheel = Wheel(clock)
+    async with asyncio.timeout(BOUND_S):
+        wire = await _wire(gateway)
+        await wire.ask("/s?offset=-1")
+        assert (await wire.answer_of(wire.call)).body == b"abc"
+        (connection,) = [one for one in gateway.clients if isinstance(one, Http2Connection)]
+        # As behind a run of crumbs.
+        connection.waits.begin(0)
+        for _ in range(1_000):
+            clock.advance(1)
+        await wire.ask("/s?offset=-1")
+        assert (await wire.answer_of(wire.call)).body == b"abc"
+        connection.waits.end(0)
+        for _ in range(1_000):
+            clock.advance(1)
+        assert await wire.is_ended()
+    wire.writer.close()
 
 
 async def test_a_request_over_http_2_behind_a_goaway_is_answered_although_it_waits_to_be_read(pair: Pair) -> None:

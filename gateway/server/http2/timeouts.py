@@ -189,7 +189,10 @@ class TimedHttp2Connection(asyncio.Protocol):
             self._quiet_checks = 0
         else:
             self._quiet_checks += 1
-        if self._quiet_checks >= _IDLE_CHECKS:
+        if self._quiet_checks >= _IDLE_CHECKS and self.waits.is_waiting:
+            # The waiting input may contain a request.
+            self._idle_timer.set(LOOK_AGAIN_S)
+        elif self._quiet_checks >= _IDLE_CHECKS:
             self.session.send_goaway(is_final=True)
             self._close()
         else:
