@@ -371,10 +371,10 @@ class FleetOrders:
         if news.in_effect is not None:
             actions.take_over(news.in_effect)
         for order in orders:
-            if (order.kind, order.text) == ("purge", PURGE_ALL):
-                self.all_purged_at = self.now()
-            age_s = self.now() - order.at
-            self._outcomes[order.process, order.number] = await actions.carry_out(order, age_s)
+            began = self.now()
+            outcome = self._outcomes[order.process, order.number] = await actions.carry_out(order, began - order.at)
+            if (order.kind, order.text) == ("purge", PURGE_ALL) and outcome is not None:
+                self.all_purged_at = began
         while len(self._outcomes) > MOST_ORDERS:
             del self._outcomes[next(iter(self._outcomes))]
         for earlier in list(self._outcomes)[:-_MOST_NAMED]:

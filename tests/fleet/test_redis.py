@@ -23,8 +23,8 @@ from gateway.engine import fleet_redis
 from gateway.engine.fleet import Fleet
 from gateway.engine.fleet_redis import REST_S, OrdersByRedis
 from gateway.origin.app import RunningOrigin
-from gateway.protocol.fleet_orders import NO_ORDERS, InEffect, Order, OrderLog
-from gateway.protocol.stored_orders import Moment, Seal, StoredEntry
+from gateway.protocol.fleet_orders import NO_ORDERS, PURGE_ALL, InEffect, Order, OrderLog
+from gateway.protocol.stored_orders import Moment, Seal, StoredEntry, news_of
 from gateway.upstream import redis_orders
 from tests.certificates import Authority
 from tests.fleet.redis_server import RedisServer, gate, redis_server
@@ -591,6 +591,24 @@ async def test_losses_again_and_again_empty_the_memory_only_now_and_then(site: R
     async with time_passing(site.clock, 10 * STEP_S):
         await eventually(lambda: site.clock.now() > began + REST_S + 2)
     assert orders.missed == 2
+
+
+async def test_another_members_purge_of_all_that_fails_here_does_not_stand_for_ones_own(
+    site: RedisSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await site.start("b")
+    orders = site.fleet("b").orders
+    assert orders.actions is not None
+
+    async def failing(order: Order, age_s: float) -> None:
+        return None
+
+    monkeypatch.setattr(orders.actions, "carry_out", failing)
+    lost_at = site.clock.now()
+    site.clock.advance(1)
+    await orders.learn(news_of([Order("another", 1, "purge", PURGE_ALL, site.clock.now())]))
+    await orders.doubt(lost_at)
+    assert orders.missed == 1
 
 
 async def test_a_loss_is_judged_while_redis_is_slow(site: RedisSite, monkeypatch: pytest.MonkeyPatch) -> None:
