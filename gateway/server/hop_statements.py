@@ -57,7 +57,7 @@ class HopStatements:
         life, name = stream.own_record().life, stream.version.incarnation
         return HopSaid(self._owner, at, life, name, stream.identity, lifetime=self._lifetime(stream))
 
-    def live(self, topic: Topic, start: str, *, is_unconfirmed: bool) -> HopSaid:
+    def live(self, topic: Topic, start: str, *, is_unconfirmed: bool = False) -> HopSaid:
         """Return the statement for a live answer, which begins now with the bytes in memory after `start`, if there
         are any.  `is_unconfirmed`: the origin has failed to confirm these bytes.
 

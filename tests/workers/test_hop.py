@@ -295,6 +295,7 @@ async def test_an_owner_states_the_age_of_what_a_live_answer_begins_with() -> No
         await eventually(lambda: topic.position == "0006")
         assert said(topic, "0006").as_of == bench.clock.now()
         assert said(topic, "-1").as_of == read_at
+        assert [said(topic, "-1", is_unconfirmed=one).is_stale for one in (False, True)] == [False, True]
     finally:
         await bench.close()
 
