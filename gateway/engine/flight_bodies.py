@@ -375,6 +375,6 @@ class FlightBodies:
             self._store.store(stream, start, end, body, self._clock.now())
             stream.confirm(start, flight.as_of)
             if head.is_stale:
-                stream.own_record().stale_as_of = flight.as_of
+                stream.own_record().stale_stored_at = self._clock.now()
             if size and stream.tape.knows_after(start):
                 flight.shared = stream.shared_bytes()

@@ -120,18 +120,20 @@ class LiveReads:
         progress = self.progress(read, stream, read.start)
         return outlasts_failure(stream, progress, self.clock.now(), self.clock.wall())
 
-    @staticmethod
-    def begins_overdue(read: Read, stream: Stream, at: str, since: float) -> bool:
-        """Return whether the bytes after `at`, which were fetched for a live read that came at `since` (monotonic
-        seconds), are from the memory of the stream's owner, another worker, and were due to be confirmed.
+    def are_overdue(self, read: Read, stream: Stream, at: str) -> bool:
+        """Return whether the bytes after `at` are due to be confirmed, and the stream's owner, another worker, has sent
+        bytes from its memory since their confirmation.
 
         The owner sends such bytes while the origin fails.  Bytes that come from the origin are never overdue, even if
         their fetch began long before the read, or if their own confirmation is not kept (`LEAST_GAP_S`).
         """
         record = stream.elsewhere
-        if record is None or not stream.tape.knows_after(at) or stream.confirmed_at(at) > record.stale_as_of:
+        if record is None or not stream.tape.knows_after(at):
             return False
-        return stream.confirmed_at(at) < stream.confirmed_before(since, read.route.trust_s, read.max_age_s)
+        confirmed_at = stream.confirmed_at(at)
+        return confirmed_at < record.stale_stored_at and not confirmed_at > stream.confirmed_before(
+            self.clock.now(), read.route.trust_s, read.max_age_s
+        )
 
     @staticmethod
     def check_stored(stream: Stream, start: str, head: Head | None) -> None:

@@ -88,7 +88,6 @@ class LongPoll:
         is not the origin's present stream, or another GatewayError.
         """
         try:
-            came_at, has_held = self.clock.now(), stream.tape.knows_after(read.start)
             start, head, _, is_unconfirmed = await self._reads.settle_start(read, stream, wants_lifetime=True)
             if isinstance(head, Beyond):
                 # The offset is beyond the tail, where a wait might never end.  Answer with the tail immediately.
@@ -103,7 +102,6 @@ class LongPoll:
                 )
             read, outcome = read._replace(start=start), Outcome.HIT
             is_unconfirmed |= head.is_stale if isinstance(head, StreamHead) else stream.expiry.lifetime is None
-            is_unconfirmed |= not has_held and self._reads.begins_overdue(read, stream, start, came_at)
             if is_unconfirmed and stream.tape.knows_after(start):
                 outcome = Outcome.STALE_IF_ERROR
             elif isinstance(head, StreamHead):
@@ -117,10 +115,8 @@ class LongPoll:
                     found = self.poll_now(read, stream, topic, outcome)
                     if found is Poll.ASK:
                         found = await self.poll_asking(read, stream, topic, outcome)
-                        # An answer in a later iteration consists of fetched bytes, so it is a miss, unless the stream's
-                        # owner, another worker, has sent these bytes because the origin has failed.
-                        is_overdue = not has_held and self._reads.begins_overdue(read, stream, start, came_at)
-                        outcome = Outcome.STALE_IF_ERROR if is_overdue else Outcome.MISS
+                        # An answer in a later iteration consists of fetched bytes, so it is a miss.
+                        outcome = Outcome.MISS
                     if isinstance(found, Answer):
                         return found
                     if found is Poll.WAIT:
@@ -178,6 +174,8 @@ class LongPoll:
             case Send(end, is_current, is_closed):
                 if not reading.size:
                     return timed_out(read, stream, end, is_closed, "", Outcome.HIT)
+                if self._reads.are_overdue(read, stream, read.start):
+                    outcome = Outcome.STALE_IF_ERROR
                 return self._polled(read, stream, reading, outcome, stream.version.edition, is_current=is_current)
             case Ask():
                 return Poll.ASK
@@ -193,6 +191,8 @@ class LongPoll:
         reading = stream.tape.read(read.start, self._reads.max_reply_bytes)
         if not reading.size or reading.end != head.next_offset or not stream.holds_acknowledged(reading.end):
             return None
+        if self._reads.are_overdue(read, stream, read.start):
+            outcome = Outcome.STALE_IF_ERROR
         edition, is_closed = stream.version.edition, head.is_closed
         return self._polled(read, stream, reading, outcome, edition, is_current=True, is_closed=is_closed)
 

@@ -147,7 +147,7 @@ class Sse:
         The caller must call `Subscription.close`.  Raises StreamEnded, Uncacheable, TailMovedBack or another
         GatewayError.
         """
-        version, came_at, has_held = stream.version, self.clock.now(), stream.tape.knows_after(read.start)
+        version = stream.version
         start, _, tail, is_unconfirmed = await self._reads.settle_start(read, stream)
         at = stream.tape.resolve(start)
         first = FirstTail(tail, version) if tail is not None else None
@@ -168,7 +168,7 @@ class Sse:
             self._reads.reader_left(topic)
             raise
         is_unconfirmed = is_unconfirmed and stream.tape.knows_after(at)
-        is_unconfirmed |= not has_held and self._reads.begins_overdue(read, stream, at, came_at)
+        is_unconfirmed |= self._reads.are_overdue(read, stream, at)
         return Subscription(self, read, stream, topic, at, first, is_unconfirmed)
 
     async def _await_follower(self, stream: Stream, topic: Topic) -> None:

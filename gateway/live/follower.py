@@ -413,7 +413,7 @@ class Follower:
         if pieces:
             self._stream.confirm(at, stated_at)
             if self._is_stale:
-                self._stream.own_record().stale_as_of = stated_at
+                self._stream.own_record().stale_stored_at = now
         tape.reached(end, is_closed=control.is_closed)
         is_confirmed = control.up_to_date or control.is_closed
         self._topic.moved(end, stated_at, is_confirmed=is_confirmed)

@@ -233,16 +233,16 @@ _lives: Final = count(1)
 class OwnersRecord:
     """One stream's record at its owner, and the name of this worker's own record."""
 
-    __slots__ = ("_incarnation", "_name", "life", "said", "stale_as_of")
+    __slots__ = ("_incarnation", "_name", "life", "said", "stale_stored_at")
 
     def __init__(self) -> None:
         self.life: Final = f"{next(_lives)}"
         """The name of this worker's own record."""
         self.said: HopSaid | None = None
         """The latest answer of an owner; None if no other worker has been asked."""
-        self.stale_as_of = -inf
-        """When the origin last confirmed the latest bytes that an owner has sent from its memory because the origin has
-        failed (monotonic seconds); -inf if an owner has sent none."""
+        self.stale_stored_at = -inf
+        """When this worker last stored bytes that an owner has sent from its memory because the origin has failed
+        (monotonic seconds); -inf if it never did."""
         self._incarnation = ""
         self._name = ""
 

@@ -108,7 +108,7 @@ def unconfirmed_sse_answer_is_followed() -> Patches:
 
 @mutant("bytes that an owner had in memory are not taken for new")
 def overdue_bytes_are_a_miss() -> Patches:
-    return [(LiveReads, "begins_overdue", never)]
+    return [(LiveReads, "are_overdue", never)]
 
 
 @mutant("bytes that lack an acknowledged write are not given for want of the origin")

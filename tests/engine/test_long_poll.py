@@ -206,6 +206,30 @@ async def test_a_poll_with_bytes_in_the_owners_memory_says_so_if_the_origin_had_
     assert [answer.outcome for answer in client.answers] == [Outcome.STALE_IF_ERROR if is_stale else Outcome.MISS]
 
 
+async def test_bytes_are_overdue_if_the_owner_has_sent_unconfirmed_bytes_since_they_were_last_confirmed(
+    start: Start,
+) -> None:
+    bench = start(BinaryOrigin(b"abcd"))
+    assert await bench.body() == (200, b"abcd")
+    read, stream, reads = bench.read("/s?offset=-1&live=long-poll", is_live=True), bench.stream, bench.engine._reads
+
+    def are_overdue() -> bool:
+        return reads.are_overdue(read, stream, "-1")
+
+    bench.clock.advance(61)
+    assert not are_overdue()
+    record = stream.own_record()
+    assert not are_overdue()
+    record.stale_stored_at = bench.clock.now()
+    assert are_overdue()
+    assert not reads.are_overdue(read, stream, "0004")
+    stream.confirm("-1", bench.clock.now())
+    assert not are_overdue()
+    bench.clock.advance(59)
+    record.stale_stored_at = bench.clock.now()
+    assert not are_overdue()
+
+
 async def test_a_poll_with_bytes_that_have_just_come_from_the_origin_is_a_miss_though_bytes_may_not_be_reused(
     start: Start,
 ) -> None:
