@@ -169,7 +169,7 @@ _JUDGING: Final = frozenset({JUDGED, SIGNED, FORWARDED})
 
 
 @dataclass(frozen=True, slots=True)
-class _Ready:
+class Ready:
     """A server with a setting, and its clients' files."""
 
     server: Child
@@ -186,7 +186,7 @@ class _Ready:
 
 
 @contextmanager
-def _set_up(stage: Stage, peer: str, accept: str) -> Iterator[_Ready]:
+def set_up(stage: Stage, peer: str, accept: str) -> Iterator[Ready]:
     """A server of its own for a setting or a peer."""
     setting = SETTINGS.get(peer, ALL)
     folder = stage.folder / f"production-{peer.replace(' ', '-')}"
@@ -213,7 +213,7 @@ def _set_up(stage: Stage, peer: str, accept: str) -> Iterator[_Ready]:
             logs=peer not in SETTINGS,
             service=service,
         )
-        yield _Ready(stack.enter_context(starting), sections, queries if setting.has_links else None)
+        yield Ready(stack.enter_context(starting), sections, queries if setting.has_links else None)
 
 
 def _authorisation_service(stage: Stage, folder: Path) -> AbstractContextManager[Child]:
@@ -225,7 +225,7 @@ def _authorisation_service(stage: Stage, folder: Path) -> AbstractContextManager
 
 
 def _hit(stage: Stage, peer: str) -> Mapping[str, Sample]:
-    with _set_up(stage, peer, "*/*") as ready:
+    with set_up(stage, peer, "*/*") as ready:
         server, files = ready.server, [ready.sections, *([] if ready.queries is None else [ready.queries])]
         load = wrk.Load(_HIT, script="sections.lua", arguments=[str(file) for file in files])
         path = _HIT if ready.queries is None else f"{_HIT}?{link(0)}"
@@ -242,7 +242,7 @@ def _hit(stage: Stage, peer: str) -> Mapping[str, Sample]:
 
 
 def _poll(stage: Stage, peer: str) -> Mapping[str, Sample]:
-    with _set_up(stage, peer, "*/*") as ready:
+    with set_up(stage, peer, "*/*") as ready:
         argv = live_client.arguments(stage, peer, ready.server, is_long_poll=True)
         argv += ["--subscribers", str(READERS), "--gap-us", str(GAP_US), "--seconds", str(stage.seconds)]
         argv += ["--least", str(_WARM_UP_REQUESTS * READERS), *ready.clients]
@@ -251,7 +251,7 @@ def _poll(stage: Stage, peer: str) -> Mapping[str, Sample]:
 
 
 def _join(stage: Stage, peer: str) -> Mapping[str, Sample]:
-    with _set_up(stage, peer, "text/event-stream\r\nCache-Control: no-cache") as ready:
+    with set_up(stage, peer, "text/event-stream\r\nCache-Control: no-cache") as ready:
         argv = live_client.arguments(stage, peer, ready.server)
         argv += ["--concurrency", str(JOINING), "--seconds", str(stage.seconds)]
         argv += ["--least", str(_WARM_UP_REQUESTS * CLIENTS), *ready.clients]
@@ -260,7 +260,7 @@ def _join(stage: Stage, peer: str) -> Mapping[str, Sample]:
 
 
 def _memory(stage: Stage, peer: str) -> Mapping[str, Sample]:
-    with _set_up(stage, peer, "text/event-stream\r\nCache-Control: no-cache") as ready:
+    with set_up(stage, peer, "text/event-stream\r\nCache-Control: no-cache") as ready:
         more = ["--sections", str(ready.sections)]
         count = min(IDLE, stage.max_files - 256)
         with live.held(stage, peer, ready.server, "sse", _WARM_UP_READERS, more=more):

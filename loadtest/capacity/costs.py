@@ -9,6 +9,7 @@ from typing import Final, Self
 import orjson
 
 COSTS: Final = Path(__file__).with_name("costs.json")
+CHECKED: Final = COSTS.with_name("checked.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,8 @@ class Costs:
     A *hop* is a follower between processes: a process that is not the owner of a stream follows the owner.
     """
 
+    idle_us: float
+    """A second without readers."""
     event_us: float
     """An event from the origin at the owner of its stream, without any reader."""
     delivery_us: float

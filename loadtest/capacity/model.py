@@ -237,6 +237,7 @@ class Load:
             **{name: value / fleet.processes for name, value in readers_us.items()},
             "streams": owning_us,
             "hops": hops_us,
+            "timers": costs.idle_us,
         }
         parts = {name: value * _MICRO for name, value in parts_us.items()}
         return Use("processor", "cores", parts, fleet.machine.usable)

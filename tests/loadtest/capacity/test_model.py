@@ -21,6 +21,7 @@ from loadtest.capacity.model import (
 
 MIB = 1 << 20
 COSTS = Costs(
+    idle_us=5_000,
     event_us=60,
     delivery_us=8,
     hop_event_us=80,
