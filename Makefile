@@ -44,7 +44,7 @@ COMPILE := $(BIN)/pip-compile --quiet --strip-extras --generate-hashes --allow-u
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host $(UPGRADE)
 
 .DEFAULT_GOAL := help
-.PHONY: help storm simulation fleet workers-bench dev test suite test-fast test-pythons test-long test-transports chaos isolation linearizability abuse fuzz conformance offload bench loadtest pipeline-bench pipeline-demo dashboards reference docs man proto package sbom check lint types layers format lock clean node
+.PHONY: help capacity storm simulation fleet workers-bench dev test suite test-fast test-pythons test-long test-transports chaos isolation linearizability abuse fuzz conformance offload bench loadtest pipeline-bench pipeline-demo dashboards reference docs man proto package sbom check lint types layers format lock clean node
 
 help: ## show the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -109,6 +109,9 @@ bench: $(INSTALLED) $(NODE_INSTALLED) ## the gateway beside nginx, Varnish and n
 
 workers-bench: $(INSTALLED) ## what an operation costs with 1, 2 and 4 workers, spread of connections, memory (ARGS="--rounds 3")
 	@$(BIN)/python -m loadtest.workers_bench $(ARGS)
+
+capacity: $(INSTALLED) ## write the guide to a million readers from the measured costs (ARGS=measure, ARGS=check: measure them first)
+	@$(BIN)/python -m loadtest.capacity $(ARGS)
 
 loadtest: $(INSTALLED) $(LOCUST_INSTALLED) ## readers and writers of every kind against dev, for 30 s (ARGS="--users 200 --seconds 60")
 	@$(BIN)/python -m loadtest.run --locust $(LOCUST)/bin/locust $(ARGS)

@@ -23,11 +23,12 @@ _PARTS: Final = {
     "hops": "#74b3e8",
     "timers": "#5c940d",
 }
-_LEFT: Final = 52
+_LEFT: Final = 64
 _RIGHT: Final = _WIDTH - 20
 _TOP: Final = 40
 _PANEL: Final = 250
-_MOST_SHARE: Final = 2.0
+_LEAST_SHARE: Final = 0.1
+_MOST_SHARE: Final = 100.0
 _BAR: Final = 22
 _BARS_LEFT: Final = 190
 
@@ -52,7 +53,8 @@ def _lines(growth: Sequence[Sequence[Load]]) -> list[str]:
         return _LEFT + math.log(machines) / math.log(most) * (_RIGHT - _LEFT)
 
     def y(share: float) -> float:
-        return bottom - min(share, _MOST_SHARE) / _MOST_SHARE * (bottom - _TOP)
+        within = min(max(share, _LEAST_SHARE), _MOST_SHARE)
+        return bottom - math.log(within / _LEAST_SHARE) / math.log(_MOST_SHARE / _LEAST_SHARE) * (bottom - _TOP)
 
     parts = [
         text(
@@ -62,7 +64,7 @@ def _lines(growth: Sequence[Sequence[Load]]) -> list[str]:
             weight="600",
         )
     ]
-    for share, words in ((0.0, "0"), (0.5, "50 %"), (1.0, "100 %"), (2.0, "200 %")):
+    for share, words in ((0.1, "10 %"), (1.0, "100 %"), (10.0, "1,000 %"), (100.0, "10,000 %")):
         dash = " stroke-dasharray='4 3'" if share == 1 else ""
         width = 1.2 if share == 1 else 0.4
         parts.append(
@@ -73,10 +75,7 @@ def _lines(growth: Sequence[Sequence[Load]]) -> list[str]:
     steps = [2**exponent for exponent in range(int(math.log2(most)) + 1)]
     parts += [text(x(machines), bottom + 16, f"{machines}", anchor="middle", size=10) for machines in steps]
     for loads, colour in zip(growth, _LINES, strict=True):
-        shares = [(load.fleet.machines, load.hard_uses()[0].share) for load in loads]
-        # A line begins where it leaves the upper edge.
-        first = max((at for at, (_, share) in enumerate(shares) if share >= _MOST_SHARE), default=0)
-        points = " ".join(f"{x(machines):.1f},{y(share):.1f}" for machines, share in shares[first:])
+        points = " ".join(f"{x(load.fleet.machines):.1f},{y(load.loaded_uses()[0].share):.1f}" for load in loads)
         parts.append(f"<polyline points='{points}' fill='none' stroke='{colour}' stroke-width='2'/>")
     for number, (loads, colour) in enumerate(zip(growth, _LINES, strict=True)):
         at = _RIGHT - 130
@@ -87,7 +86,16 @@ def _lines(growth: Sequence[Sequence[Load]]) -> list[str]:
 
 def _bars(least: Sequence[Load]) -> list[str]:
     y = _PANEL + 42
-    parts = [text(8, y - 10, "Processor time of the busiest process in the smallest fleet that suffices", weight="600")]
+    # A bar of one core at least, so that bars of small fleets do not look full.
+    scale = (_RIGHT - 60 - _BARS_LEFT) / max(1.0, *(load.processor().used for load in least))
+    parts = [
+        text(
+            8,
+            y - 10,
+            "Processor time of the busiest process, as a share of a core, in the smallest fleet that suffices, or in the largest",
+            weight="600",
+        )
+    ]
     for load in least:
         use = load.processor()
         machines = load.fleet.machines
@@ -95,7 +103,7 @@ def _bars(least: Sequence[Load]) -> list[str]:
         parts.append(text(_BARS_LEFT - 8, y + 15, label, anchor="end"))
         at = float(_BARS_LEFT)
         for name, value in use.parts.items():
-            width = value * (_RIGHT - 60 - _BARS_LEFT)
+            width = value * scale
             parts.append(f"<rect x='{at:.1f}' y='{y}' width='{width:.1f}' height='{_BAR}' fill='{_PARTS[name]}'/>")
             at += width
         parts.append(text(at + 6, y + 15, f"{use.used:.0%}"))

@@ -18,10 +18,11 @@ from loadtest.bench.production import ALL, CLIENTS
 
 _ACCEPT: Final = "text/event-stream\r\nCache-Control: no-cache"
 _BATCH: Final = 200
-_PATIENCE_S: Final = 30.0
+_PATIENCE_S: Final = 60.0
 _RESET: Final = struct.pack("ii", 1, 0)
 _OFFSET: Final = b'"streamNextOffset":"'
 _EVENT: Final = b"event: data"
+_OK: Final = b"HTTP/1.1 200"
 _END: Final = b"0\r\n\r\n"
 
 
@@ -49,8 +50,8 @@ class Crowd:
         """Readers that have got their first event."""
         self.joins = 0
         """Readers that have joined again."""
-        self.refused = ""
-        """How an answer began that was no stream of events."""
+        self.failure = ""
+        """Why a reader does not get events."""
         self.events = 0
         self.received_bytes = 0
 
@@ -65,9 +66,13 @@ class Crowd:
             await self._until_opened(len(self._readers))
 
     async def _until_opened(self, count: int) -> None:
-        await until(lambda: self.opened >= count or bool(self.refused), "readers have joined")
-        if self.refused:
-            raise BenchError(f"a reader was answered {self.refused!r}")
+        await until(lambda: self.opened >= count or bool(self.failure), "readers have joined")
+        self.expect_no_failure()
+
+    def expect_no_failure(self) -> None:
+        """Raise BenchError if a reader has failed."""
+        if self.failure:
+            raise BenchError(self.failure)
 
     async def _connect(self, reader: _Reader) -> None:
         await asyncio.get_running_loop().create_connection(lambda: reader, "127.0.0.1", self._port)
@@ -100,9 +105,11 @@ class _Reader(asyncio.Protocol):
         self._number = number
         self._offset = b"-1"
         self._is_new = True
+        self._has_head = False
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._has_head = False
         self._transport = cast("asyncio.Transport", transport)
         self._transport.write(self._crowd.request(self._number, self._offset))
 
@@ -110,6 +117,10 @@ class _Reader(asyncio.Protocol):
         crowd = self._crowd
         crowd.received_bytes += len(data)
         crowd.events += data.count(_EVENT)
+        if not self._has_head:
+            self._has_head = True
+            if not data.startswith(_OK):
+                crowd.failure = f"a reader was answered {data[:60]!r}"
         at = data.rfind(_OFFSET)
         if at >= 0:
             begin = at + len(_OFFSET)
@@ -117,11 +128,13 @@ class _Reader(asyncio.Protocol):
             if self._is_new:
                 self._is_new = False
                 crowd.opened += 1
-        elif self._is_new and not data.startswith(b"HTTP/1.1 200"):
-            crowd.refused = data[:60].decode("latin-1")
         if data.endswith(_END):
             self.reset()
             crowd.rejoin(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._transport is not None:
+            self._crowd.failure = f"a reader has lost its connection: {exc}"
 
     def reset(self) -> None:
         if self._transport is not None:

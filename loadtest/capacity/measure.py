@@ -167,6 +167,7 @@ async def window(site: Site, crowd: Crowd, work: Callable[[], Coroutine[Any, Any
     began, busy = asyncio.get_running_loop().time(), [gateway.busy_s for gateway in site.gateways]
     joins, events, received = crowd.joins, crowd.events, crowd.received_bytes
     await work()
+    crowd.expect_no_failure()
     return Window(
         asyncio.get_running_loop().time() - began,
         tuple((gateway.busy_s - before) * _MICRO for gateway, before in zip(site.gateways, busy, strict=True)),

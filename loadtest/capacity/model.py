@@ -32,6 +32,8 @@ SEGMENT_BYTES: Final = 1448
 PORTS: Final = 28_232
 """Connections from one address to one address and port, with the kernel's default range of ports."""
 MOST_MACHINES: Final = 4_096
+MEMBERS: Final = "members"
+"""The resource of which each machine takes as much as any other."""
 _MICRO: Final = 1e-6
 _LIMITS: Final = LimitsConfig()
 
@@ -291,7 +293,7 @@ class Load:
 
     def members(self) -> Use:
         """Members of the fleet."""
-        return Use("members", "members", {"members": float(self.fleet.members)}, MOST_MEMBERS)
+        return Use(MEMBERS, "members", {"members": float(self.fleet.members)}, MOST_MEMBERS)
 
     def ports_to_origin(self) -> Use:
         """Connections from one machine to an origin with one address."""
@@ -339,6 +341,10 @@ class Load:
         """The resources that no setting raises, the fullest first."""
         return [use for use in self.uses() if not use.is_default]
 
+    def loaded_uses(self) -> Sequence[Use]:
+        """The resources that readers and events use up, the fullest first: without the number of members."""
+        return [use for use in self.hard_uses() if use.resource != MEMBERS]
+
     def raised(self) -> Sequence[Use]:
         """The defaults that have to be raised, the fullest first."""
         return [use for use in self.uses() if use.is_default and use.share > 1]
@@ -365,6 +371,12 @@ def most_owned(streams: int, places: int) -> float:
 def wire_bytes(data: float) -> float:
     """Bytes of a message on the wire, with the headers of its packets."""
     return data + PACKET_BYTES * math.ceil(data / SEGMENT_BYTES)
+
+
+def largest_fleet(costs: Costs, demand: Demand, fleet: Fleet) -> Load:
+    """Return the load on as many machines as a fleet may have."""
+    one = replace(fleet, machines=1)
+    return Load(costs, demand, replace(one, machines=max(1, MOST_MEMBERS // one.members)))
 
 
 def least_fleet(costs: Costs, demand: Demand, fleet: Fleet) -> Load | None:

@@ -7,10 +7,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from gateway.config.fleet import MOST_MEMBERS
 from loadtest.capacity.chart import chart
 from loadtest.capacity.check import Checked, Figure, Point
 from loadtest.capacity.costs import Costs, Measured
-from loadtest.capacity.model import Demand, Fleet, Load, Machine, Use, least_fleet
+from loadtest.capacity.model import (
+    PACKET_BYTES,
+    PORTS,
+    SEGMENT_BYTES,
+    Demand,
+    Fleet,
+    Load,
+    Machine,
+    Use,
+    largest_fleet,
+    least_fleet,
+)
 from reference_pages.part import with_part
 
 READERS: Final = 1_000_000
@@ -18,7 +30,6 @@ STREAMS: Final = (1, 1_000, 100_000)
 RATES: Final = (0.1, 1.0, 10.0)
 """Events of each stream, a second."""
 MACHINE: Final = Machine()
-_MOST_MACHINES: Final = 64
 _MIB: Final = 1 << 20
 _GIB: Final = 1 << 30
 
@@ -57,6 +68,27 @@ def fleet(*, has_workers: bool) -> Fleet:
     return Fleet(1, MACHINE, has_workers)
 
 
+def assumptions_table() -> str:
+    """The demand and the machine."""
+    one = demand(1)
+    machine = f"{MACHINE.cores} cores with a process each, {MACHINE.memory_bytes / _GIB:g} GiB, "
+    machine += f"{MACHINE.network_bits_per_s / 1e9:g} Gbit/s in each direction"
+    rows = (
+        ("readers", f"{one.readers:,}, by SSE, spread over all processes at random, and evenly over the streams"),
+        ("events", f"{one.events_per_s:g} a second of each stream, {one.event_bytes} bytes each, at random times"),
+        ("lifetime of an SSE response", f"{one.sse_lifetime_s:g} s (`sse_lifetime_s`), then its reader joins again"),
+        ("heartbeat", f"after {one.heartbeat_s:g} s without an event (`heartbeat_s`)"),
+        ("clients", "the bench's clients in production: access log, trusted proxy, tokens, browsers' headers"),
+        ("a machine", machine),
+        ("may be used", f"{MACHINE.usable:.0%} of cores, memory and network: load varies, and a machine may fail"),
+        ("the process that owns the most streams", "the mean and two standard deviations"),
+        ("packets", f"{SEGMENT_BYTES:,} bytes of data, {PACKET_BYTES} bytes of headers"),
+        ("connections from one machine to one address and port", f"{PORTS:,}, with the kernel's default range"),
+    )
+    lines = ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)]
+    return "\n".join(lines) + "\n"
+
+
 def costs_table(measured: Measured) -> str:
     """All costs."""
     lines = [f"| measured on {measured.measured_on}, {measured.machine} | |", "|---|--:|"]
@@ -69,23 +101,36 @@ def costs_table(measured: Measured) -> str:
 
 
 def fleets_table(costs: Costs) -> str:
-    """The smallest fleets, and what is fullest in them."""
-    lines = [
-        "| streams | members | least machines | breaks first | breaks second | live requests at the origin |",
-        "|--:|---|--:|---|---|--:|",
-    ]
+    """The smallest fleets for each number of streams and each rate, and what is fullest in them."""
+    head = (
+        "| streams | events of each | least machines, a member for each core | with workers | breaks first "
+        "| breaks second | live requests at the origin |"
+    )
+    lines = [head, "|--:|--:|--:|--:|---|---|--:|"]
     for streams in STREAMS:
-        for has_workers, title in ((False, "one for each core"), (True, "one for each machine, with workers")):
-            load = least_fleet(costs, demand(streams), fleet(has_workers=has_workers))
-            if load is None:
-                broken = Load(costs, demand(streams), replace(fleet(has_workers=has_workers), machines=9)).hard_uses()
-                cells = [f"{streams:,}", title, "none", *map(_shown, broken[:2]), f"{streams:,}"]
-            else:
-                first, second = load.hard_uses()[:2]
-                cells = [f"{streams:,}", title, f"**{load.fleet.machines}**", _shown(first), _shown(second)]
-                cells.append(f"{load.origin().used:,.0f}")
+        for rate in RATES:
+            wanted = demand(streams, rate)
+            members = least_fleet(costs, wanted, fleet(has_workers=False))
+            load, suffices = _best(costs, wanted)
+            first, second = load.loaded_uses()[:2]
+            cells = [
+                f"{streams:,}",
+                f"{rate:g} a second",
+                "none" if members is None else f"{members.fleet.machines}",
+                f"**{load.fleet.machines}**" if suffices else "none",
+                _shown(first),
+                _shown(second),
+                f"{load.origin().used:,.0f}",
+            ]
             lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _best(costs: Costs, of: Demand) -> tuple[Load, bool]:
+    """The smallest fleet with workers that suffices, or the largest one, and whether it suffices."""
+    one = fleet(has_workers=True)
+    least = least_fleet(costs, of, one)
+    return (largest_fleet(costs, of, one), False) if least is None else (least, True)
 
 
 def _shown(use: Use) -> str:
@@ -100,13 +145,13 @@ def machines_table(costs: Costs) -> str:
         "| open files of a process | limits to raise, at least to |"
     )
     lines = [head, "|--:|--:|--:|--:|--:|--:|--:|---|"]
-    for load in _least(costs):
+    for load, suffices in (_best(costs, demand(streams)) for streams in STREAMS):
         memory, sent = load.memory(), load.sent()
         sockets = memory.parts["readers' sockets"]
         raised = ", ".join(f"{use.resource} {_ceiling(use)}" for use in load.raised()) or "none"
         cells = [
             f"{load.demand.streams:,}",
-            f"{load.fleet.machines}",
+            f"{load.fleet.machines}{'' if suffices else ', too few'}",
             f"{memory.used / _GIB:.1f} GiB",
             f"{sockets / _GIB:.2f} GiB",
             f"{sent.used / 1e9:.2f} Gbit/s",
@@ -121,19 +166,6 @@ def machines_table(costs: Costs) -> str:
 def _ceiling(use: Use) -> str:
     step = 1_000
     return f"{-(-use.used // step) * step:,.0f}"
-
-
-def rates_table(costs: Costs) -> str:
-    """The least machines by the rate of events."""
-    head = " | ".join(f"{rate:g} a second" for rate in RATES)
-    lines = [f"| events of each stream | {head} |", f"|---{'|--:' * len(RATES)}|"]
-    for streams in STREAMS:
-        cells = [f"{streams:,} stream{'' if streams == 1 else 's'}"]
-        for rate in RATES:
-            load = least_fleet(costs, demand(streams, rate), fleet(has_workers=True))
-            cells.append("none" if load is None else f"{load.fleet.machines} ({load.hard_uses()[0].resource})")
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
 
 
 def checked_table(checked: Checked, costs: Costs) -> str:
@@ -175,31 +207,25 @@ def _rows(predicted: Figure, found: Figure) -> Sequence[tuple[str, float, float]
     )
 
 
-def _least(costs: Costs) -> list[Load]:
-    """The smallest fleets of machines with workers."""
-    found = [least_fleet(costs, demand(streams), fleet(has_workers=True)) for streams in STREAMS]
-    return [load for load in found if load is not None]
-
-
 def picture_of(costs: Costs) -> str:
     """The chart, as SVG."""
     growth = [
         [
             Load(costs, demand(streams), replace(fleet(has_workers=True), machines=machines))
-            for machines in range(1, _MOST_MACHINES + 1)
+            for machines in range(1, MOST_MEMBERS + 1)
         ]
         for streams in STREAMS
     ]
-    return chart(growth, _least(costs))
+    return chart(growth, [_best(costs, demand(streams))[0] for streams in STREAMS])
 
 
 def page_with(page: str, measured: Measured, checked: Checked) -> str:
     """The page with its generated parts."""
     for name, part in (
+        ("capacity-assumptions", assumptions_table()),
         ("capacity-costs", costs_table(measured)),
         ("capacity-fleets", fleets_table(measured.costs)),
         ("capacity-machines", machines_table(measured.costs)),
-        ("capacity-rates", rates_table(measured.costs)),
         ("capacity-checked", checked_table(checked, measured.costs)),
     ):
         page = with_part(page, name, part)

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadtest.capacity.costs import Costs
 from loadtest.capacity.model import (
     Demand,
     Fleet,
@@ -18,31 +17,8 @@ from loadtest.capacity.model import (
     spread,
     wire_bytes,
 )
+from tests.loadtest.capacity.plain import COSTS, MIB
 
-MIB = 1 << 20
-COSTS = Costs(
-    idle_us=5_000,
-    event_us=60,
-    delivery_us=8,
-    hop_event_us=80,
-    hop_relay_us=20,
-    join_us=100,
-    poll_us=40,
-    heartbeat_us=5,
-    follow_us=400,
-    hop_follow_us=300,
-    hop_serve_us=150,
-    process_bytes=60 * MIB,
-    sse_bytes=2_500,
-    long_poll_bytes=1_700,
-    socket_bytes=4_000,
-    stream_bytes=10_000,
-    hop_stream_bytes=12_000,
-    hop_reader_bytes=6_000,
-    frame_bytes=130,
-    join_reply_bytes=700,
-    poll_reply_bytes=500,
-)
 ONE_CORE = Machine(cores=1, usable=1.0)
 
 
@@ -175,7 +151,7 @@ fleets = st.builds(
     machine=st.builds(Machine, cores=st.integers(1, 64)),
     has_workers=st.booleans(),
 )
-few = settings(max_examples=60, deadline=None)
+few = settings(max_examples=30, deadline=None)
 
 
 @few
@@ -194,7 +170,7 @@ def test_more_readers_use_no_less_of_any_resource(demand: Demand, fleet: Fleet, 
         assert use.used >= fewer[use.resource] * (1 - 1e-9)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(demands, st.integers(1, 1_000_000), st.booleans())
 def test_more_readers_never_need_fewer_machines(demand: Demand, more: int, has_workers: bool) -> None:
     fleet = Fleet(1, Machine(), has_workers)
