@@ -27,7 +27,7 @@ _LEFT: Final = 64
 _RIGHT: Final = _WIDTH - 20
 _TOP: Final = 40
 _PANEL: Final = 250
-_LEAST_SHARE: Final = 0.1
+_LEAST_SHARE: Final = 0.01
 _MOST_SHARE: Final = 100.0
 _BAR: Final = 22
 _BARS_LEFT: Final = 190
@@ -64,7 +64,7 @@ def _lines(growth: Sequence[Sequence[Load]]) -> list[str]:
             weight="600",
         )
     ]
-    for share, words in ((0.1, "10 %"), (1.0, "100 %"), (10.0, "1,000 %"), (100.0, "10,000 %")):
+    for share, words in ((0.01, "1 %"), (0.1, "10 %"), (1.0, "100 %"), (10.0, "1,000 %"), (100.0, "10,000 %")):
         dash = " stroke-dasharray='4 3'" if share == 1 else ""
         width = 1.2 if share == 1 else 0.4
         parts.append(
@@ -88,14 +88,10 @@ def _bars(least: Sequence[Load]) -> list[str]:
     y = _PANEL + 42
     # A bar of one core at least, so that bars of small fleets do not look full.
     scale = (_RIGHT - 60 - _BARS_LEFT) / max(1.0, *(load.processor().used for load in least))
-    parts = [
-        text(
-            8,
-            y - 10,
-            "Processor time of the busiest process, as a share of a core, in the smallest fleet that suffices, or in the largest",
-            weight="600",
-        )
-    ]
+    title = (
+        "Processor time of the busiest process, in shares of a core, in the smallest fleet that suffices or the largest"
+    )
+    parts = [text(8, y - 10, title, weight="600")]
     for load in least:
         use = load.processor()
         machines = load.fleet.machines

@@ -5,8 +5,10 @@ processes on average.  One process owns the stream and has its only live request
 readers of the stream follows the owner.  Inside a member with several workers, one worker does so, and the other
 workers with readers follow that worker.  Each such follower is a *hop*, which takes each event once.
 
-Readers are spread evenly.  Streams are spread by hashing, so that one process owns more streams than the mean: the
-model adds two standard deviations.  Events are a Poisson process.
+If the load balancer chooses the member by the stream, all readers of a stream are at one member.
+
+Readers are spread evenly otherwise.  Streams are spread by hashing, so that one process owns more streams than the
+mean: the model adds two standard deviations.  Events are a Poisson process.
 
 Everything here is pure.  Times are in seconds, sizes in bytes, networks in bits a second.
 """
@@ -120,6 +122,8 @@ class Fleet:
     machine: Machine = Machine()
     has_workers: bool = False
     """Whether a machine is one member with a worker for each core.  Otherwise each process is a member."""
+    is_by_stream: bool = False
+    """Whether the load balancer sends all readers of a stream to one member, by a hash of the path."""
     origin_live_requests: float = math.inf
     """Most live requests that the origin can hold."""
 
@@ -174,12 +178,13 @@ class Load:
     @cached_property
     def reading_members(self) -> float:
         """Members with readers of a stream."""
-        return spread(self.demand.readers_each, self.fleet.members)
+        return 1.0 if self.fleet.is_by_stream else spread(self.demand.readers_each, self.fleet.members)
 
     @cached_property
     def reading_processes(self) -> float:
         """Processes with readers of a stream."""
-        return spread(self.demand.readers_each, self.fleet.processes)
+        places = self.fleet.workers if self.fleet.is_by_stream else self.fleet.processes
+        return spread(self.demand.readers_each, places)
 
     @cached_property
     def hops_between(self) -> float:
@@ -217,6 +222,10 @@ class Load:
         """Streams that the place with the most owns, of so many processes or machines."""
         return most_owned(self.demand.read_streams, places)
 
+    def readers_share(self, places: int) -> float:
+        """The share of all readers at the place with the most, of so many members or machines."""
+        return self.owned(places) / self.demand.read_streams if self.fleet.is_by_stream else 1 / places
+
     # -- resources
 
     def processor(self) -> Use:
@@ -224,6 +233,7 @@ class Load:
         costs, demand, fleet = self.costs, self.demand, self.fleet
         owned = self.owned(fleet.processes)
         relays = owned * self.owner_hops + self.relays_of_process
+        at_process = self.readers_share(fleet.members) / fleet.workers
         follows_per_s = 1 / (LIFETIME_SHARE * demand.sse_lifetime_s)
         readers_us = {
             "deliveries": demand.deliveries_per_s * costs.delivery_us,
@@ -236,7 +246,7 @@ class Load:
             demand.events_per_s * costs.hop_event_us + follows_per_s * costs.hop_follow_us
         ) + relays * (demand.events_per_s * costs.hop_relay_us + follows_per_s * costs.hop_serve_us)
         parts_us = {
-            **{name: value / fleet.processes for name, value in readers_us.items()},
+            **{name: value * at_process for name, value in readers_us.items()},
             "streams": owning_us,
             "hops": hops_us,
             "timers": costs.idle_us,
@@ -250,7 +260,8 @@ class Load:
         cores, owned = fleet.machine.cores, self.owned(fleet.machines)
         hops = cores * self.hops_of_process
         relays = owned * self.owner_hops + cores * self.relays_of_process
-        sse, polls = demand.sse_readers / fleet.machines, demand.pollers / fleet.machines
+        at_machine = self.readers_share(fleet.machines)
+        sse, polls = demand.sse_readers * at_machine, demand.pollers * at_machine
         parts = {
             "processes": cores * costs.process_bytes,
             "cached bytes": cores / fleet.workers * _LIMITS.cache_bytes,
@@ -272,7 +283,7 @@ class Load:
             + demand.joins_per_s * wire_bytes(costs.join_reply_bytes)
             + demand.polls_per_s * poll
             + demand.heartbeats_per_s * PACKET_BYTES
-        ) / fleet.machines
+        ) * self.readers_share(fleet.machines)
         members = self.owned(fleet.machines) * self.hops_over_network * demand.events_per_s * event
         parts = {"clients": 8 * clients, "members": 8 * members}
         return Use("sent", "bit/s", parts, fleet.machine.network_bits_per_s * fleet.machine.usable)
@@ -306,7 +317,7 @@ class Load:
 
     def connections(self) -> Use:
         """Client connections of a member."""
-        parts = {"readers": self.demand.readers / self.fleet.members}
+        parts = {"readers": self.demand.readers * self.readers_share(self.fleet.members)}
         return Use("max_connections", "connections", parts, _LIMITS.max_connections, True)
 
     def followed_streams(self) -> Use:
@@ -319,7 +330,8 @@ class Load:
         """Sockets of the process with the most of them."""
         owned = self.owned(self.fleet.processes)
         relays = owned * self.owner_hops + self.relays_of_process
-        return self.demand.readers / self.fleet.processes + owned + self.hops_of_process + relays
+        readers = self.demand.readers * self.readers_share(self.fleet.members) / self.fleet.workers
+        return readers + owned + self.hops_of_process + relays
 
     def uses(self) -> Sequence[Use]:
         """All resources, the fullest first."""

@@ -63,9 +63,9 @@ def demand(streams: int, events_per_s: float = 1.0) -> Demand:
     return Demand(READERS, streams, events_per_s)
 
 
-def fleet(*, has_workers: bool) -> Fleet:
+def fleet(*, has_workers: bool, is_by_stream: bool = False) -> Fleet:
     """One of the page's machines."""
-    return Fleet(1, MACHINE, has_workers)
+    return Fleet(1, MACHINE, has_workers, is_by_stream)
 
 
 def assumptions_table() -> str:
@@ -103,27 +103,33 @@ def costs_table(measured: Measured) -> str:
 def fleets_table(costs: Costs) -> str:
     """The smallest fleets for each number of streams and each rate, and what is fullest in them."""
     head = (
-        "| streams | events of each | least machines, a member for each core | with workers | breaks first "
-        "| breaks second | live requests at the origin |"
+        "| streams | events of each | least machines, a member for each core | with workers "
+        "| and readers sent by stream | breaks first | breaks second | live requests at the origin |"
     )
-    lines = [head, "|--:|--:|--:|--:|---|---|--:|"]
+    lines = [head, "|--:|--:|--:|--:|--:|---|---|--:|"]
     for streams in STREAMS:
         for rate in RATES:
             wanted = demand(streams, rate)
             members = least_fleet(costs, wanted, fleet(has_workers=False))
+            by_stream = least_fleet(costs, wanted, fleet(has_workers=True, is_by_stream=True))
             load, suffices = _best(costs, wanted)
             first, second = load.loaded_uses()[:2]
             cells = [
                 f"{streams:,}",
                 f"{rate:g} a second",
-                "none" if members is None else f"{members.fleet.machines}",
+                _machines(members),
                 f"**{load.fleet.machines}**" if suffices else "none",
+                _machines(by_stream),
                 _shown(first),
                 _shown(second),
                 f"{load.origin().used:,.0f}",
             ]
             lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _machines(load: Load | None) -> str:
+    return "none" if load is None else f"{load.fleet.machines}"
 
 
 def _best(costs: Costs, of: Demand) -> tuple[Load, bool]:

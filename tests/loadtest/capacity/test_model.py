@@ -100,6 +100,21 @@ def test_with_workers_an_event_crosses_the_network_once_for_each_machine() -> No
     assert workers.owner_hops == pytest.approx(3 + 7)
 
 
+def test_a_balancer_that_chooses_by_the_stream_saves_hops_and_loads_members_unevenly() -> None:
+    demand, any_member = Demand(100_000, 10_000, 1), Fleet(10, Machine(cores=8), has_workers=True)
+    at_random, by_stream = load(demand, any_member), load(demand, replace(any_member, is_by_stream=True))
+    assert by_stream.hops_between == pytest.approx(0.9)
+    assert at_random.hops_between == pytest.approx(0.9 * spread(10, 10))
+    assert by_stream.processor().parts["hops"] < at_random.processor().parts["hops"]
+    assert by_stream.connections().used == pytest.approx(10 * most_owned(10_000, 10))
+
+
+def test_one_stream_is_at_one_member_if_the_balancer_chooses_by_the_stream() -> None:
+    demand = Demand(1_000_000, 1, 0.01)
+    uses = [load(demand, Fleet(machines, is_by_stream=True)).connections().used for machines in (1, 9)]
+    assert uses == [1_000_000, 1_000_000]
+
+
 def test_memory_has_the_kernels_share_of_each_connection() -> None:
     parts = load(Demand(10_000, 1, 1, long_poll_share=0.5), Fleet(2, ONE_CORE)).memory().parts
     assert parts["readers"] == pytest.approx(2_500 * 2_500 + 2_500 * 1_700)
@@ -150,6 +165,7 @@ fleets = st.builds(
     machines=st.integers(1, 100),
     machine=st.builds(Machine, cores=st.integers(1, 64)),
     has_workers=st.booleans(),
+    is_by_stream=st.booleans(),
 )
 few = settings(max_examples=30, deadline=None)
 
@@ -171,9 +187,8 @@ def test_more_readers_use_no_less_of_any_resource(demand: Demand, fleet: Fleet, 
 
 
 @settings(max_examples=8, deadline=None)
-@given(demands, st.integers(1, 1_000_000), st.booleans())
-def test_more_readers_never_need_fewer_machines(demand: Demand, more: int, has_workers: bool) -> None:
-    fleet = Fleet(1, Machine(), has_workers)
+@given(demands, st.integers(1, 1_000_000), fleets)
+def test_more_readers_never_need_fewer_machines(demand: Demand, more: int, fleet: Fleet) -> None:
     fewer = least_fleet(COSTS, demand, fleet)
     larger = least_fleet(COSTS, replace(demand, readers=demand.readers + more), fleet)
     if larger is not None:
