@@ -88,9 +88,7 @@ def _bars(least: Sequence[Load]) -> list[str]:
     y = _PANEL + 42
     # A bar of one core at least, so that bars of small fleets do not look full.
     scale = (_RIGHT - 60 - _BARS_LEFT) / max(1.0, *(load.processor().used for load in least))
-    title = (
-        "Processor time of the busiest process, in shares of a core, in the smallest fleet that suffices or the largest"
-    )
+    title = "Processor time of the busiest process, of one core, in the smallest fleet that suffices or the largest"
     parts = [text(8, y - 10, title, weight="600")]
     for load in least:
         use = load.processor()

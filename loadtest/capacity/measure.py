@@ -40,7 +40,6 @@ from loadtest.bench.stage import Stage
 from loadtest.bench.tools import prepare
 from loadtest.capacity.costs import Costs
 from loadtest.capacity.crowd import Crowd, Writer, until
-from loadtest.capacity.model import LIFETIME_SHARE
 from loadtest.capacity.site import BEAT, BEAT_S, SHORT, SHORT_S, STEADY, Gateway, Site, kernel_bytes, running_site
 
 EVENT_BYTES: Final = 200
@@ -203,7 +202,7 @@ async def _alone(site: Site, sizes: Sizes, known: Figures) -> Figures:
     figures["join_reply_bytes"] = one.received_bytes / one.joins
     many = await _ends(site, gateway, writer, sizes.ending, sizes)
     spent_us = many.busy_us[0] - idle_us[0] * many.seconds - many.joins * join_us
-    figures["follow_us"] = max(0.0, spent_us / _follows(many, sizes))
+    figures["follow_us"] = max(0.0, spent_us / many.joins)
     figures["later_join_us"] = join_us
 
     figures["heartbeat_us"] = await _heartbeat_us(site, writer, sizes, idle_us[0])
@@ -237,8 +236,9 @@ async def _in_fleet(site: Site, sizes: Sizes, known: Figures) -> Figures:
     await crowd.close()
 
     many = await _ends(site, other, writer, sizes.ending, sizes)
-    follows = _follows(many, sizes)
-    # Which member owns a stream is not known here, so half of them are taken to be at each.
+    # The live request of a stream ends as often as the response to its reader.  Which member owns a stream is not known
+    # here, so half of them are taken to be at each.
+    follows = many.joins
     served_us = (many.busy_us[0] - idle_us[0] * many.seconds) / (follows / 2)
     figures["hop_serve_us"] = max(0.0, served_us - known["follow_us"])
     of_own = many.joins * known["later_join_us"] + follows / 2 * known["follow_us"]
@@ -297,11 +297,6 @@ async def _ends(site: Site, at: Gateway, writer: Writer, streams: int, sizes: Si
     found = await window(site, crowd, lambda: asyncio.sleep(3 * sizes.seconds))
     await crowd.close()
     return found
-
-
-def _follows(ends: Window, sizes: Sizes) -> float:
-    """Live requests of processes that have ended in a window: one in each lifetime of each stream."""
-    return sizes.ending * ends.seconds / (LIFETIME_SHARE * SHORT_S)
 
 
 async def _heartbeat_us(site: Site, writer: Writer, sizes: Sizes, idle_us: float) -> float:
