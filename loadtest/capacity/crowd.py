@@ -106,10 +106,11 @@ class _Reader(asyncio.Protocol):
         self._offset = b"-1"
         self._is_new = True
         self._has_head = False
+        self._is_complete = False
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._has_head = False
+        self._has_head = self._is_complete = False
         self._transport = cast("asyncio.Transport", transport)
         self._transport.write(self._crowd.request(self._number, self._offset))
 
@@ -129,12 +130,14 @@ class _Reader(asyncio.Protocol):
                 self._is_new = False
                 crowd.opened += 1
         if data.endswith(_END):
+            self._is_complete = True
             self.reset()
-            crowd.rejoin(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._transport is not None:
             self._crowd.failure = f"a reader has lost its connection: {exc}"
+        elif self._is_complete:
+            self._crowd.rejoin(self)
 
     def reset(self) -> None:
         if self._transport is not None:
