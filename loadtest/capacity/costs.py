@@ -30,7 +30,7 @@ class Costs:
     hop_relay_us: float
     """An event that the owner sends to another process."""
     join_us: float
-    """An SSE reader that connects, joins and leaves."""
+    """The response to an SSE reader that ends, and its next connection and join."""
     poll_us: float
     """A long-poll that is answered, and the next poll of its reader."""
     heartbeat_us: float

@@ -38,7 +38,7 @@ _COSTS: Final = (
     ("its delivery to one SSE reader", "delivery_us", "µs"),
     ("an event from the owner, at another process", "hop_event_us", "µs"),
     ("the same, at the owner", "hop_relay_us", "µs"),
-    ("an SSE reader joins and leaves, as in production", "join_us", "µs"),
+    ("the response to an SSE reader ends, and the reader connects and joins again", "join_us", "µs"),
     ("a long-poll is answered and its reader polls again, as in production", "poll_us", "µs"),
     ("a heartbeat to an SSE reader", "heartbeat_us", "µs"),
     ("a live request to the origin ends and begins again", "follow_us", "µs"),
