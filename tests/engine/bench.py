@@ -25,10 +25,12 @@ from gateway.errors import GatewayError
 from gateway.limits.memory import SharedBytes
 from gateway.live.frames import chunk
 from gateway.live.subscriber import Subscriber
+from gateway.protocol.freshness_headers import Lifetime
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import SSE_DATA_ENCODING
 from gateway.protocol.sse import Control, encode_control, encode_data
 from gateway.protocol.target import parse_target
+from gateway.protocol.worker_headers import HopSaid, Remembered
 from gateway.tape.stream import Stream
 from gateway.telemetry.access_record import CloseReason
 from gateway.telemetry.metrics import NoMetrics
@@ -296,3 +298,21 @@ async def benches() -> AsyncIterator[Start]:
     finally:
         for bench in made:
             await bench.close()
+
+
+def owned_elsewhere(start: Start, age_s: float) -> EngineBench:
+    """A worker that does not own `/s`.  The origin fails.  The owner has two bytes in memory, which the origin last
+    confirmed `age_s` seconds ago."""
+
+    def owner(asked: Asked) -> None:
+        if asked.is_live:
+            return
+        said_at = bench.clock.now() - (age_s if asked.method == "GET" else 0)
+        facts = Remembered(BINARY["Content-Type"], "0002", False, said_at, False, False, (), ())
+        said = HopSaid("1.1.1", said_at, "life", identity="id", is_stale=True, lifetime=Lifetime(None, None))
+        asked.said = said._replace(remembered=facts)
+        body = b"ab" if asked.query.get("offset") == "-1" else b""
+        asked.answer(200, {**BINARY, "Stream-Next-Offset": "0002"} if asked.method == "GET" else {}, body)
+
+    bench = start(owner)
+    return bench

@@ -11,12 +11,10 @@ from gateway.aio.timers import TICK_S
 from gateway.engine.answer import Answer
 from gateway.errors import UpstreamUnreachable
 from gateway.protocol.cache_status import Outcome
-from gateway.protocol.freshness_headers import Lifetime
 from gateway.protocol.mode import Mode
-from gateway.protocol.worker_headers import HopSaid, Remembered
 from gateway.tape.origin_statements import LEAST_GAP_S
 from gateway.tape.stream import End
-from tests.engine.bench import BINARY, BinaryOrigin, EngineBench, LongPoll, Start, bring, confirm
+from tests.engine.bench import BINARY, BinaryOrigin, EngineBench, LongPoll, Start, bring, confirm, owned_elsewhere
 from tests.memory_upstream import Asked
 from tests.waiting import eventually, pass_turns, time_passing
 
@@ -186,17 +184,7 @@ async def test_a_poll_with_bytes_in_the_owners_memory_says_so_if_the_origin_had_
 ) -> None:
     """The worker has none of the bytes itself."""
 
-    def owner(asked: Asked) -> None:
-        if asked.is_live:
-            return
-        said_at = bench.clock.now() - (age_s if asked.method == "GET" else 0)
-        facts = Remembered(BINARY["Content-Type"], "0002", False, said_at, False, False, (), ())
-        said = HopSaid("1.1.1", said_at, "life", identity="id", is_stale=True, lifetime=Lifetime(None, None))
-        asked.said = said._replace(remembered=facts)
-        body = b"ab" if asked.query.get("offset") == "-1" else b""
-        asked.answer(200, {**BINARY, "Stream-Next-Offset": "0002"} if asked.method == "GET" else {}, body)
-
-    bench = start(owner)
+    bench = owned_elsewhere(start, age_s)
     if knows_stream:
         (await bench.engine.head(bench.read("/s")) or await bench.engine.fetched_head(bench.read("/s"))).close()
     client = await bench.poll("/s?offset=-1&live=long-poll")
