@@ -190,7 +190,7 @@ class OrdersByRedis:
         """When the latest look began after which this member knew all orders in Redis, or when it has emptied its
         memory since."""
         self._lost_at: float | None = None
-        """When this member last noticed a loss that is not judged yet; None if there is none."""
+        """When this member noticed the latest loss that is still to be judged; None if there is none."""
         self._open_since = 0.0
         """When this member noticed the first such loss.  Further losses do not put off the judgement."""
         self._timer: Timer | None = None

@@ -35,7 +35,7 @@ _SETTLE_S: Final = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """What one gateway takes of a demand."""
+    """The resources that one gateway uses for a demand."""
 
     processor: float
     """Processor time, as a share of one core."""
@@ -47,13 +47,13 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A demand, and what one gateway was measured to take of it."""
+    """A demand, and the resources that one gateway was measured to use for it."""
 
     demand: Demand
     measured: Figure
 
     def predicted(self, costs: Costs) -> Figure:
-        """What it takes by the model."""
+        """Return the resources that the gateway uses according to the model."""
         load = Load(costs, self.demand, Fleet(1, Machine(cores=1)))
         parts = load.memory().parts
         sockets = self.demand.readers + self.demand.read_streams
@@ -105,7 +105,7 @@ def measured(*, is_quick: bool) -> list[Point]:
 
 
 async def _taken(demand: Demand, site: Site) -> Figures:
-    """What the gateway of a site takes of a demand."""
+    """Measure the resources that the gateway of a site uses for a demand."""
     [gateway] = site.gateways
     writer = await Writer.open(site.origin)
     prefix = f"{PREFIX}/s"

@@ -157,7 +157,7 @@ def _idle_bytes(stage: Stage, mode: str, count: int) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What a time has taken."""
+    """The work and the processor time of a stretch of time."""
 
     seconds: float
     busy_us: tuple[float, ...]
