@@ -87,6 +87,8 @@ class CatchUp:
                 return await attempt.run()
             if (answer := attempt.at_once()) is not None:
                 return answer
+            if read.is_confirmation:
+                return await attempt.run()
             # Call `held` on a new attempt.  While `run` waits, the bytes that `attempt` has taken may be dropped from
             # memory and fetched again.
             return await self._reads.patience.answer_or_held(

@@ -46,6 +46,14 @@ class Read(NamedTuple):
         return self.handed is not Handed.NO
 
     @property
+    def is_confirmation(self) -> bool:
+        """Whether another process sent this read to have bytes of its own confirmed.
+
+        If the origin is silent, the other process decides whether its readers get these bytes or wait for the origin.
+        """
+        return self.is_handed and self.max_age_s is not None
+
+    @property
     def shape(self) -> Shape:
         """The parts of the request, other than the stream, on which the origin's answer depends."""
         return Shape(self.is_live, self.start)

@@ -17,6 +17,7 @@ from multidict import CIMultiDict
 
 from gateway.aio.clock import ManualClock
 from gateway.engine.answer import BodyRun
+from gateway.engine.confirming import MOST_WAIT_S
 from gateway.engine.hop_upstream import LEAST_FOLLOWED, WATCH_S, Following, HopUpstream
 from gateway.engine.others_writes import OthersWrites
 from gateway.engine.response_heads import Said, origin_error_answer, stream_headers
@@ -714,6 +715,30 @@ async def test_a_read_that_an_owner_makes_is_one_of_another_worker() -> None:
     mode, read = HopInterpreter(lambda _: bench.route, Handed.BY_WORKER).read(request, section, target)
     assert (mode, read.is_handed, read.source.is_handed) == (Mode.SSE, True, True)
     await bench.close()
+
+
+@pytest.mark.parametrize("is_silent", [False, True], ids=["silent from now on", "known to be silent"])
+async def test_another_worker_that_compares_bytes_of_its_own_waits_for_the_origin(is_silent: bool) -> None:
+    """It may lack bytes that this worker has, or know of a write that these bytes lack.  So it cannot use them."""
+    bench = EngineBench(part_of_stream(b"ab", "2"))
+    try:
+        await bench.body()
+        asked: list[Any] = []
+        bench.upstream.script = asked.append
+        bench.route.is_silent = is_silent
+        read = bench.read("/s?offset=-1", is_handed=True)._replace(max_age_s=0.0)
+        bench.clock.advance(10)
+        reading = asyncio.ensure_future(bench.engine.catch_up(read))
+        await eventually(lambda: len(asked) == 1)
+        bench.clock.advance(2 * MOST_WAIT_S)
+        await pass_turns()
+        assert not reading.done()
+        part_of_stream(b"ab", "2")(asked[0])
+        answer = await asyncio.wait_for(reading, BOUND_S)
+        assert answer.outcome is Outcome.REVALIDATED
+        answer.close()
+    finally:
+        await bench.close()
 
 
 async def test_an_owner_states_the_facts_that_its_own_readers_would_use() -> None:
