@@ -59,7 +59,10 @@ class PassedReads:
         # worker's facts.
         if read.is_handed or read.is_private or read.if_none_match is not None or read.max_age_s is not None:
             return None
-        if route.guard is not None or (owner := self.hop.owner_for(Shared(key, Handed.NO))) is None:
+        if route.guard is not None and route.guard.concealment is not None:
+            # The 404 for an absent stream must look like a refusal, and take as long.
+            return None
+        if (owner := self.hop.owner_for(Shared(key, Handed.NO))) is None:
             return None
         mark = hash(key)
         if self._latest[place := mark % _PLACES] == mark or not self._runner.is_first(read):

@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 from multidict import CIMultiDict, istr
 
 from gateway.engine.relayed_request import RelayedRequest, origin_url
+from gateway.engine.route import Route
 from gateway.engine.s2.request import BASIN_HEADER
 from gateway.http.outgoing import JOINED_BYTES, Fields, PassedFields, field_lines
 from gateway.http.reply_lines import NOT_ALIKE, Head
@@ -92,10 +93,7 @@ def relayed_fields(recorder: ResponseRecorder, context: RequestContext, head: He
     """
     request, route, shape = context.request, context.route, head.shape
     web_origin = request.headers.get(_ORIGIN)
-    is_guarded = route is not None and route.guard is not None
-    # The caching headers of an authorised answer have to be changed, and the shape need not include these headers.
-    # Make the headers of an authorised answer for each reply separately.
-    if shape is None or shape.kinds & NOT_ALIKE or is_guarded:
+    if shape is None or shape.kinds & NOT_ALIKE or _is_guarded(route):
         headers = _passed(recorder, context, head.status, head.headers)
         if route is not None and (location := headers.get(_LOCATION)) is not None:
             headers[_LOCATION] = route.public_location(location, f"{request.scheme}://{request.host}")
@@ -111,6 +109,15 @@ def relayed_fields(recorder: ResponseRecorder, context: RequestContext, head: He
         shared = _Shared(fields, field_lines(fields))
         shape.derived(key, shared)
     return PassedFields(shared.fields, shared.lines, head.own)
+
+
+def _is_guarded(route: Route | None) -> bool:
+    """Return whether the route has rules of authorisation.
+
+    The caching headers of an authorised answer have to be changed, and the shape need not include these headers.  So
+    the headers of such an answer are made for each reply separately.
+    """
+    return route is not None and route.guard is not None
 
 
 def _passed(recorder: ResponseRecorder, context: RequestContext, status: int, headers: Headers) -> CIMultiDict[str]:
@@ -222,9 +229,9 @@ def _passed_fields(recorder: ResponseRecorder, context: RequestContext, head: He
     """Return the headers of the owner's answer for the client.  They are made once for all answers with one shape."""
     route, shape = context.route, head.shape
     web_origin = context.request.headers.get(_ORIGIN)
-    if shape is None or shape.kinds & NOT_ALIKE or context.saved_bytes:
+    if shape is None or shape.kinds & NOT_ALIKE or context.saved_bytes or _is_guarded(route):
         headers = end_to_end(head.headers)
-        recorder.dress(route, web_origin, headers)
+        recorder.dress(route, web_origin, headers, is_public=context.is_public)
         return headers
     named = named_origin(route.cors, web_origin) if route is not None and route.cors is not None else None
     key = _OWNERS, recorder, route, named

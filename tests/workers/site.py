@@ -76,14 +76,15 @@ async def made_site(
     mutant: str = "", workers: int = WORKERS, *, keys: Path | None = None, **settings: Any
 ) -> AsyncIterator[Site]:
     """A site whose gateway has these settings, and may be a mutant.  With a folder for keys, it has the rules of
-    authorisation of `dev --auth`.
+    authorisation of `dev --auth` after those of the settings.
     """
     async with AsyncExitStack() as stack:
         credential = {}
         if keys is not None:
             rules = local_rules(keys, "http://origin", time.time())
             credential = {"Authorization": f"Bearer {rules.reader}"}
-            settings = {**settings, "auth": rules.auth, "credentials": "shared"}
+            auth = [*settings.get("auth", ()), *rules.auth]
+            settings = {**settings, "auth": auth, "credentials": "shared"}
         origin = await start_origin()
         stack.push_async_callback(origin.stop, grace_s=0)
         defaults = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "client_new_streams_per_s": 0}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import AsyncIterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -51,6 +52,10 @@ async def _answer(site: Site, reader: Any, path: str, headers: dict[str, str]) -
     The headers are those that do not tell when, and from which record, the answer was made.
     """
     await site.gateway.purge(path, is_soft=False)
+    return await _read(reader, path, headers)
+
+
+async def _read(reader: Any, path: str, headers: dict[str, str]) -> tuple[int, dict[str, str], bytes]:
     body = bytearray()
     reply = await reader.send("GET", f"{path}?offset=-1", headers, take=body.extend)
     found = {name: re.sub('^"[^:]*:', '"', value) for name, value in reply.headers.items() if name != "date"}
@@ -69,6 +74,30 @@ async def test_an_answer_that_is_passed_on_is_the_owners_own(site: Site, name: s
     assert answers[1:] == answers[:-1]
     assert ("content-encoding" in answers[0][1]) == (name == "coded")
     assert ("access-control-allow-origin" in answers[0][1]) == (name == "of-another-site")
+
+
+@pytest.mark.parametrize("is_public", [False, True])
+async def test_an_authorised_answer_that_is_passed_on_is_the_owners_own(tmp_path: Path, is_public: bool) -> None:
+    auth = [{"by": "public", "streams": ["/public/*"]}]
+    async with made_site(keys=tmp_path, auth=auth) as site:
+        path = "/public/1" if is_public else "/private/1"
+        author, readers = await site.origin_client(), await site.client_of_each()
+        await author.send("PUT", path, JSON, b'["a"]')
+        assert (await read_all(readers[0], path))[0].status == (200 if is_public else 401)
+        answers = [await _answer(site, reader, path, site.credential) for reader in readers]
+        assert answers[1:] == answers[:-1]
+        status, headers, body = answers[0]
+        assert (status, body) == (200, b'["a"]')
+        assert ("private" in headers["cache-control"]) is not is_public
+        assert ("authorization" in headers.get("vary", "").lower()) is not is_public
+        assert not [name for name in headers if name.startswith("gateway-hop")]
+        # Only the owner keeps what each worker has read once.
+        other = path.replace("1", "2")
+        await author.send("PUT", other, JSON, b'["a"]')
+        await site.gateway.purge(path, is_soft=False)
+        for reader in readers:
+            assert (await _read(reader, other, site.credential))[:1] == (200,)
+        assert (await site.gateway.figures())["durable_gateway_tapes"] == 1
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -217,6 +246,14 @@ async def test_reads_that_depend_on_more_than_the_stream_are_not_passed_on(
 ) -> None:
     assert passing.reads.begin(passing.read._replace(**changes)) is None
     assert passing.admitted == []
+
+
+async def test_reads_of_a_route_that_conceals_streams_are_not_passed_on(passing: Passing) -> None:
+    guard = SimpleNamespace(concealment=object())
+    passing.read.route.guard = cast(Any, guard)
+    assert passing.reads.begin(passing.read) is None
+    guard.concealment = None
+    assert passing.reads.begin(passing.read) is not None
 
 
 async def test_the_owners_own_reads_are_not_passed_on(passing: Passing) -> None:
