@@ -77,6 +77,10 @@ class LongPoll:
             return None
         return self._polled(read, stream, reading, Outcome.STALE_IF_ERROR, stream.version.edition, is_current=False)
 
+    def are_overdue(self, read: Read, stream: Stream) -> bool:
+        """Return whether an answer now would begin with bytes that the origin has failed to confirm."""
+        return self._reads.are_overdue(read, stream, read.start)
+
     def reader_left(self, topic: Topic) -> None:
         """Record that a reader has left the topic."""
         self._reads.reader_left(topic)
@@ -174,8 +178,6 @@ class LongPoll:
             case Send(end, is_current, is_closed):
                 if not reading.size:
                     return timed_out(read, stream, end, is_closed, "", Outcome.HIT)
-                if self._reads.are_overdue(read, stream, read.start):
-                    outcome = Outcome.STALE_IF_ERROR
                 return self._polled(read, stream, reading, outcome, stream.version.edition, is_current=is_current)
             case Ask():
                 return Poll.ASK
@@ -191,8 +193,6 @@ class LongPoll:
         reading = stream.tape.read(read.start, self._reads.max_reply_bytes)
         if not reading.size or reading.end != head.next_offset or not stream.holds_acknowledged(reading.end):
             return None
-        if self._reads.are_overdue(read, stream, read.start):
-            outcome = Outcome.STALE_IF_ERROR
         edition, is_closed = stream.version.edition, head.is_closed
         return self._polled(read, stream, reading, outcome, edition, is_current=True, is_closed=is_closed)
 
@@ -260,6 +260,8 @@ class LongPoll:
         Set `is_closed` if the origin has stated the closure to this read; the tape may have lost that fact by now.
         """
         end = reading.end
+        if reading.size and self.are_overdue(read, stream):
+            outcome = Outcome.STALE_IF_ERROR
         is_closed = is_closed or stream.tape.is_closed_at(end)
         parts = Parts()
         parts.add_pieces(reading.pieces, reading.copied, stream.shared_bytes())
@@ -321,9 +323,8 @@ class LongPoll:
             assert isinstance(head, StreamHead)
             is_current = head.up_to_date and head.next_offset == reading.end
             edition, is_closed = stream.version.edition, is_current and head.is_closed
-            return self._polled(
-                read, stream, reading, Outcome.MISS, edition, is_current=is_current, is_closed=is_closed
-            )
+            outcome = Outcome.STALE_IF_ERROR if head.is_stale else Outcome.MISS
+            return self._polled(read, stream, reading, outcome, edition, is_current=is_current, is_closed=is_closed)
         assert isinstance(head, StreamHead)
         if head.next_offset != at:
             raise Uncacheable(TOO_LARGE)

@@ -11,7 +11,9 @@ from gateway.aio.timers import TICK_S
 from gateway.engine.answer import Answer
 from gateway.errors import UpstreamUnreachable
 from gateway.protocol.cache_status import Outcome
+from gateway.protocol.freshness_headers import Lifetime
 from gateway.protocol.mode import Mode
+from gateway.protocol.worker_headers import HopSaid
 from gateway.tape.origin_statements import LEAST_GAP_S
 from gateway.tape.stream import End
 from tests.engine.bench import BINARY, BinaryOrigin, EngineBench, LongPoll, Start, bring, confirm, owned_elsewhere
@@ -191,6 +193,35 @@ async def test_a_poll_with_bytes_in_the_owners_memory_says_so_if_the_origin_had_
     assert client.bodies == [b"ab"]
     # The first request for an unknown stream is answered with these bytes.  A later request is one for missing bytes.
     is_stale = age_s > 0 or not knows_stream
+    assert [answer.outcome for answer in client.answers] == [Outcome.STALE_IF_ERROR if is_stale else Outcome.MISS]
+
+
+@pytest.mark.parametrize("is_stale", [False, True])
+async def test_a_wait_that_ends_with_bytes_in_the_owners_memory_says_so_if_the_origin_had_to_confirm_them(
+    start: Start, is_stale: bool
+) -> None:
+    """The time runs out while the owner does not answer the live request."""
+    body, tail = b"ab", "0002"
+
+    def owner(asked: Asked) -> None:
+        if asked.is_live:
+            return
+        is_first = asked.query.get("offset", "-1") == "-1"
+        age_s = 0 if is_first or not is_stale else 61
+        said = HopSaid("1.1.1", bench.clock.now() - age_s, "life", identity="id", lifetime=Lifetime(None, None))
+        asked.said = said._replace(is_stale=age_s > 0)
+        fields = {**BINARY, "Stream-Next-Offset": tail}
+        asked.answer(200, fields | ({} if age_s else {"Stream-Up-To-Date": "true"}), body if is_first else body[2:])
+
+    bench = start(owner, long_poll_timeout_s=20)
+    assert await bench.body() == (200, b"ab")
+    client = await bench.poll("/s?offset=0002&live=long-poll")
+    await bench.live_request()
+    assert not client.answers
+    body, tail = b"abcd", "0004"
+    bench.clock.advance(21)
+    await eventually(lambda: bool(client.answers))
+    assert client.bodies == [b"cd"]
     assert [answer.outcome for answer in client.answers] == [Outcome.STALE_IF_ERROR if is_stale else Outcome.MISS]
 
 
