@@ -73,6 +73,9 @@ class Polls(Protocol):
     def wait(self, waiting: WaitingPoll, client: PollClient) -> Waiter:
         """Return a waiter that has not been started."""
 
+    def are_overdue(self, read: Read, stream: Stream) -> bool:
+        """Return whether an answer now would begin with bytes that the origin has failed to confirm."""
+
     def reader_left(self, topic: Topic) -> None:
         """Record that a reader has left the topic."""
 
@@ -102,6 +105,11 @@ class WaitingPoll(NamedTuple):
     read: Read
     stream: Stream
     topic: Topic
+
+    @property
+    def is_unconfirmed(self) -> bool:
+        """Whether an answer now would begin with bytes that the origin has failed to confirm."""
+        return self.polls.are_overdue(self.read, self.stream)
 
     def start(self, client: PollClient) -> Waiter:
         """Return a waiter for `client` that has not been started."""

@@ -212,11 +212,10 @@ class HopLiveAnswers(LiveAnswers):
         for name in OWN:
             headers.popall(name, None)
         headers["Cache-Control"] = "no-cache"
-        is_unconfirmed = isinstance(begun, Subscription) and begun.is_unconfirmed
         said = (
             self._statements.said(None)
             if begun is None
-            else self._statements.live(begun.topic, begun.read.start, is_unconfirmed=is_unconfirmed)
+            else self._statements.live(begun.topic, begun.read.start, is_unconfirmed=begun.is_unconfirmed)
         )
         headers[HOP_RECORD] = said.rendered()
 

@@ -19,6 +19,7 @@ from gateway.aio.clock import ManualClock
 from gateway.engine.answer import BodyRun
 from gateway.engine.confirming import MOST_WAIT_S
 from gateway.engine.hop_upstream import LEAST_FOLLOWED, WATCH_S, Following, HopUpstream
+from gateway.engine.long_poll_waiter import WaitingPoll
 from gateway.engine.others_writes import OthersWrites
 from gateway.engine.response_heads import Said, origin_error_answer, stream_headers
 from gateway.errors import GatewayError, UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
@@ -297,6 +298,39 @@ async def test_an_owner_states_the_age_of_what_a_live_answer_begins_with() -> No
         assert said(topic, "0006").as_of == bench.clock.now()
         assert said(topic, "-1").as_of == read_at
         assert [said(topic, "-1", is_unconfirmed=one).is_stale for one in (False, True)] == [False, True]
+    finally:
+        await bench.close()
+
+
+async def test_an_owner_states_that_a_waiting_poll_is_answered_with_unconfirmed_bytes_of_another_owner() -> None:
+    """A worker asks the stream's owner among the workers of its member, and that worker asks another member."""
+    bench = EngineBench(BinaryOrigin(b"ab"))
+    try:
+        await bench.body()
+        waiting = await bench.engine.long_poll(bench.read("/s?offset=0002&live=long-poll", is_live=True))
+        assert isinstance(waiting, WaitingPoll)
+        stream, clock = bench.stream, bench.clock
+        rendering = HopLiveAnswers("edge", bench.engine, HopStatements(bench.engine, "1.1.1"))._rendering_of(
+            "edge", waiting
+        )
+
+        def is_stale() -> bool:
+            headers = CIMultiDict[str]()
+            rendering.dress(waiting.read.route, None, headers)
+            said = HopSaid.of(headers)
+            assert said is not None
+            return said.is_stale
+
+        assert not is_stale()
+        # The bytes arrive, as the follower or a fetch of this worker stores them.
+        clock.advance(bench.route.trust_s + 1)
+        bench.engine.store.store(stream, "0002", "0004", [b"cd"], clock.now())
+        assert not is_stale()
+        stream.own_record().stale_stored_at = clock.now()
+        assert is_stale()
+        stream.confirm("0002", clock.now())
+        assert not is_stale()
+        waiting.close()
     finally:
         await bench.close()
 
