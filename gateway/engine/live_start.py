@@ -32,6 +32,7 @@ from gateway.protocol.header_forwarding import Headers
 from gateway.protocol.names import NOW, START
 from gateway.protocol.sharing import Ground, StreamKey
 from gateway.tape.decide import Ask, Gone, Progress, Question, Send, Wait, decide, outlasts_failure
+from gateway.tape.origin_statements import LEAST_AGE_S
 from gateway.tape.stream import End, Stream
 from gateway.upstream.flight import METADATA, Beyond, Flight, Head, NotShareable, OriginError, StreamHead, as_seen_by
 from gateway.upstream.origin_call import Source
@@ -134,6 +135,10 @@ class LiveReads:
         return confirmed_at < record.stale_stored_at and not confirmed_at > stream.confirmed_before(
             self.clock.now(), read.route.trust_s, read.max_age_s
         )
+
+    def are_old(self, stream: Stream, at: str) -> bool:
+        """Return whether the origin has last confirmed the bytes after `at` too long ago to take them for new."""
+        return stream.tape.knows_after(at) and stream.confirmed_at(at) < self.clock.now() - LEAST_AGE_S
 
     @staticmethod
     def check_stored(stream: Stream, start: str, head: Head | None) -> None:

@@ -5,7 +5,9 @@
 The first reader of a stream is answered when its own fetch has returned the tail, while the follower (the stream's one
 live request at the origin) is still connecting.  The answer then takes one round trip to the origin instead of three.
 But a live answer that may not be shared must be relayed from its first byte.  So the reader waits for the follower in
-two cases: no live answer on its route has proved shareable yet, or a live answer has recently proved unshareable.
+two cases: no live answer on its route has proved shareable yet, or a live answer has recently proved unshareable.  A
+reader that is another worker waits, too.  The head of its answer states the age of the tail, which the stream's owner
+may have in memory, and later events state no age.
 
 Many readers often join at the same offset within a second, for instance after a network outage.  The head and the first
 event for one of these readers are therefore kept (`SseOpening`), and sent to the next readers.  The kept bytes may be
@@ -159,7 +161,7 @@ class Sse:
                 # Try to follow the stream again.  A closed stream is not followed, but the fetch may have found a new,
                 # open stream.
                 self._reads.live.follow(topic)
-            if first is None or not read.route.shares_live:
+            if first is None or not read.route.shares_live or read.is_handed:
                 await self._await_follower(stream, topic)
             self._reads.check_ended(stream)
             if topic.not_shareable is not None:
@@ -245,7 +247,9 @@ class Sse:
                 # Try to follow the stream again.  A closed stream is not followed, but the fetch may have found a new,
                 # open stream.
                 self._reads.live.follow(topic)
-            has_changed = filled
+            # Another worker would date old bytes by their arrival.  It must ask again, and then learns their age.
+            if not (subscriber.is_handed and self._reads.are_old(topic.stream, subscriber.at)):
+                has_changed = filled
         except (StreamEnded, Uncacheable, GatewayError):
             # The connection ends.  The client resumes from its last control event, and then gets the error as a status.
             pass

@@ -39,6 +39,7 @@ from gateway.protocol.mode import Mode
 from gateway.protocol.names import LIVE_LONG_POLL, LIVE_SSE, SSE_DATA_ENCODING, SSE_TYPE, START, is_json, is_sse_text
 from gateway.protocol.sse import Control, SseTooLarge
 from gateway.tape.arriving import Arriving
+from gateway.tape.origin_statements import LEAST_AGE_S
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End
 from gateway.telemetry.access_record import RecordedStream
@@ -417,6 +418,9 @@ class Follower:
         tape.reached(end, is_closed=control.is_closed)
         is_confirmed = control.up_to_date or control.is_closed
         self._topic.moved(end, stated_at, is_confirmed=is_confirmed)
+        if now - stated_at > LEAST_AGE_S:
+            # Workers whose answers have begun would date these bytes and this tail by their arrival.
+            self._topic.cut_handed()
         if is_confirmed:
             # The owner has sent what it had in memory.  What follows comes from the origin.
             self._stated_at, self._is_stale = math.inf, False

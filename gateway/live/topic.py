@@ -243,8 +243,8 @@ class Topic:
             self._fire()
 
     def cut_handed(self) -> None:
-        """Cut the connections of other workers, so that these workers stop trusting the stream.  They may trust it only
-        while this worker follows it."""
+        """Cut the connections of other workers.  These workers then ask again, and learn the age of the bytes and the
+        tail.  They may trust the stream only while this worker follows it, and take what they are sent for new."""
         handed, self.handed = self.handed, {}
         for reader, cut in handed.items():
             if reader in self.readers_now:

@@ -167,6 +167,28 @@ async def test_bytes_from_another_cache_are_followed_though_their_fetch_began_be
     found.close()
 
 
+@pytest.mark.parametrize("is_handed", [False, True])
+async def test_another_worker_asks_again_for_bytes_that_were_fetched_and_are_old(start: Start, is_handed: bool) -> None:
+    """It would take the bytes in events for bytes that come from the origin now."""
+    origin = BinaryOrigin(b"ab")
+    bench = start(origin)
+    subscribing = asyncio.create_task(bench.subscribe("/s?offset=-1&live=sse", is_handed=is_handed))
+    live = await bench.live_request()
+    confirm(live, "0002")
+    wire, subscriber = await subscribing
+    wire.is_full = True
+    bring(live, b"cd", "0004")
+    await eventually(lambda: bench.stream.tape.tail == "0004")
+    bench.clock.advance(2 * LEAST_GAP_S)
+    bench.engine.store.forget_bytes(bench.stream)
+    origin.body, origin.fields["Age"] = b"abcd", "30"
+    wire.is_full = False
+    subscriber.pump()
+    await eventually(lambda: bool(wire.ended) or datas(wire) == ["ab", "cd"])
+    assert datas(wire) == (["ab"] if is_handed else ["ab", "cd"])
+    assert wire.ended == ([(CloseReason.FAILED, True)] if is_handed else [])
+
+
 class TestFirstReader:
     """The first reader of a stream, on a route whose live answers have proved to be shareable."""
 

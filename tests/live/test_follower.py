@@ -198,6 +198,28 @@ async def test_bytes_that_the_owner_has_in_memory_are_as_old_as_it_states(follow
     assert followed.bench.stream.confirmed_at("0002") == clock.now() - 30
 
 
+async def test_other_workers_ask_again_for_what_the_owner_has_in_memory(followed: Followed) -> None:
+    """They were told another age of the bytes when their answers began, and the events have no ages."""
+    bench = followed.bench
+    subscribing = asyncio.create_task(bench.subscribe("/s?offset=-1&live=sse", is_handed=True))
+    asked, clock = await followed.asked(1), bench.clock
+    asked.said = HopSaid("0.1.9", clock.now() - 30, "life", "name")
+    # The owner waits for a silent origin before it sends its bytes.
+    await pass_turns()
+    clock.advance(2)
+    _, subscriber = await subscribing
+    topic, cut = subscriber.topic, list[str]()
+    topic.hand(subscriber, lambda: cut.append("cut"))
+    asked.begin(200, {"Content-Type": "text/event-stream", SSE_DATA_ENCODING: "base64"})
+    asked.inflow.say(encode_data(b"cd", base64=True) + encode_control(Control("0004", "2", True, False)))
+    await eventually(lambda: followed.position == "0004")
+    assert cut == ["cut"]
+    topic.hand(subscriber, lambda: cut.append("cut again"))
+    asked.inflow.say(encode_data(b"ef", base64=True) + encode_control(Control("0006", "3", True, False)))
+    await eventually(lambda: followed.position == "0006")
+    assert cut == ["cut"]
+
+
 async def test_the_tail_of_a_text_is_as_old_as_the_owner_states() -> None:
     """It is fetched before the first long-poll."""
 

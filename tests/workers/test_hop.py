@@ -22,6 +22,7 @@ from gateway.engine.hop_upstream import LEAST_FOLLOWED, WATCH_S, Following, HopU
 from gateway.engine.long_poll_waiter import WaitingPoll
 from gateway.engine.others_writes import OthersWrites
 from gateway.engine.response_heads import Said, origin_error_answer, stream_headers
+from gateway.engine.sse import Subscription
 from gateway.errors import GatewayError, UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
 from gateway.http.outgoing import RenderedHeaders
 from gateway.http.reply_parser import MOST_HEAD_BYTES, MOST_LINE_BYTES
@@ -298,6 +299,28 @@ async def test_an_owner_states_the_age_of_what_a_live_answer_begins_with() -> No
         assert said(topic, "0006").as_of == bench.clock.now()
         assert said(topic, "-1").as_of == read_at
         assert [said(topic, "-1", is_unconfirmed=one).is_stale for one in (False, True)] == [False, True]
+    finally:
+        await bench.close()
+
+
+async def test_an_owner_that_asks_another_owner_states_its_age_of_the_tail() -> None:
+    """The events of the answer have no ages, so the head has to wait for the live request."""
+    bench = EngineBench(BinaryOrigin(b"ab"))
+    try:
+        await bench.body()
+        # Live answers of the route have proved to be shareable, and the stream needs a revalidation.
+        bench.route.judge_live(bench.stream.key, None)
+        bench.stream.mark_stale()
+        read = bench.read("/s?offset=0002&live=sse", is_live=True, is_handed=True)
+        opening = asyncio.create_task(bench.engine.open_sse(read))
+        live, tail_at = await bench.live_request(), bench.clock.now() - 30
+        await pass_turns()
+        live.said = HopSaid("1.1.1", tail_at, "life")
+        confirm(live, "0002")
+        found = await opening
+        assert isinstance(found, Subscription)
+        assert HopStatements(bench.engine, "1.1.2").live(found.topic, "0002").as_of == tail_at
+        found.close()
     finally:
         await bench.close()
 
