@@ -95,7 +95,7 @@ class ClientConnection(Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is being answered and no bytes are left to send."""
+        """Whether no request is being answered or waits to be read, and no bytes are left to send."""
 
     @property
     def unsent_bytes(self) -> int:

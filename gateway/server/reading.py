@@ -114,11 +114,16 @@ class ReadingConnection(WritingConnection):
 
     @property
     def is_idle(self) -> bool:
-        return not self._is_waiting and super().is_idle
+        return super().is_idle and not self._has_waiting_input
+
+    @property
+    def _has_waiting_input(self) -> bool:
+        """Whether input waits for its turn, here or in the layer of TLS."""
+        return self._is_waiting or self.waits.is_waiting
 
     def close_if_idle(self) -> None:
         # A request that waits for its turn arrived before the deadline, so the request is answered.
-        if not self._is_waiting:
+        if not self._has_waiting_input:
             super().close_if_idle()
 
     @property

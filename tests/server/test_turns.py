@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hyperframe.frame import GoAwayFrame
@@ -723,6 +723,33 @@ async def test_an_idle_connection_over_http_2_is_not_closed_while_its_input_wait
             clock.advance(1)
         assert await wire.is_ended()
     wire.writer.close()
+
+
+@pytest.mark.parametrize("protocol", [HTTP_1, HTTP_2])
+async def test_a_connection_is_not_idle_while_its_input_waits_in_any_layer(pair: Pair, protocol: str) -> None:
+    """A full gateway closes idle connections of the largest network, and a drain closes all of them."""
+    gateway = pair.strict
+    await write(gateway, "PUT", "/s", b"abc", Content_Type="text/plain")
+    async with asyncio.timeout(BOUND_S):
+        if protocol == HTTP_2:
+            wire = await _wire(gateway)
+            await wire.ask("/s?offset=-1")
+            assert (await wire.answer_of(wire.call)).body == b"abc"
+            writer = wire.writer
+        else:
+            reader, writer = await connect(gateway)
+            writer.write(get("/s?offset=-1"))
+            assert (await read_response(reader)).body == b"abc"
+        (client,) = [one for one in gateway.clients if isinstance(one, Http2Connection) == (protocol == HTTP_2)]
+        assert client.is_idle
+        # As in the layer of TLS.
+        waits = cast(Http2Connection, client).waits
+        waits.begin(0)
+        assert not client.is_idle
+        client.close_if_idle()
+        waits.end(0)
+        assert client.is_idle
+    writer.close()
 
 
 async def test_a_request_over_http_2_behind_a_goaway_is_answered_although_it_waits_to_be_read(pair: Pair) -> None:

@@ -141,8 +141,9 @@ class TimedHttp2Connection(asyncio.Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is being answered and no bytes are left to send."""
-        return not self._channels and not self.session.streams and not self.unsent_bytes
+        """Whether no request is being answered or waits to be read, and no bytes are left to send."""
+        is_busy = self._channels or self.session.streams or self.unsent_bytes or self.waits.is_waiting
+        return not is_busy
 
     def guarded_channels(self) -> list[Channel]:
         """Return the channels whose live reads were authorised, and therefore have a verdict."""
