@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from math import inf
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
@@ -144,11 +144,23 @@ class Given(NamedTuple, Generic[T]):
 class _Heard(NamedTuple):
     """A process of another member that this one has heard of."""
 
+    peer: str
+    """The worker whose process it is."""
     since: float
     """When this member first heard of the process."""
     agreed_at: float | None
     """When the process has last shown that no worker of its member knows orders but those that are carried out here;
     None if never."""
+
+
+def _shown_by(processes: Collection[_Heard], since: float) -> float | None:
+    """Return when the processes of a member have last shown that none of its workers knows further orders; None if
+    never, or if one of them has replaced another one after `since`."""
+    earlier = [one for one in processes if one.since <= since]
+    workers = {one.peer for one in earlier}
+    if any(one.since > since and one.peer in workers for one in processes):
+        return None
+    return max((one.agreed_at for one in earlier if one.agreed_at is not None), default=None)
 
 
 class FleetOrders:
@@ -257,7 +269,7 @@ class FleetOrders:
 
         `is_for_member` states that the other workers of its member know no further orders."""
         processes, now = self._heard.setdefault(_member_of(peer), {}), self.now()
-        heard = processes.pop(process, None) or _Heard(now, None)
+        heard = processes.pop(process, None) or _Heard(peer, now, None)
         if self.is_behind(peer, digest):
             self._fetch(peer)
         elif is_for_member:
@@ -279,16 +291,16 @@ class FleetOrders:
         are carried out here; None if never, and while another worker of this member knows some.
 
         A process shows nothing if this member has first heard of it after `since`: it may have replaced a process that
-        knew more orders.  A member that has left the list after `since` is included, with None."""
+        knew more orders.  If it certainly has, because this member had heard of an earlier process of this worker, the
+        other workers of its member show nothing either.  A member that has left the list after `since` is included,
+        with None."""
         since = max(since, self._new_until)
         removed, removed_at = self._removed
         found: dict[str, float | None] = {removed: None} if removed_at > since else {}
         knows_all = self.notice_siblings()
         for member in self._others():
             heard = self._heard.get(member, {}).values() if knows_all else ()
-            found[member] = max(
-                (one.agreed_at for one in heard if one.agreed_at is not None and one.since <= since), default=None
-            )
+            found[member] = _shown_by(heard, since)
         return found
 
     async def caught_up(self, sender: OrderSender) -> bool:

@@ -331,7 +331,7 @@ async def test_a_process_shows_nothing_of_the_time_before_this_member_heard_of_i
         orders.notice("b/0", process, NO_ORDERS, is_for_member=True)
         orders.notice("c/0", "s", NO_ORDERS, is_for_member=True)
     assert orders.agreed(start) == {"b": None, "c": None}
-    assert orders.agreed(start + 2) == {"b": start + 2, "c": start + 3}
+    assert orders.agreed(start + 2) == {"b": None, "c": start + 3}
     assert orders.agreed(start + 3) == {"b": start + 3, "c": start + 3}
     # A member that has left the list can be asked no more.
     clock.advance(1)
@@ -344,6 +344,24 @@ async def test_a_process_shows_nothing_of_the_time_before_this_member_heard_of_i
     orders.notice("b/0", "t", NO_ORDERS, is_for_member=True)
     orders.begin()
     assert orders.agreed(start) == {"b": start + 5}
+
+
+async def test_the_other_workers_of_a_member_do_not_show_what_a_replaced_worker_has_known() -> None:
+    clock = ManualClock()
+    orders = FleetOrders("p", clock.now, Link().ask, lambda: ["b"], lambda digest: None)
+    began = clock.now()
+    for worker, process in (("b/0", "q"), ("b/1", "r")):
+        orders.notice(worker, process, NO_ORDERS, is_for_member=True)
+    clock.advance(1)
+    # This member hears of a further worker for the first time, which may have been there before.
+    orders.notice("b/2", "s", NO_ORDERS, is_for_member=True)
+    orders.notice("b/0", "q", NO_ORDERS, is_for_member=True)
+    assert orders.agreed(began) == {"b": began + 1}
+    clock.advance(1)
+    orders.notice("b/1", "t", NO_ORDERS)
+    orders.notice("b/0", "q", NO_ORDERS, is_for_member=True)
+    assert orders.agreed(began + 1) == {"b": None}
+    assert orders.agreed(began + 2) == {"b": began + 2}
 
 
 class NoActions:
