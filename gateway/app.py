@@ -58,7 +58,7 @@ from gateway.server.balancing import Balancer
 from gateway.server.certificates import CertificateReloader, Certificates, certificate_files, load_certificates
 from gateway.server.frontend import Frontend
 from gateway.server.hop import HopServer
-from gateway.server.listeners import Handed
+from gateway.server.listeners import Inherited
 from gateway.server.shedding import Shedding
 from gateway.server.sockets import listen_at, serve_each
 from gateway.telemetry.access_record import NO_ACCESS_LOG, AccessLog
@@ -82,7 +82,7 @@ class RunningGateway:
         load: Load | None,
         log: LogWriter | None = None,
         environ: Mapping[str, str] = os.environ,
-        handed: Handed | None = None,
+        handed: Inherited | None = None,
     ) -> None:
         self._environ = environ
         self.handed = handed
@@ -211,7 +211,7 @@ class RunningGateway:
             raise
         return self
 
-    async def _join_workers(self, handed: Handed) -> None:
+    async def _join_workers(self, handed: Inherited) -> None:
         """Answer the other workers, and wait until this worker may accept connections."""
         assert self.worker_admin is not None
         await self.worker_admin.open()
@@ -402,7 +402,7 @@ async def start_gateway(
     tracer: Tracer | None = None,
     load: Load | None = None,
     environ: Mapping[str, str] | None = None,
-    handed: Handed | None = None,
+    handed: Inherited | None = None,
 ) -> RunningGateway:
     """Start a gateway on the running loop.
 

@@ -3,7 +3,7 @@
 A plain listener makes HTTP connections directly.  A listener with TLS or the PROXY protocol makes `Handshake`s.
 `use_certificates` replaces the certificates for later handshakes.  Open connections are not affected.
 
-A worker opens no sockets.  The supervisor opens them and hands them over (`Handed`).
+A worker opens no sockets.  The supervisor opens them and hands them over (`Inherited`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from gateway.workers.place import WorkerPlace
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Handed:
+class Inherited:
     """A worker's place, its sockets, and the certificates.
 
     The supervisor keeps every socket open.  The queue of a listening socket therefore outlives the worker that accepts

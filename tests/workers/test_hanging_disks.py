@@ -18,7 +18,7 @@ from gateway.cli.supervisor.sockets import ListeningSockets
 from gateway.cli.supervisor.upgrade import Upgrade
 from gateway.config.errors import ConfigError
 from gateway.server.certificates import Certificates, LoadedCertificates
-from gateway.server.listeners import Handed
+from gateway.server.listeners import Inherited
 from gateway.workers.control import Control
 from gateway.workers.shared_memory import SharedMemory
 from tests.workers.reload_stage import config
@@ -31,7 +31,7 @@ def test_only_a_worker_reads_certificates_when_it_starts_again(
 ) -> None:
     """A disk that hangs holds up this worker, and not the supervisor."""
     reads: list[str] = []
-    handed: list[Handed] = []
+    handed: list[Inherited] = []
     process = "the supervisor"
 
     def load(_listeners: object, _alpn: object, old: Certificates) -> Certificates:
@@ -40,7 +40,7 @@ def test_only_a_worker_reads_certificates_when_it_starts_again(
             raise ConfigError("no such file")
         return {**old, 1: new}
 
-    def run(given: Handed, *_: object, **__: object) -> int:
+    def run(given: Inherited, *_: object, **__: object) -> int:
         handed.append(given)
         return 0
 

@@ -33,7 +33,7 @@ from gateway.config.change import Change
 from gateway.config.errors import ConfigError
 from gateway.config.gateway import GatewayConfig
 from gateway.config.reader import ConfigReadTimeout
-from gateway.server.listeners import Handed
+from gateway.server.listeners import Inherited
 from gateway.workers.control import ChannelEnd, Control
 from gateway.workers.place import WorkerPlace
 from gateway.workers.shared_memory import SharedMemory, SlotState
@@ -173,7 +173,7 @@ async def test_a_worker_knows_in_its_drain_whether_another_version_replaces_this
     monkeypatch.setattr("gateway.app.start_gateway", start_gateway)
     with TemporaryDirectory() as folder, ours:
         place = SimpleNamespace(control=Control(theirs), slot=1, folder=folder)
-        handed = Handed(cast(WorkerPlace, place), {}, [], {})
+        handed = Inherited(cast(WorkerPlace, place), {}, [], {})
         supervisor = ChannelEnd(ours)
         serving = asyncio.create_task(_serve(handed, config("127.0.0.1:0"), HeldFolder(folder), has_file=False))
         await pass_turns()

@@ -41,7 +41,7 @@ from gateway.config.change import change as config_change
 from gateway.config.errors import ConfigError
 from gateway.config.gateway import GatewayConfig
 from gateway.configured_files import load_files
-from gateway.server.listeners import Handed
+from gateway.server.listeners import Inherited
 from gateway.workers.control import Control, Message
 from gateway.workers.members import cell_key
 from gateway.workers.place import WorkerPlace
@@ -255,7 +255,7 @@ class WorkerSupervisor:
             secret=self._secret,
             control=control,
         )
-        handed = Handed(place, self._sockets.of(slot.number), self._sockets.admin, certificates)
+        handed = Inherited(place, self._sockets.of(slot.number), self._sockets.admin, certificates)
         return run_worker(handed, self._configurations.config, has_file=self._has_file)
 
     def _hear(self, slot: Slot, message: Message) -> None:

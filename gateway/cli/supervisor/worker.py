@@ -25,7 +25,7 @@ from gateway.config.change import Change
 from gateway.config.errors import ConfigError
 from gateway.config.gateway import GatewayConfig
 from gateway.config.reader import ConfigReadTimeout
-from gateway.server.listeners import Handed
+from gateway.server.listeners import Inherited
 from gateway.workers.control import Control, Message
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def ignore_signals() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
-def run_worker(handed: Handed, config: GatewayConfig, *, has_file: bool) -> int:
+def run_worker(handed: Inherited, config: GatewayConfig, *, has_file: bool) -> int:
     """Serve until the supervisor ends this worker.  Returns the exit status."""
     control = handed.place.control
     folder = HeldFolder(handed.place.folder)
@@ -62,7 +62,7 @@ def run_worker(handed: Handed, config: GatewayConfig, *, has_file: bool) -> int:
     return 0
 
 
-async def _serve(handed: Handed, config: GatewayConfig, folder: HeldFolder, *, has_file: bool) -> None:
+async def _serve(handed: Inherited, config: GatewayConfig, folder: HeldFolder, *, has_file: bool) -> None:
     from gateway.app import start_gateway
 
     control = handed.place.control
