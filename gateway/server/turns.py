@@ -34,8 +34,8 @@ nothing else to do.  The first part of each arriving input is read at once, and 
 Before this limit, a few clients that sent crumbs took over a third of the processor.
 
 `InputWaits` measures for how long input waits, because no limit on a client's time may count the gateway's own delay.
-The deadlines of bodies are in `gateway.server.request_body`, and those of heads and idle time in
-`gateway.server.timeouts` and `gateway.server.http2.timeouts`.
+The deadlines of bodies are in `gateway.server.request_body`, those of heads and idle time in `gateway.server.timeouts`
+and `gateway.server.http2.timeouts`, and those of reading an answer over HTTP/2 in `gateway.server.http2.channel`.
 
 A waiting request stays with its connection, and the connection reads further input up to its usual bound.  Requests
 with remembered answers, and live reads that join other readers, never wait, because they cost less than queueing.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from hyperframe.frame import GoAwayFrame
+from hyperframe.frame import GoAwayFrame, WindowUpdateFrame
 
 from gateway.aio.batches import Batch
 from gateway.aio.clock import ManualClock
@@ -22,6 +22,7 @@ from gateway.origin.app import start_origin
 from gateway.server.http2.connection import Http2Connection
 from gateway.server.turns import CRUMBS_REST, FLOOD_S, PARTS_S, REQUESTS_S, InputWaits, Turns, TurnTaker
 from tests.scenarios.http2_wire import Call, Http2Wire
+from tests.scenarios.wire import Dropped
 from tests.server.conftest import BOUND_S, Held, Pair, always_late, ask, connect, get, port_of, read_response, write
 from tests.transports import HTTP_1, HTTP_2, TLS, listening, made
 from tests.waiting import eventually
@@ -722,6 +723,36 @@ async def test_an_idle_connection_over_http_2_is_not_closed_while_its_input_wait
         for _ in range(1_000):
             clock.advance(1)
         assert await wire.is_ended()
+    wire.writer.close()
+
+
+async def test_a_reader_over_http_2_is_not_slow_while_its_input_waits(pair: Pair) -> None:
+    """The frames that make room for the answer may be in this input."""
+    gateway, clock, body = pair.strict, ManualClock(), b"abcde" * 100
+    await write(gateway, "PUT", "/s", body, Content_Type="text/plain")
+    gateway.clients.wheel = Wheel(clock)
+    async with asyncio.timeout(BOUND_S):
+        wire = Http2Wire(*await connect(gateway))
+        await wire.greet(INITIAL_WINDOW_SIZE=0)
+        calls = []
+        for _ in range(2):
+            await wire.ask("/s?offset=-1")
+            calls.append(wire.call)
+            await wire.head_of(wire.call)
+        (connection,) = [one for one in gateway.clients if isinstance(one, Http2Connection)]
+        connection.waits.begin(0)
+        for _ in range(1_000):
+            clock.advance(1)
+        connection.waits.end(0)
+        assert gateway.metrics.slow_consumers[True].value == 0
+        await wire.frame(WindowUpdateFrame(calls[0].id, 1 << 20))
+        assert (await wire.answer_of(calls[0])).body == body
+        # The deadline of the other stream holds again once nothing waits.
+        for _ in range(1_000):
+            clock.advance(1)
+        with pytest.raises(Dropped):
+            await wire.answer_of(calls[1])
+        assert calls[1].reset == 8
     wire.writer.close()
 
 

@@ -31,7 +31,7 @@ from gateway.server.request import Request
 from gateway.server.request_body import RequestBody
 from gateway.server.request_records import end_sse
 from gateway.server.timeouts import WheelTimer
-from gateway.server.turns import InputWaits
+from gateway.server.turns import LOOK_AGAIN_S, InputWaits
 from gateway.telemetry.access_record import CloseReason
 
 _log = logging.getLogger("gateway.server")
@@ -374,6 +374,10 @@ class StreamChannel(Handling):
         # A quiet live stream is not slow, because the client may have read everything that was sent.
         has_taken_all = self.sse_route is not None and stream.sent_bytes >= self._waiting_to
         is_blocked = self._connection.session.is_blocked
+        if not has_taken_all and not is_blocked and self._connection.waits.is_waiting and self._write_timer is not None:
+            # The waiting input may make room for the stream.
+            self._write_timer.set(LOOK_AGAIN_S)
+            return
         if has_taken_all or is_blocked or self._clients.keeps_up(stream.sent_bytes - self._sent_bytes):
             # While the whole connection is blocked, the deadline of the connection applies.
             self._set_deadline()
