@@ -30,12 +30,14 @@ from gateway.telemetry.access_record import CloseReason
 class WheelTimer:
     """Calls `callback` when the delay has passed, unless the timer is cleared or set again earlier."""
 
-    __slots__ = ("_callback", "_tick", "_wheel")
+    __slots__ = ("_callback", "_tick", "_wheel", "put_off_s")
 
     def __init__(self, wheel: Wheel, callback: Callable[[], None]) -> None:
         self._wheel = wheel
         self._callback = callback
         self._tick = NEVER
+        self.put_off_s = 0.0
+        """By how many seconds `put_off` has put off the deadline, in all."""
 
     @property
     def is_set(self) -> bool:
@@ -43,6 +45,12 @@ class WheelTimer:
 
     def set(self, delay_s: float) -> None:
         self.clear()
+        self.put_off_s = 0.0
+        self._tick = self._wheel.add(self, delay_s)
+
+    def put_off(self, delay_s: float) -> None:
+        """Put off the deadline, which has passed."""
+        self.put_off_s += delay_s
         self._tick = self._wheel.add(self, delay_s)
 
     def clear(self) -> None:

@@ -368,17 +368,19 @@ class StreamChannel(Handling):
 
     def _check_progress(self) -> None:
         """Abort if the client has read too little of the stream since the last check."""
-        stream = self.stream
-        if not stream.queued_bytes:
+        stream, timer = self.stream, self._write_timer
+        if not stream.queued_bytes or timer is None:
             return
         # A quiet live stream is not slow, because the client may have read everything that was sent.
         has_taken_all = self.sse_route is not None and stream.sent_bytes >= self._waiting_to
         is_blocked = self._connection.session.is_blocked
-        if not has_taken_all and not is_blocked and self._connection.waits.is_waiting and self._write_timer is not None:
-            # The waiting input may make room for the stream.
-            self._write_timer.set(LOOK_AGAIN_S)
+        may_be_slow = not has_taken_all and not is_blocked
+        most_s = self._clients.limits.client_write_timeout_s
+        if may_be_slow and self._connection.waits.is_waiting and timer.put_off_s < most_s:
+            # The waiting input may make room for the stream.  A client that keeps its input waiting doubles the time.
+            timer.put_off(LOOK_AGAIN_S)
             return
-        if has_taken_all or is_blocked or self._clients.keeps_up(stream.sent_bytes - self._sent_bytes):
+        if not may_be_slow or self._clients.keeps_up(stream.sent_bytes - self._sent_bytes):
             # While the whole connection is blocked, the deadline of the connection applies.
             self._set_deadline()
             return
