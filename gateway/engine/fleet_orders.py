@@ -199,7 +199,8 @@ class FleetOrders:
         self._removed: tuple[str, float] = "", -inf
         """The member that has left the list latest, and when."""
         self.all_purged_at = -inf
-        """When this member has last begun to purge all streams for the fleet, without failing."""
+        """When this member has last begun to purge all streams, without failing, because a member may have missed
+        orders."""
         self._doubted_at = -inf
         """When this member has last given such a purge."""
         self._outcomes: dict[tuple[str, int], Affected | None] = {}

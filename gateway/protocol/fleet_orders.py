@@ -32,8 +32,8 @@ NO_ORDERS: Final = "0" * 16
 """The digest of the state of a member that knows no orders."""
 
 Kind = Literal["purge", "revoke"]
-PURGE_ALL: Final = '{"all":true}'
-"""The text of a purge of all streams, as a member gives it that may have missed orders."""
+PURGE_ALL: Final = '{"all":true,"soft":false}'
+"""The text of a purge of all streams, as a member gives it that may have missed orders.  Operators omit `soft`."""
 
 
 class Order(NamedTuple):

@@ -593,6 +593,21 @@ async def test_losses_again_and_again_empty_the_memory_only_now_and_then(site: R
     assert orders.missed == 2
 
 
+@pytest.mark.parametrize("by_operator", [True, False])
+async def test_an_operators_purge_of_all_puts_off_no_judgement_of_a_loss(site: RedisSite, by_operator: bool) -> None:
+    """It says nothing of how often Redis loses data."""
+    await site.start("b")
+    orders = site.fleet("b").orders
+    text = '{"all":true}' if by_operator else PURGE_ALL
+    await orders.learn(news_of([Order("another", 1, "purge", text, site.clock.now())]))
+    site.clock.advance(1)
+    began = site.clock.now()
+    await site.redis.client.flushall()
+    async with time_passing(site.clock, STEP_S):
+        await eventually(lambda: orders.missed == 1)
+    assert (site.clock.now() < began + REST_S / 2) == by_operator
+
+
 async def test_another_members_purge_of_all_that_fails_here_does_not_stand_for_ones_own(
     site: RedisSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
