@@ -218,6 +218,14 @@ async def test_other_workers_ask_again_for_what_the_owner_has_in_memory(followed
     asked.inflow.say(encode_data(b"ef", base64=True) + encode_control(Control("0006", "3", True, False)))
     await eventually(lambda: followed.position == "0006")
     assert cut == ["cut"]
+    # They know this tail already, so they are sent nothing when the live request is sent again.
+    clock.advance(5)
+    asked.inflow.finish()
+    again = await followed.asked(2)
+    again.said = asked.said._replace(as_of=clock.now() - 30)
+    begin(again, "0006")
+    await eventually(lambda: followed.position == "0006")
+    assert cut == ["cut"]
 
 
 async def test_the_tail_of_a_text_is_as_old_as_the_owner_states() -> None:
