@@ -417,7 +417,7 @@ class Follower:
                 self._stream.own_record().stale_stored_at = now
         tape.reached(end, is_closed=control.is_closed)
         is_confirmed = control.up_to_date or control.is_closed
-        is_told = self._topic.position == end and not pieces
+        is_told = self._topic.position == end and not pieces and not self._topic.handed_untold
         self._topic.moved(end, stated_at, is_confirmed=is_confirmed)
         if now - stated_at > LEAST_AGE_S and not is_told:
             # Workers whose answers have begun would date these bytes and this tail by their arrival.

@@ -166,6 +166,8 @@ class Topic:
         clients."""
         self.handed: dict[LiveReader, Callable[[], object]] = {}
         """The readers that are other workers, each with a function that cuts its connection.  Some may have left."""
+        self.handed_untold = False
+        """Whether such a reader has joined since `position` was last confirmed, and so has not been told the tail."""
         self._named = "", -math.inf
         """The tail that the origin has named last to another request than the follower's live request, and the time of
         that request."""
@@ -209,6 +211,7 @@ class Topic:
             self._delivery_times.arrived()
         self.position = position
         self.is_confirmed = is_confirmed
+        self.handed_untold = self.handed_untold and not is_confirmed
         self.stream.followed()
         self.failure = None
         if stated_at > -math.inf:
@@ -255,6 +258,7 @@ class Topic:
         failed, all such connections are cut at once."""
         self.handed = {one: function for one, function in self.handed.items() if one in self.readers_now}
         self.handed[reader] = cut
+        self.handed_untold = self.handed_untold or not self.is_confirmed
         if self.failure is not None:
             self.cut_handed()
 

@@ -228,6 +228,30 @@ async def test_other_workers_ask_again_for_what_the_owner_has_in_memory(followed
     assert cut == ["cut"]
 
 
+async def test_another_worker_that_waits_for_the_tail_asks_again_if_it_is_an_old_one(followed: Followed) -> None:
+    """It has joined between two live requests, so its answer has stated no tail and no age of one."""
+    bench, clock = followed.bench, followed.bench.clock
+    followed.join()
+    asked = await followed.asked(1)
+    begin(asked, "0002")
+    await eventually(lambda: followed.position == "0002")
+    clock.advance(5)
+    asked.inflow.finish()
+    again = await followed.asked(2)
+    subscribing = asyncio.create_task(bench.subscribe("/s?offset=0002&live=sse", is_handed=True))
+    # The owner waits for a silent origin before it repeats the tail that it has in memory.
+    await pass_turns()
+    clock.advance(2)
+    wire, subscriber = await subscribing
+    assert '"upToDate":true' not in wire.said.decode()
+    cut = list[str]()
+    subscriber.topic.hand(subscriber, lambda: cut.append("cut"))
+    again.said = HopSaid("0.1.9", clock.now() - 30, "life", "name", lifetime=Lifetime(None, None))
+    begin(again, "0002")
+    await eventually(lambda: followed.position == "0002")
+    assert cut == ["cut"]
+
+
 async def test_the_tail_of_a_text_is_as_old_as_the_owner_states() -> None:
     """It is fetched before the first long-poll."""
 
