@@ -105,6 +105,7 @@ class Fetch:
         "_attempts_left",
         "_context",
         "_is_decided",
+        "_is_from_memory",
         "_is_over",
         "_latest_error",
         "_pending",
@@ -144,6 +145,8 @@ class Fetch:
         self._is_over = False
         self._is_decided = False
         """Whether the latest request has been answered or has failed."""
+        self._is_from_memory = False
+        """Whether the owner of the stream, another worker, has answered the latest request without the origin."""
 
     def launch(self) -> None:
         """Begin in the next turn of the loop.  Until then, other reads may join the flight."""
@@ -274,7 +277,7 @@ class Fetch:
         self.asked_at = work.clock.now()
         flight.version = self.stream.version
         self.facts = TapeFacts.of(self.stream, start, work.clock.wall())
-        self._is_decided = False
+        self._is_decided = self._is_from_memory = False
         pending = work.upstream.ask(self, call)
         if not self._is_decided and not self._is_over:
             # Keep the pending request only until it is decided.  The request refers to this fetch, so the two form a
@@ -286,6 +289,7 @@ class Fetch:
     def told(self, said: HopSaid) -> None:
         """Record the statement of the stream's owner, another worker, about its record.  `head_arrived` follows."""
         self.facts = self.facts._replace(said=said)
+        self._is_from_memory |= said.is_from_memory(self.asked_at)
         self.asked_at = min(self.asked_at, said.as_of)
         if not self._is_over:
             self._work.taker.take_remembered(self, said)
@@ -308,7 +312,8 @@ class Fetch:
         try:
             if self.facts.said is None:
                 work.metrics.upstream_head(self.mode, reply.status, work.clock.now() - self.asked_at, route.name)
-            route.heard()
+            if not self._is_from_memory:
+                route.heard()
             if reply.status in _RETRIED and not self._is_last and "Retry-After" not in reply.headers:
                 reply.close()
                 self._repeat_or_fail(UpstreamUnavailable())

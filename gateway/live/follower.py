@@ -361,7 +361,8 @@ class Follower:
             shared=Shared(self._stream.key, source.handed),
         )
         reply = await self._upstream.send(call, self._sent)
-        self._topic.access.heard()
+        if reply.said is None or not reply.said.is_from_memory(asked_at):
+            self._topic.access.heard()
         self.is_by_hop = self._is_of_known_record = False
         self._stated_at, self._is_stale = math.inf, False
         if (said := reply.said) is not None:

@@ -38,6 +38,9 @@ HOP_OUTCOME: Final = "Gateway-Hop-Outcome"
 """How the owner has answered a read (`Outcome`), in answers to be passed on to clients."""
 HOP_SAVED: Final = "Gateway-Hop-Saved"
 """The number of bytes that the owner has saved by compressing an answer to be passed on."""
+_LEAST_AGE_S: Final = 1.0
+"""By how much a statement of the origin that comes from memory may be older than the request, and still count as an
+answer of the origin, because the clocks of members differ a little."""
 _MOST_ASKS: Final = 256
 _ABSENT: Final = "-"
 _FACTS: Final = "facts"
@@ -165,6 +168,11 @@ class HopSaid(NamedTuple):
     is_tail_unknown: bool = False
     """Whether the answer ends at the furthest bytes in the owner's memory, and the owner does not know whether more
     bytes follow.  In contrast, an answer of the origin that does not reach the tail shows that more bytes follow."""
+
+    def is_from_memory(self, asked_at: float) -> bool:
+        """Return whether the owner has answered a request that was sent at `asked_at` without the origin, which may be
+        silent."""
+        return self.is_stale or self.as_of < asked_at - _LEAST_AGE_S
 
     def rendered(self) -> str:
         """Return the value of `HOP_RECORD`."""

@@ -17,7 +17,7 @@ from multidict import CIMultiDict
 
 from gateway.aio.clock import ManualClock
 from gateway.engine.answer import BodyRun
-from gateway.engine.confirming import MOST_WAIT_S
+from gateway.engine.confirming import MOST_WAIT_S, PATIENCE_S
 from gateway.engine.hop_upstream import LEAST_FOLLOWED, WATCH_S, Following, HopUpstream
 from gateway.engine.long_poll_waiter import WaitingPoll
 from gateway.engine.others_writes import OthersWrites
@@ -793,6 +793,34 @@ async def test_another_worker_that_compares_bytes_of_its_own_waits_for_the_origi
         part_of_stream(b"ab", "2")(asked[0])
         answer = await asyncio.wait_for(reading, BOUND_S)
         assert answer.outcome is Outcome.REVALIDATED
+        answer.close()
+    finally:
+        await bench.close()
+
+
+@pytest.mark.parametrize("age_s", [0, 30])
+async def test_an_owners_answer_from_memory_does_not_show_that_the_origin_answers(age_s: int) -> None:
+    """Otherwise each reader would wait longer for a silent origin, as long as owners answer for other streams."""
+    bench = EngineBench(part_of_stream(b"ab", "2"))
+    try:
+        await bench.body()
+
+        def owner(asked: Any) -> None:
+            if asked.path != "/s":
+                asked.said = HopSaid("1.1.1", bench.clock.now() - age_s, "life", lifetime=Lifetime(None, None))
+                part_of_stream(b"cd", "2")(asked)
+
+        bench.upstream.script = owner
+        bench.clock.advance(bench.route.trust_s + 1)
+        reading = asyncio.ensure_future(bench.engine.catch_up(bench.read("/s?offset=-1")))
+        await pass_turns()
+        assert await bench.body("/other") == (200, b"cd")
+        bench.clock.advance(PATIENCE_S + 0.1)
+        await pass_turns()
+        assert reading.done() == (age_s > 0)
+        bench.clock.advance(MOST_WAIT_S)
+        answer = await asyncio.wait_for(reading, BOUND_S)
+        assert answer.outcome is Outcome.STALE_IF_ERROR
         answer.close()
     finally:
         await bench.close()
