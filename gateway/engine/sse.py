@@ -169,6 +169,9 @@ class Sse:
         except BaseException:
             self._reads.reader_left(topic)
             raise
+        if read.is_handed:
+            # The head states no age of a tail that the live request has not named.
+            first = None
         is_unconfirmed = is_unconfirmed and stream.tape.knows_after(at)
         is_unconfirmed |= self._reads.are_overdue(read, stream, at)
         return Subscription(self, read, stream, topic, at, first, is_unconfirmed)

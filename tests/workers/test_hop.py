@@ -325,6 +325,30 @@ async def test_an_owner_that_asks_another_owner_states_its_age_of_the_tail() -> 
         await bench.close()
 
 
+async def test_an_owner_names_no_tail_whose_age_it_does_not_state() -> None:
+    """Another owner has named the tail from its memory, and does not answer the live request in time."""
+    bench = EngineBench(BinaryOrigin(b"ab"))
+    try:
+        await bench.body()
+        bench.route.judge_live(bench.stream.key, None)
+        bench.stream.mark_stale()
+
+        def owner(asked: Any) -> None:
+            if not asked.is_live:
+                asked.said = HopSaid("1.1.1", bench.clock.now() - 30, "life", lifetime=Lifetime(None, None))
+                BinaryOrigin(b"ab")(asked)
+
+        bench.upstream.script = owner
+        opening = asyncio.create_task(bench.subscribe("/s?offset=0002&live=sse", is_handed=True))
+        await bench.live_request()
+        await pass_turns()
+        bench.clock.advance(1.1)
+        wire, _ = await opening
+        assert wire.events() == []
+    finally:
+        await bench.close()
+
+
 async def test_an_owner_states_that_a_waiting_poll_is_answered_with_unconfirmed_bytes_of_another_owner() -> None:
     """A worker asks the stream's owner among the workers of its member, and that worker asks another member."""
     bench = EngineBench(BinaryOrigin(b"ab"))
