@@ -33,7 +33,8 @@ NO_ORDERS: Final = "0" * 16
 
 Kind = Literal["purge", "revoke"]
 PURGE_ALL: Final = '{"all":true,"soft":false}'
-"""The text of a purge of all streams, as a member gives it that may have missed orders.  Operators omit `soft`."""
+"""The text of a purge of all streams, as a member gives it that may have missed orders.  The text of an operator's
+order has no `soft`, whatever the operator's client has sent."""
 
 
 class Order(NamedTuple):

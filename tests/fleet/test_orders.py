@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from math import inf
 from typing import Any
 
 import orjson
@@ -96,6 +97,15 @@ async def test_a_purge_that_is_refused_concerns_no_member(site: Site) -> None:
     assert answer.status == 422
     answer2 = await order(site, "a", "purge", {"all": True})
     assert [one["why_not"] for one in answer2["members"]] == ["", ""]
+
+
+async def test_the_commands_purge_of_all_is_taken_for_no_purge_after_a_loss(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each member would put off judging its next loss."""
+    await _purge(site.members["a"].gateway.admin_url, {"all": True, "soft": False})
+    assert capsys.readouterr().out == "purged 0 streams\n"
+    assert [site.fleet(name).orders.all_purged_at for name in NAMES] == [-inf] * len(NAMES)
 
 
 async def test_the_command_fails_and_names_the_member_that_has_not_confirmed(

@@ -45,6 +45,15 @@ _SAME_S: Final = 1.0
 _log = logging.getLogger("gateway.fleet")
 
 
+def _order_text(body: PurgeBody | RevokeBody, sent: bytes) -> str:
+    """Return the text of an operator's order, whose request had the body `sent`.
+
+    A client may send the defaults, too.  But a purge of all streams with the text `PURGE_ALL` means that a member may
+    have missed orders."""
+    is_of_all = isinstance(body, PurgeAll) and not body.soft
+    return '{"all":true}' if is_of_all else sent.decode()
+
+
 class OverFleet:
     """Gives this member's orders to the fleet, and carries out the orders of the fleet (`fleet_orders.Actions`)."""
 
@@ -71,7 +80,8 @@ class OverFleet:
         kind = _PATHS[endpoint.path]
 
         async def answered(asked: ApiRequest[Any, Any], body: bytes, _: web.Request) -> object:
-            given = await self._orders.give(kind, body.decode(), partial(self._give, endpoint, asked.body))
+            text = _order_text(asked.body, body)
+            given = await self._orders.give(kind, text, partial(self._give, endpoint, asked.body))
             siblings, in_redis = given.siblings, given.is_stored
             members = [MemberOutcome(*one) for one in given.members]
             if siblings.why_not:
