@@ -437,7 +437,7 @@ class Engine:
 
     def take_members(self, fleet: FleetConfig) -> None:
         """Use this list of the fleet's members from now on, unless the members come from DNS."""
-        if self.fleet is not None and self.fleet.by_dns is None:
+        if self.fleet is not None and self.fleet.found is None:
             self.fleet.replace_members(fleet.members)
 
     def take_routes(self, routes: RouteTable) -> None:

@@ -30,7 +30,7 @@ from multidict import CIMultiDict
 from gateway.aio.clock import Clock, Timer
 from gateway.config.fleet import FleetConfig, MemberConfig
 from gateway.config.gateway import GatewayConfig
-from gateway.engine.fleet_dns import MembersByDns
+from gateway.engine.fleet_found import FoundMembers
 from gateway.engine.fleet_member import CONNECT_S, NOT_ASKED, Member
 from gateway.engine.fleet_orders import FleetOrders
 from gateway.engine.fleet_processes import MemberProcesses
@@ -100,8 +100,8 @@ class Fleet:
         """The names of the routes whose streams have no owner among the members."""
         self.is_replaced = False
         """Whether another version of this gateway goes on in place of this one."""
-        self.by_dns: MembersByDns | None = None
-        """Finds the members by DNS; None if the configuration lists them."""
+        self.found: FoundMembers | None = None
+        """Finds the members in DNS; None if the configuration lists them."""
         self.by_redis: OrdersByRedis | None = None
         """Copies the operator's orders to Redis, and learns of them there; None without Redis."""
         self.node = ""
@@ -194,8 +194,8 @@ class Fleet:
 
     async def start(self) -> None:
         """Begin the probes, and wait for the first answers and the other members' orders, but not for long."""
-        if self.by_dns is not None:
-            await self.by_dns.start()
+        if self.found is not None:
+            await self.found.start()
         self._is_probing = True
         first_looks = [] if self.by_redis is None else [self.by_redis.start()]
         for member in self.members.values():

@@ -126,8 +126,8 @@ class FleetUpstream(HopUpstream):
             member.doubt()
 
     async def close(self) -> None:
-        if self._fleet.by_dns is not None:
-            await self._fleet.by_dns.close()
+        if self._fleet.found is not None:
+            await self._fleet.found.close()
         if self._fleet.by_redis is not None:
             await self._fleet.by_redis.close()
         self._fleet.stop()

@@ -17,8 +17,10 @@ from gateway.config.errors import ConfigError
 from gateway.config.fleet import FleetConfig
 from gateway.config.gateway import GatewayConfig
 from gateway.engine.fleet import Fleet
-from gateway.engine.fleet_dns import MembersByDns, member_at, own_address
+from gateway.engine.fleet_dns import MembersInDns, member_at
+from gateway.engine.fleet_found import FoundMembers
 from gateway.engine.fleet_orders import FleetOrders
+from gateway.engine.fleet_own_address import own_address
 from gateway.engine.fleet_redis import OrdersByRedis
 from gateway.engine.fleet_upstream import FleetHop, FleetUpstream
 from gateway.engine.fleet_writes import RecordedWrites, WritesOfWorker
@@ -71,7 +73,8 @@ def _fleet_by_dns(config: FleetConfig, clock: Clock, rng: Random, crew: WorkerPl
     def answering() -> list[Address]:
         return [parse_address(one.name) for one in fleet.members.values() if one.answers]
 
-    fleet.by_dns = MembersByDns(config.dns_name.host, own, address_records, answering, fleet.replace_members, clock)
+    source = MembersInDns(config.dns_name.host, own, address_records, answering)
+    fleet.found = FoundMembers(source, fleet.replace_members, clock)
     return fleet
 
 

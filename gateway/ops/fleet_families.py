@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from prometheus_client.metrics_core import Metric
 
-from gateway.engine.fleet_dns import MembersByDns
+from gateway.engine.fleet_dns import MembersInDns
+from gateway.engine.fleet_found import FoundMembers
 from gateway.engine.fleet_member import Member
 from gateway.engine.fleet_redis import OrdersByRedis
 from gateway.ops.families import counter, gauge
@@ -17,13 +18,15 @@ _LABELS = ("member",)
 def fleet_families(
     members: Sequence[Member],
     missed_orders: int | None,
-    by_dns: MembersByDns | None,
+    found: FoundMembers | None,
     by_redis: OrdersByRedis | None,
 ) -> Iterator[Metric]:
     """Return the state of each other member, as this gateway sees it, and of the looks at DNS and Redis.
 
-    `missed_orders` is None without a fleet, `by_dns` without `fleet.members_dns`, and `by_redis` without `fleet.redis`.
+    `missed_orders` is None without a fleet, `found` if the configuration lists the members, and `by_redis` without
+    `fleet.redis`.
     """
+    by_dns = found if found is not None and isinstance(found.source, MembersInDns) else None
     yield gauge(
         "durable_gateway_fleet_member_reached",
         "Whether this gateway asks the other member for streams: 1, or 0 if the member cannot be reached, is leaving, "

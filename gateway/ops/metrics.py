@@ -315,7 +315,7 @@ class Metrics(Collector):
         yield from state_families(state, self.routes)
         yield from connection_families(state.upstream, state.slots)
         yield from origin_families(state.origins)
-        yield from fleet_families(state.members, state.missed_orders, state.by_dns, state.by_redis)
+        yield from fleet_families(state.members, state.missed_orders, state.found, state.by_redis)
         yield from self.listeners.families()
         yield from self.memory.families()
         yield from self.limit_figures.families()

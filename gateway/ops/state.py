@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from gateway.engine.core import Engine
-from gateway.engine.fleet_dns import MembersByDns
+from gateway.engine.fleet_found import FoundMembers
 from gateway.engine.fleet_member import Member
 from gateway.engine.fleet_redis import OrdersByRedis
 from gateway.tape.costs import RouteUsage
@@ -60,8 +60,8 @@ class State:
     origins: tuple[OriginState, ...] = ()
     members: tuple[Member, ...] = ()
     """The other members of the fleet."""
-    by_dns: MembersByDns | None = None
-    """The look-ups of the members in DNS; None if there are none."""
+    found: FoundMembers | None = None
+    """The looks for members in DNS; None if there are none."""
     by_redis: OrdersByRedis | None = None
     """The purges and revocations in Redis; None without Redis."""
     missed_orders: int | None = None
@@ -96,7 +96,7 @@ def look_at(
         background_tasks=len(engine.tasks),
         origins=engine.origins.snapshot(),
         members=() if engine.fleet is None else tuple(engine.fleet.members.values()),
-        by_dns=None if engine.fleet is None else engine.fleet.by_dns,
+        found=None if engine.fleet is None else engine.fleet.found,
         by_redis=None if engine.fleet is None else engine.fleet.by_redis,
         missed_orders=None if engine.fleet is None else engine.fleet.orders.missed,
     )

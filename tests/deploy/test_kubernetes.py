@@ -19,7 +19,7 @@ import yaml
 
 from gateway.config.file import load_config
 from gateway.config.gateway import GatewayConfig
-from gateway.engine.fleet_dns import own_address
+from gateway.engine.fleet_own_address import own_address
 from tests.deploy.dockerfile import assignments, read
 from tests.served import durable_gateway, served
 

@@ -17,7 +17,9 @@ from gateway.config.errors import ConfigError
 from gateway.config.fleet import MOST_MEMBERS, FleetConfig, MemberConfig
 from gateway.config.gateway import GatewayConfig
 from gateway.engine import fleet_dns
-from gateway.engine.fleet_dns import MembersByDns, listed_members, own_address, places_at, problem_of, source_address
+from gateway.engine.fleet_dns import MembersInDns, listed_members, places_at, problem_of
+from gateway.engine.fleet_found import FoundMembers
+from gateway.engine.fleet_own_address import own_address, source_address
 from gateway.origin.app import RunningOrigin
 from gateway.upstream.dns_records import AddressRecords, address_records
 from tests.fleet.dns_server import NAME, DnsServer, dns_server
@@ -59,8 +61,8 @@ class DnsSite(Site):
         """The other members in a member's list."""
         return {one.name for one in self.fleet(name).members.values()}
 
-    def by_dns(self, name: str) -> MembersByDns:
-        found = self.fleet(name).by_dns
+    def by_dns(self, name: str) -> FoundMembers:
+        found = self.fleet(name).found
         assert found is not None
         return found
 
@@ -75,9 +77,9 @@ class DnsSite(Site):
     async def until_looked_up(self, name: str, count: int = 1) -> None:
         """Let time pass until the member has looked up the name so many times."""
         by_dns = self.by_dns(name)
-        wanted = by_dns.looked_up + count
+        wanted = by_dns.looked + count
         async with time_passing(self.clock, 10 * STEP_S):
-            await eventually(lambda: by_dns.looked_up >= wanted)
+            await eventually(lambda: by_dns.looked >= wanted)
 
 
 @pytest.fixture
@@ -299,7 +301,8 @@ class LookUps:
         self.asked = 0
         self.error: Exception | None = None
         """The exception that taking a list raises."""
-        self.by_dns = MembersByDns(NAME, Address("10.0.0.1", 1), self.look_up, lambda: (), self.take, self.clock)
+        source = MembersInDns(NAME, Address("10.0.0.1", 1), self.look_up, lambda: ())
+        self.by_dns = FoundMembers(source, self.take, self.clock)
 
     async def look_up(self, name: str, *, is_v6: bool, within_s: float) -> AddressRecords:
         self.asked += 1
@@ -315,18 +318,18 @@ class LookUps:
 
     async def pause(self) -> float:
         """The seconds until the next look-up, to a tenth."""
-        before, tenths = self.by_dns.looked_up, 0
+        before, tenths = self.by_dns.looked, 0
         self.answers.append(OSError("none"))
         while self.answers:
             self.clock.advance(0.1)
             tenths += 1
             await asyncio.sleep(0)
-        await eventually(lambda: self.by_dns.looked_up > before)
+        await eventually(lambda: self.by_dns.looked > before)
         return tenths / 10
 
 
 @pytest.mark.parametrize(("ttl_s", "pause_s"), [(0.0, 1.0), (1.0, 1.0), (7.0, 7.0), (60.0, 60.0), (86_400.0, 60.0)])
-async def test_the_name_is_looked_up_again_when_its_records_expire_within_bounds(ttl_s: float, pause_s: float) -> None:
+async def test_the_name_is_looked_again_when_its_records_expire_within_bounds(ttl_s: float, pause_s: float) -> None:
     look_ups = LookUps()
     look_ups.answers = [AddressRecords(("10.0.0.2",), ttl_s)]
     await look_ups.by_dns.start()
@@ -336,7 +339,7 @@ async def test_the_name_is_looked_up_again_when_its_records_expire_within_bounds
     await look_ups.by_dns.close()
     look_ups.clock.advance(100)
     await pass_turns()
-    assert (look_ups.by_dns.looked_up, look_ups.asked) == (3, 3)
+    assert (look_ups.by_dns.looked, look_ups.asked) == (3, 3)
 
 
 async def test_an_unexpected_exception_ends_neither_the_start_nor_the_look_ups(
@@ -347,10 +350,10 @@ async def test_an_unexpected_exception_ends_neither_the_start_nor_the_look_ups(
     look_ups.answers = [AddressRecords(("10.0.0.2",), 60.0)] * 2
     await look_ups.by_dns.start()
     line = f"fleet.members_dns = {NAME}: the addresses could not be used (ValueError)"
-    assert (look_ups.by_dns.looked_up, look_ups.by_dns.has_answer) == (1, False)
+    assert (look_ups.by_dns.looked, look_ups.by_dns.has_answer) == (1, False)
     look_ups.clock.advance(5.01)
     await pass_turns()
-    assert (look_ups.asked, look_ups.by_dns.looked_up) == (2, 2)
+    assert (look_ups.asked, look_ups.by_dns.looked) == (2, 2)
     assert [one.message for one in caplog.records if "ValueError" in one.message] == [
         f"{line}; this gateway serves alone"
     ]
@@ -378,7 +381,8 @@ async def test_the_end_waits_a_moment_for_a_look_up_under_way(answers: bool) -> 
         return AddressRecords((), 1.0)
 
     clock = ManualClock()
-    by_dns = MembersByDns(NAME, Address("10.0.0.1", 1), look_up, lambda: (), lambda members: None, clock)
+    source = MembersInDns(NAME, Address("10.0.0.1", 1), look_up, lambda: ())
+    by_dns = FoundMembers(source, lambda members: None, clock)
     starting = asyncio.create_task(by_dns.start())
     await begun.wait()
     closing = asyncio.create_task(by_dns.close())

@@ -1,0 +1,168 @@
+"""The members of a fleet that are found elsewhere, in place of a list in the configuration: in DNS
+(`gateway.engine.fleet_dns`).
+
+A source finds the members.  `FoundMembers` asks it again and again, hands each list to the fleet, and reports the
+problems of the source once each.  A look that fails changes nothing: the fleet keeps its present members.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final, NamedTuple, Protocol
+
+from gateway.aio.clock import Clock, Timer
+from gateway.aio.tasks import Tasks
+from gateway.config.fleet import MOST_MEMBERS, MemberConfig
+
+_FIRST_S: Final = 3.0
+"""The most seconds for which the start waits for the first look: several tries at a server."""
+_SETTLE_S: Final = 0.1
+"""The most seconds for which the end waits for a look that is under way."""
+
+_log = logging.getLogger("gateway.fleet")
+
+
+class Finding(NamedTuple):
+    """The members after a successful look."""
+
+    members: list[MemberConfig]
+    """This member first, and then the others."""
+    found: int
+    """How many entries the source had, with or without this member's."""
+    problem: str
+    """The reason why the entries are not as they should be, for the operator; empty if they are."""
+    again_s: float
+    """Seconds until the next look."""
+
+
+class Source(Protocol):
+    """Finds members: `gateway.engine.fleet_dns.MembersInDns`."""
+
+    @property
+    def place(self) -> str:
+        """The place where the members are found, as `/readyz?verbose` shows it."""
+
+    @property
+    def setting(self) -> str:
+        """The setting, as the log shows it."""
+
+    @property
+    def noun(self) -> tuple[str, str]:
+        """One entry and several entries of the source in words."""
+
+    @property
+    def retry_s(self) -> float:
+        """Seconds until the next look after one that has failed."""
+
+    async def look(self) -> Finding:
+        """Find the members.  Raises OSError with a short line, which is equal for equal failures."""
+
+    async def close(self) -> None:
+        """End the use of the source, because this gateway stops."""
+
+
+class FoundMembers:
+    """Looks for the members again and again, from `start` to `close`."""
+
+    def __init__(self, source: Source, on_members: Callable[[list[MemberConfig]], object], clock: Clock) -> None:
+        """`on_members` is called with each new list."""
+        self.source: Final = source
+        self._on_members = on_members
+        self._clock = clock
+        self.problem = ""
+        """The problem of the latest look, for the operator."""
+        self.has_answer = False
+        """Whether the latest look has succeeded."""
+        self.found = 0
+        """How many entries the latest successful look has found."""
+        self.looked = 0
+        """How many looks have ended."""
+        self._is_alone = True
+        """Whether the latest list has no other member."""
+        self._timer: Timer | None = None
+        self._tasks = Tasks()
+
+    def __repr__(self) -> str:
+        return f"<FoundMembers {self.source.place}: {self.problem or self.shown_found}>"
+
+    @property
+    def shown_found(self) -> str:
+        """The number of entries in words."""
+        one, several = self.source.noun
+        return f"1 {one}" if self.found == 1 else f"{self.found} {several}"
+
+    async def start(self) -> None:
+        """Begin to look, and wait for the first look, but not for long."""
+        first = self._begin()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_FIRST_S):
+                await asyncio.shield(first)
+
+    async def close(self) -> None:
+        """End the looks."""
+        self._cancel_timer()
+        # uvloop leaks a UDP socket if its making is cancelled, and closing the loop then hangs.  A look-up makes its
+        # socket at once, so let a look-up that has just begun go on for a moment.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_SETTLE_S):
+                await self._tasks.finished()
+        await self._tasks.close()
+        self._cancel_timer()
+        await self.source.close()
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _begin(self) -> asyncio.Task[None]:
+        self._timer = None
+        return self._tasks.start(self._look(), f"look for members at {self.source.place}")
+
+    async def _look(self) -> None:
+        again_s, has_answer = self.source.retry_s, False
+        try:
+            finding = await self.source.look()
+            self._take(finding)
+            again_s, has_answer = finding.again_s, True
+        except OSError as error:
+            self._report_failure(str(error))
+        except Exception as error:
+            # The looks must go on, and the start must not fail.
+            name = type(error).__name__
+            self._report_failure(f"the {self.source.noun[1]} could not be used ({name})", error)
+        self.has_answer = has_answer
+        self.looked += 1
+        self._timer = self._clock.call_later(again_s, self._begin)
+
+    def _take(self, finding: Finding) -> None:
+        self._on_members(finding.members)
+        self.found = finding.found
+        self._is_alone = len(finding.members) == 1
+        self._report(finding.problem)
+
+    def _report_failure(self, failure: str, error: Exception | None = None) -> None:
+        effect = "this gateway serves alone" if self._is_alone else "the present members stay"
+        self._report(f"{failure}; {effect}", error)
+
+    def _report(self, problem: str, error: Exception | None = None) -> None:
+        if problem == self.problem:
+            return
+        self.problem = problem
+        usable = f"the {self.source.noun[1]} are usable again"
+        _log.warning("%s: %s", self.source.setting, problem or usable, exc_info=error)
+
+
+def first_members(*members: MemberConfig) -> list[MemberConfig]:
+    """Return the first of these members, each name once, up to `MOST_MEMBERS`."""
+    named: dict[str, MemberConfig] = {}
+    for one in members:
+        named.setdefault(one.name, one)
+    return list(named.values())[:MOST_MEMBERS]
+
+
+def surplus_problem(count: int, noun: str) -> str:
+    """Return what is wrong with so many members at once, for the operator; empty if they are not too many."""
+    return f"there are too many {noun}: only {MOST_MEMBERS} are members" if count > MOST_MEMBERS else ""
