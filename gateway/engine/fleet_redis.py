@@ -32,6 +32,7 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 from gateway.aio.clock import Clock, Timer
 from gateway.aio.tasks import Tasks
 from gateway.engine.fleet_orders import FleetOrders
+from gateway.engine.foreign_entries import ForeignEntries
 from gateway.protocol.fleet_orders import InEffect, Order
 from gateway.protocol.stored_orders import Moment, Seal, StoredEntry, news_of
 
@@ -60,8 +61,6 @@ MOST_ENDED: Final = 1_024
 """The most revocations in Redis that have ended."""
 _SAME_S: Final = 5.0
 """Two ends of a revocation that differ by fewer seconds are the same end, because clocks differ."""
-_LOG_S: Final = 60.0
-"""The least seconds between two lines about refused entries."""
 _BEGIN: Final = StoredEntry("-", b"")
 """The place before the first entry."""
 
@@ -155,7 +154,9 @@ def surplus(remaining_s: Mapping[bytes, float], most: int, most_ended: int) -> l
 class OrdersByRedis:
     """Looks at Redis again and again, from `start` to `close`."""
 
-    def __init__(self, store: OrderStore, seal: Seal, orders: FleetOrders, clock: Clock, rng: Random) -> None:
+    def __init__(
+        self, store: OrderStore, seal: Seal, orders: FleetOrders, clock: Clock, rng: Random, foreign: ForeignEntries
+    ) -> None:
         self._store = store
         self._seal = seal
         self._orders = orders
@@ -163,11 +164,10 @@ class OrdersByRedis:
         self._rng = rng
         self.problem = "it has not been asked yet"
         """Why the latest look has failed, for the operator; empty if it has not."""
-        self.refused = 0
-        """How many entries no member of this fleet has made."""
+        self.foreign: Final = foreign
+        """The entries that no member of this fleet has made."""
         self.losses = 0
         """How often an entry was missing that this member had read or added."""
-        self._refused_logged_at: float | None = None
         self._last: StoredEntry | None = None
         """The last entry that was read; None before the first look."""
         self._stored: dict[tuple[str, int], None] = {}
@@ -390,16 +390,8 @@ class OrdersByRedis:
             try:
                 found.append(read(entry, moment))
             except ValueError:
-                self._refuse()
+                self.foreign.ignore()
         return found
-
-    def _refuse(self) -> None:
-        self.refused += 1
-        now = self._clock.now()
-        if self._refused_logged_at is None or now >= self._refused_logged_at + _LOG_S:
-            self._refused_logged_at = now
-            why = "no member of this fleet has made them"
-            _log.error("fleet.redis at %s: entries there are ignored, because %s", self.shown, why)
 
     def _remember(self, orders: Iterable[Order]) -> None:
         for order in orders:

@@ -24,6 +24,7 @@ from gateway.engine.fleet_own_address import own_address
 from gateway.engine.fleet_redis import OrdersByRedis
 from gateway.engine.fleet_upstream import FleetHop, FleetUpstream
 from gateway.engine.fleet_writes import RecordedWrites, WritesOfWorker
+from gateway.engine.foreign_entries import ForeignEntries
 from gateway.engine.hop_upstream import HopUpstream
 from gateway.engine.negative_cache import NegativeCache
 from gateway.engine.others_writes import OthersWrites
@@ -92,7 +93,7 @@ def _orders_by_redis(config: FleetConfig, orders: FleetOrders, clock: Clock, rng
         raise ConfigError(f"fleet.redis_ca_file: {place.ca_file}: holds no certificates") from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"fleet.redis_ca_file: {place.ca_file}: cannot be read: {file_problem(error)}") from None
-    return OrdersByRedis(store, seal, orders, clock, rng)
+    return OrdersByRedis(store, seal, orders, clock, rng, ForeignEntries(store.shown, clock))
 
 
 def make_upstreams(

@@ -107,5 +107,5 @@ def fleet_families(
         "Entries in fleet.redis that no member of this fleet has made, and that are ignored. An entry that is read "
         "again counts again. Excludes other keys.",
         (),
-        [] if by_redis is None else [((), by_redis.refused)],
+        [] if by_redis is None else [((), by_redis.foreign.count)],
     )

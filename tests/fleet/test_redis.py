@@ -25,7 +25,7 @@ from gateway.engine.fleet_redis import REST_S, OrdersByRedis
 from gateway.origin.app import RunningOrigin
 from gateway.protocol.fleet_orders import NO_ORDERS, PURGE_ALL, InEffect, Order, OrderLog
 from gateway.protocol.stored_orders import Moment, Seal, StoredEntry, news_of
-from gateway.upstream import redis_orders
+from gateway.upstream import redis_database, redis_orders
 from tests.certificates import Authority
 from tests.fleet.redis_server import RedisServer, gate, redis_server
 from tests.fleet.site import NAMES, SECRET, Site
@@ -757,7 +757,7 @@ async def test_entries_that_no_member_has_made_have_no_effect(
     await client.hset(other, mapping={b"x": b"x" * 50, b"y": first, b"z": revoked})
     await order(site, "c", "revoke", {**PRINCIPAL, "name": "eve"})
     async with time_passing(site.clock, STEP_S):
-        await eventually(lambda: [site.by_redis(name).refused for name in NAMES] == [len(foreign)] * 3)
+        await eventually(lambda: [site.by_redis(name).foreign.count for name in NAMES] == [len(foreign)] * 3)
     lines = [one.message for one in caplog.records if "are ignored" in one.message]
     line = f"fleet.redis at 127.0.0.1:{site.redis.port}: entries there are ignored, because "
     assert lines == [f"{line}no member of this fleet has made them"] * len(NAMES)
@@ -769,7 +769,7 @@ async def test_entries_that_no_member_has_made_have_no_effect(
     await site.start("a")
     ends = {one.name: end for one, end in site.members["a"].gateway.routes.verdicts.revocations()}
     assert ends == pytest.approx({"mallory": 600, "eve": 600}, abs=20)
-    assert site.by_redis("a").refused == len(foreign) + 3
+    assert site.by_redis("a").foreign.count == len(foreign) + 3
     assert {site.by_redis("a").problem, *[site.fleet("a").orders.missed]} == {"", 0}
 
 
@@ -806,7 +806,7 @@ async def test_a_user_needs_few_rights(site: RedisSite) -> None:
 
 
 async def test_redis_that_hangs_holds_up_nothing(site: RedisSite, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redis_orders, "_COMMAND_S", 0.1)
+    monkeypatch.setattr(redis_database, "_COMMAND_S", 0.1)
     monkeypatch.setattr(fleet_redis, "_STORE_S", 0.05)
     async with gate(site.redis.port) as door:
         site.redis_url = door.url
@@ -891,7 +891,7 @@ async def test_redis_that_takes_no_more_is_told(site: RedisSite) -> None:
 async def test_a_name_that_does_not_resolve_in_time_takes_one_thread(
     site: RedisSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redis_orders, "_COMMAND_S", 0.05)
+    monkeypatch.setattr(redis_database, "_COMMAND_S", 0.05)
     look_up, released, asked = socket.getaddrinfo, Event(), []
 
     def hanging(host: str, *args: Any, **more: Any) -> Any:
@@ -952,7 +952,8 @@ async def test_a_file_without_authorities_fails_the_start(site: RedisSite, tmp_p
 
 
 async def test_the_start_says_that_the_extra_is_missing(site: RedisSite, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "gateway.upstream.redis_orders")
+    for module in ("redis_database", "redis_orders"):
+        monkeypatch.delitem(sys.modules, f"gateway.upstream.{module}")
     monkeypatch.setitem(sys.modules, "redis", None)
     with pytest.raises(ConfigError, match=r"^fleet.redis is set and redis is not installed: pip install .*\[redis\]"):
         await site.start("a")
@@ -963,7 +964,8 @@ async def test_without_redis_in_the_configuration_the_client_is_not_imported(
 ) -> None:
     for module in [name for name in sys.modules if name.partition(".")[0] == "redis"]:
         monkeypatch.delitem(sys.modules, module)
-    monkeypatch.delitem(sys.modules, "gateway.upstream.redis_orders")
+    for module in ("redis_database", "redis_orders"):
+        monkeypatch.delitem(sys.modules, f"gateway.upstream.{module}")
     monkeypatch.setitem(sys.modules, "redis", None)
     site.redis_url = ""
     await site.start("a")
@@ -984,7 +986,7 @@ async def test_an_order_after_the_end_causes_no_further_look(site: RedisSite) ->
 async def test_an_address_of_redis_that_does_not_answer_leaves_time_for_the_next_one(
     site: RedisSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redis_orders, "_COMMAND_S", 0.5)
+    monkeypatch.setattr(redis_database, "_COMMAND_S", 0.5)
     look_up, connect = socket.getaddrinfo, asyncio.open_connection
 
     def two_addresses(host: str, *args: Any, **more: Any) -> Any:
@@ -1005,7 +1007,7 @@ async def test_an_address_of_redis_that_does_not_answer_leaves_time_for_the_next
     assert site.by_redis("a").problem == ""
 
 
-def test_one_module_imports_the_client_and_no_other_one_imports_that_at_its_own_import() -> None:
-    importing = re.compile(r"^(?:from|import) (?:redis\b|gateway\.upstream\.redis_orders\b)", re.MULTILINE)
-    found = [one.name for one in ROOT.joinpath("gateway").rglob("*.py") if importing.search(one.read_text())]
-    assert found == ["redis_orders.py"]
+def test_few_modules_import_the_client_and_no_other_one_imports_these_at_its_own_import() -> None:
+    importing = re.compile(r"^(?:from|import) (?:redis\b|gateway\.upstream\.redis_\w+)", re.MULTILINE)
+    found = {one.name for one in ROOT.joinpath("gateway").rglob("*.py") if importing.search(one.read_text())}
+    assert found == {"redis_database.py", "redis_orders.py"}
