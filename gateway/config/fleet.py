@@ -14,12 +14,12 @@ from gateway.config.addresses import EVERY, Address, parse_address
 from gateway.config.listener import ListenerConfig
 from gateway.config.model import MisfitError, Model
 from gateway.config.redis_place import RedisPlace, parse_redis_url
-from gateway.config.values import OriginUrl
+from gateway.config.values import OriginUrl, origin_url
 
 _NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
 LEAST_SECRET_CHARS: Final = 32
 MOST_MEMBERS: Final = 64
-_OWN_PART: Final = ("name", "listen", "secret", "members_dns")
+_OWN_PART: Final = ("name", "listen", "url", "secret", "members_dns", "members_redis")
 
 
 def _member_name(text: str) -> str:
@@ -91,6 +91,10 @@ def _plain_url(url: str) -> str:
     return url if ":" in url.removeprefix("http://").rpartition("]")[2] else f"{url}:80"
 
 
+def _own_url(text: str) -> str:
+    return _plain_url(origin_url(text)) if text else text
+
+
 def _fleet_address(text: str) -> str:
     return str(parse_address(text)) if text else text
 
@@ -125,8 +129,10 @@ class FleetConfig(Model):
 
     name: Annotated[str, AfterValidator(_own_name)] = Field(
         default="",
-        description="Name of this gateway among fleet.members. Empty: no fleet, unless fleet.members_dns is set. With "
-        "fleet.members_dns: this gateway's IP address, with or without the port; by default that of fleet.listen.",
+        description="Name of this gateway among fleet.members. Empty: no fleet, unless fleet.members_dns or "
+        "fleet.members_redis is set. With fleet.members_dns: this gateway's IP address, with or without the port; by "
+        "default that of fleet.listen. With fleet.members_redis: a name that no other member has; by default the IP "
+        "address and the port of fleet.url.",
     )
     listen: Annotated[str, AfterValidator(_fleet_address)] = Field(
         default="", description="HOST:PORT at which only the other members are answered. Clients need no access to it."
@@ -142,6 +148,16 @@ class FleetConfig(Model):
         default="",
         description="NAME:PORT, in place of fleet.members: all members are at the addresses of this name, such as that "
         "of a headless service, and are asked at this port. Looked up again when its records expire, after 1 to 60 s.",
+    )
+    members_redis: bool = Field(
+        default=False,
+        description="In place of fleet.members: each member announces itself in fleet.redis, and finds the others "
+        "there. The announcement of a member that has died expires after 10 s.",
+    )
+    url: Annotated[str, AfterValidator(_own_url)] = Field(
+        default="",
+        description="With fleet.members_redis: http URL of this gateway's fleet.listen, as the other members reach it. "
+        "Empty: the IP address and the port of fleet.listen, or this machine's IP address if fleet.listen has no host.",
     )
     secret: Annotated[SecretStr, AfterValidator(_fleet_secret)] = Field(
         default=SecretStr(""),
@@ -166,7 +182,12 @@ class FleetConfig(Model):
     @property
     def is_on(self) -> bool:
         """Whether this gateway is a member of a fleet."""
-        return bool(self.name or self.members_dns)
+        return bool(self.name or self.members_dns or self.members_redis)
+
+    @property
+    def url_place(self) -> Address | None:
+        """The IP address and the port of `url`; None if it has a host name, or is empty."""
+        return _ip_place(self.url.removeprefix("http://")) if self.url else None
 
     @property
     def dns_name(self) -> Address:
@@ -202,6 +223,11 @@ class FleetConfig(Model):
     @model_validator(mode="after")
     def _goes_together(self) -> Self:
         self._goes_with_redis()
+        if self.url and not self.members_redis:
+            raise MisfitError("needs fleet.members_redis", "url")
+        if self.members_redis:
+            self._goes_with_members_in_redis()
+            return self
         if self.members_dns:
             self._goes_with_dns()
             return self
@@ -231,7 +257,9 @@ class FleetConfig(Model):
 
     def _goes_with_redis(self) -> None:
         if self.redis and not self.is_on:
-            raise MisfitError("needs a fleet: fleet.name and fleet.members, or fleet.members_dns", "redis")
+            raise MisfitError(
+                "needs a fleet: fleet.name and fleet.members, fleet.members_dns, or fleet.members_redis", "redis"
+            )
         for field in ("redis_password", "redis_ca_file"):
             if getattr(self, field) and not self.redis:
                 raise MisfitError("needs fleet.redis", field)
@@ -255,4 +283,29 @@ class FleetConfig(Model):
                 "is needed, because fleet.listen is at no IP address that other members reach: this gateway's IP "
                 "address",
                 "name",
+            )
+
+    def _goes_with_members_in_redis(self) -> None:
+        for field in ("members", "members_dns"):
+            if getattr(self, field):
+                raise MisfitError(f"cannot be set together with fleet.{field}", "members_redis")
+        if not self.redis:
+            raise MisfitError("needs fleet.redis", "members_redis")
+        self._has_listener_and_secret()
+        if self.name:
+            try:
+                _member_name(self.name)
+            except ValueError as error:
+                raise MisfitError(str(error), "name") from None
+        place, listen = self.url_place, parse_address(self.listen)
+        if place is not None and _usable_place(place.host, place.port) is None:
+            raise MisfitError(f"no other member can connect to {place}", "url")
+        if self.url and place is None and not self.name:
+            raise MisfitError("is needed, because fleet.url has no IP address", "name")
+        is_at_every = listen.host in ("", *EVERY[""])
+        if not self.url and not (listen.port if is_at_every else _usable_place(listen.host, listen.port)):
+            raise MisfitError(
+                "is needed, because fleet.listen is at no IP address and port that other members reach: "
+                "http://HOST:PORT, as they reach this gateway",
+                "url",
             )

@@ -31,7 +31,7 @@ def _address(text: str) -> str:
     return str(parse_address(text))
 
 
-def _origin_url(text: str) -> str:
+def origin_url(text: str) -> str:
     """Check an origin's URL; return it without a trailing slash, so that a request's path can be appended."""
     url = urlsplit(text)
     if url.scheme not in ("http", "https") or not url.hostname:
@@ -77,7 +77,7 @@ def _log_stream_url(text: str) -> str:
     """Check that the text is empty or the http(s) URL of a stream; return it without a trailing slash."""
     if text and not urlsplit(text).path.strip("/"):
         raise ValueError(f"expected the URL of a stream such as http://127.0.0.1:4438/logs/edge, got {text!r}")
-    return _origin_url(text) if text else text
+    return origin_url(text) if text else text
 
 
 def _partition_key(secret: SecretStr) -> SecretStr:
@@ -192,7 +192,7 @@ CookieNames = Annotated[
 ]
 Codings = Annotated[tuple[Literal["zstd", "br", "gzip"], ...], Field(strict=False), AfterValidator(_distinct)]
 AllowedOrigins = Annotated[tuple[Annotated[str, AfterValidator(_allowed_origin)], ...], Field(strict=False)]
-OriginUrl = Annotated[str, AfterValidator(_origin_url)]
+OriginUrl = Annotated[str, AfterValidator(origin_url)]
 CollectorUrl = Annotated[str, AfterValidator(_collector_url)]
 LogStreamUrl = Annotated[str, AfterValidator(_log_stream_url)]
 PartitionKey = Annotated[SecretStr, AfterValidator(_partition_key)]

@@ -436,7 +436,7 @@ class Engine:
         return changed
 
     def take_members(self, fleet: FleetConfig) -> None:
-        """Use this list of the fleet's members from now on, unless the members come from DNS."""
+        """Use this list of the fleet's members from now on, unless the members come from DNS or Redis."""
         if self.fleet is not None and self.fleet.found is None:
             self.fleet.replace_members(fleet.members)
 

@@ -101,7 +101,7 @@ class Fleet:
         self.is_replaced = False
         """Whether another version of this gateway goes on in place of this one."""
         self.found: FoundMembers | None = None
-        """Finds the members in DNS; None if the configuration lists them."""
+        """Finds the members in DNS or in Redis; None if the configuration lists them."""
         self.by_redis: OrdersByRedis | None = None
         """Copies the operator's orders to Redis, and learns of them there; None without Redis."""
         self.node = ""

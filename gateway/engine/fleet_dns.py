@@ -90,10 +90,11 @@ class MembersInDns:
 
     def __init__(self, name: str, own: Address, look_up: LookUp, answering: Callable[[], Collection[Address]]) -> None:
         """`answering` returns the present members that answer probes."""
-        self.place: Final = name
+        self.where: Final = f"at {name}"
         self.setting: Final = f"fleet.members_dns = {name}"
         self.noun: Final = "address", "addresses"
         self.retry_s: Final = RETRY_S
+        self._name = name
         self._own = own
         self._look_up = look_up
         self._answering = answering
@@ -101,12 +102,12 @@ class MembersInDns:
         """The number of answers in a row in which this gateway is missing."""
 
     def __repr__(self) -> str:
-        return f"<MembersInDns {self.place}>"
+        return f"<MembersInDns {self.where}>"
 
     async def look(self) -> Finding:
         """Look the name up."""
         own = self._own
-        records = await self._look_up(self.place, is_v6=":" in own.host, within_s=_LOOK_UP_S)
+        records = await self._look_up(self._name, is_v6=":" in own.host, within_s=_LOOK_UP_S)
         answering, places = self._answering(), places_at(records.addresses, own.port)
         self._answers_without_own = 0 if own in places else self._answers_without_own + 1
         return Finding(

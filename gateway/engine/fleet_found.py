@@ -1,5 +1,5 @@
-"""The members of a fleet that are found elsewhere, in place of a list in the configuration: in DNS
-(`gateway.engine.fleet_dns`).
+"""The members of a fleet that are found elsewhere: in DNS (`gateway.engine.fleet_dns`) or in Redis
+(`gateway.engine.fleet_announced`), in place of a list in the configuration.
 
 A source finds the members.  `FoundMembers` asks it again and again, hands each list to the fleet, and reports the
 problems of the source once each.  A look that fails changes nothing: the fleet keeps its present members.
@@ -39,11 +39,11 @@ class Finding(NamedTuple):
 
 
 class Source(Protocol):
-    """Finds members: `gateway.engine.fleet_dns.MembersInDns`."""
+    """Finds members: `gateway.engine.fleet_dns.MembersInDns`, `gateway.engine.fleet_announced.MembersInRedis`."""
 
     @property
-    def place(self) -> str:
-        """The place where the members are found, as `/readyz?verbose` shows it."""
+    def where(self) -> str:
+        """Where the members are found, in words."""
 
     @property
     def setting(self) -> str:
@@ -86,7 +86,7 @@ class FoundMembers:
         self._tasks = Tasks()
 
     def __repr__(self) -> str:
-        return f"<FoundMembers {self.source.place}: {self.problem or self.shown_found}>"
+        return f"<FoundMembers {self.source.where}: {self.problem or self.shown_found}>"
 
     @property
     def shown_found(self) -> str:
@@ -119,7 +119,7 @@ class FoundMembers:
 
     def _begin(self) -> asyncio.Task[None]:
         self._timer = None
-        return self._tasks.start(self._look(), f"look for members at {self.source.place}")
+        return self._tasks.start(self._look(), f"look for members {self.source.where}")
 
     async def _look(self) -> None:
         again_s, has_answer = self.source.retry_s, False
@@ -141,18 +141,19 @@ class FoundMembers:
         self._on_members(finding.members)
         self.found = finding.found
         self._is_alone = len(finding.members) == 1
-        self._report(finding.problem)
+        # An answer with a problem is the operator's to correct, unlike a failure.
+        self._report(finding.problem, level=logging.ERROR if finding.problem else logging.WARNING)
 
     def _report_failure(self, failure: str, error: Exception | None = None) -> None:
         effect = "this gateway serves alone" if self._is_alone else "the present members stay"
         self._report(f"{failure}; {effect}", error)
 
-    def _report(self, problem: str, error: Exception | None = None) -> None:
+    def _report(self, problem: str, error: Exception | None = None, *, level: int = logging.WARNING) -> None:
         if problem == self.problem:
             return
         self.problem = problem
         usable = f"the {self.source.noun[1]} are usable again"
-        _log.warning("%s: %s", self.source.setting, problem or usable, exc_info=error)
+        _log.log(level, "%s: %s", self.source.setting, problem or usable, exc_info=error)
 
 
 def first_members(*members: MemberConfig) -> list[MemberConfig]:
@@ -164,5 +165,5 @@ def first_members(*members: MemberConfig) -> list[MemberConfig]:
 
 
 def surplus_problem(count: int, noun: str) -> str:
-    """Return what is wrong with so many members at once, for the operator; empty if they are not too many."""
+    """Return the problem with this number of members, for the operator; empty if they are not too many."""
     return f"there are too many {noun}: only {MOST_MEMBERS} are members" if count > MOST_MEMBERS else ""

@@ -1,4 +1,4 @@
-"""The address at which the other members of a fleet reach this gateway, if they find it in DNS."""
+"""The address at which the other members of a fleet reach this gateway, if they find it in DNS or in Redis."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 
 from gateway.config.addresses import Address, parse_address
 from gateway.config.errors import ConfigError
-from gateway.config.fleet import FleetConfig
+from gateway.config.fleet import FleetConfig, MemberConfig
 
 _TARGETS: Final = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 """Addresses for documentation (RFC 5737, RFC 3849), to which nothing is sent."""
@@ -38,10 +38,28 @@ def own_address(config: FleetConfig, source: Callable[[socket.AddressFamily], st
     """
     if (named := config.own_place) is not None:
         return named
-    host, port = parse_address(config.listen).host, config.dns_name.port
+    return _listening_at(config, config.dns_name.port, "name", source)
+
+
+def own_member(config: FleetConfig, source: Callable[[socket.AddressFamily], str] = source_address) -> MemberConfig:
+    """Return this gateway as it announces itself in Redis.
+
+    Its URL is `fleet.url`, or else has the address and port of `fleet.listen`, with the address from which this machine
+    reaches other networks if the listener has none.  Raises ConfigError if there is none.
+    """
+    if config.url:
+        return MemberConfig(name=config.name or str(config.url_place), url=config.url)
+    place = _listening_at(config, parse_address(config.listen).port, "url", source)
+    return MemberConfig(name=config.name or str(place), url=f"http://{place}")
+
+
+def _listening_at(config: FleetConfig, port: int, field: str, source: Callable[[socket.AddressFamily], str]) -> Address:
+    """Return the address of `fleet.listen` as other members reach it, with this port.  `field` is the field that has
+    to be set if there is none."""
+    host = parse_address(config.listen).host
     if host not in _KINDS:
         return Address(host, port)
     for kind in _KINDS[host]:
         with suppress(OSError):
             return Address(source(kind), port)
-    raise ConfigError("fleet.name: is needed: this machine has no address from which it reaches other networks")
+    raise ConfigError(f"fleet.{field}: is needed: this machine has no address from which it reaches other networks")

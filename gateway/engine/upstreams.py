@@ -14,13 +14,13 @@ from gateway.aio.clock import Clock
 from gateway.config.addresses import Address, parse_address
 from gateway.config.certificate_files import file_problem
 from gateway.config.errors import ConfigError
-from gateway.config.fleet import FleetConfig
+from gateway.config.fleet import FleetConfig, MemberConfig
 from gateway.config.gateway import GatewayConfig
 from gateway.engine.fleet import Fleet
+from gateway.engine.fleet_announced import MembersInRedis
 from gateway.engine.fleet_dns import MembersInDns, member_at
 from gateway.engine.fleet_found import FoundMembers
-from gateway.engine.fleet_orders import FleetOrders
-from gateway.engine.fleet_own_address import own_address
+from gateway.engine.fleet_own_address import own_address, own_member
 from gateway.engine.fleet_redis import OrdersByRedis
 from gateway.engine.fleet_upstream import FleetHop, FleetUpstream
 from gateway.engine.fleet_writes import RecordedWrites, WritesOfWorker
@@ -57,19 +57,26 @@ class Upstreams(NamedTuple):
 def make_fleet(config: FleetConfig, clock: Clock, rng: Random, crew: WorkerPlace | None = None) -> Fleet:
     """Make this member's view of its fleet.  Raises ConfigError if its own address is needed and not known, or if Redis
     is configured and cannot be used by this gateway."""
-    fleet = _fleet_by_dns(config, clock, rng, crew) if config.members_dns else Fleet(config, clock, rng, crew=crew)
+    announced = own_member(config) if config.members_redis else None
+    if config.members_dns:
+        fleet = _fleet_by_dns(config, clock, rng, crew)
+    else:
+        fleet = Fleet(config if announced is None else _alone(config, announced), clock, rng, crew=crew)
     if config.redis:
-        fleet.by_redis = _orders_by_redis(config, fleet.orders, clock, rng)
-        fleet.orders.until_stored = fleet.by_redis.until_stored
+        _use_redis(fleet, config, announced, clock, rng)
     return fleet
+
+
+def _alone(config: FleetConfig, own: MemberConfig) -> FleetConfig:
+    """Return the configuration of a fleet that has no other member yet."""
+    return config.model_copy(update={"name": own.name, "members": (own,)})
 
 
 def _fleet_by_dns(config: FleetConfig, clock: Clock, rng: Random, crew: WorkerPlace | None) -> Fleet:
     from gateway.upstream.dns_records import address_records
 
     own = own_address(config)
-    alone = config.model_copy(update={"name": str(own), "members": (member_at(own),)})
-    fleet = Fleet(alone, clock, rng, crew=crew)
+    fleet = Fleet(_alone(config, member_at(own)), clock, rng, crew=crew)
 
     def answering() -> list[Address]:
         return [parse_address(one.name) for one in fleet.members.values() if one.answers]
@@ -79,8 +86,10 @@ def _fleet_by_dns(config: FleetConfig, clock: Clock, rng: Random, crew: WorkerPl
     return fleet
 
 
-def _orders_by_redis(config: FleetConfig, orders: FleetOrders, clock: Clock, rng: Random) -> OrdersByRedis:
+def _use_redis(fleet: Fleet, config: FleetConfig, announced: MemberConfig | None, clock: Clock, rng: Random) -> None:
+    """Let orders go through Redis too, and find the members there if this one is `announced`."""
     try:
+        from gateway.upstream.redis_members import RedisMembers
         from gateway.upstream.redis_orders import RedisOrders
     except ImportError as error:
         raise ConfigError(
@@ -88,12 +97,28 @@ def _orders_by_redis(config: FleetConfig, orders: FleetOrders, clock: Clock, rng
         ) from None
     place, seal = config.redis_place, Seal(config.secret.get_secret_value().encode())
     try:
-        store = RedisOrders(place, seal.fleet)
+        orders = RedisOrders(place, seal.fleet)
+        members = RedisMembers(place, seal.fleet) if announced is not None else None
     except ssl.SSLError:
         raise ConfigError(f"fleet.redis_ca_file: {place.ca_file}: holds no certificates") from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"fleet.redis_ca_file: {place.ca_file}: cannot be read: {file_problem(error)}") from None
-    return OrdersByRedis(store, seal, orders, clock, rng, ForeignEntries(store.shown, clock))
+    foreign = ForeignEntries(orders.shown, clock)
+    fleet.by_redis = OrdersByRedis(orders, seal, fleet.orders, clock, rng, foreign)
+    fleet.orders.until_stored = fleet.by_redis.until_stored
+    if members is not None and announced is not None:
+        source = MembersInRedis(
+            members,
+            seal,
+            announced,
+            fleet.field.instance,
+            fleet.members.values,
+            lambda: fleet.is_replaced,
+            foreign,
+            clock,
+            rng,
+        )
+        fleet.found = FoundMembers(source, fleet.replace_members, clock)
 
 
 def make_upstreams(

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from prometheus_client.metrics_core import Metric
 
+from gateway.engine.fleet_announced import MembersInRedis
 from gateway.engine.fleet_dns import MembersInDns
 from gateway.engine.fleet_found import FoundMembers
 from gateway.engine.fleet_member import Member
@@ -27,6 +28,7 @@ def fleet_families(
     `fleet.redis`.
     """
     by_dns = found if found is not None and isinstance(found.source, MembersInDns) else None
+    announced = found if found is not None and isinstance(found.source, MembersInRedis) else None
     yield gauge(
         "durable_gateway_fleet_member_reached",
         "Whether this gateway asks the other member for streams: 1, or 0 if the member cannot be reached, is leaving, "
@@ -87,6 +89,20 @@ def fleet_families(
         "Excludes members that answer but are missing there.",
         (),
         [] if by_dns is None else [((), float(by_dns.found))],
+    )
+    yield gauge(
+        "durable_gateway_fleet_redis_members_answered",
+        "With fleet.members_redis: 1 if the latest look for members in fleet.redis has succeeded; 0 if it has failed, "
+        "or if no look has ended yet. Excludes looks under way.",
+        (),
+        [] if announced is None else [((), float(announced.has_answer))],
+    )
+    yield gauge(
+        "durable_gateway_fleet_redis_members_announced",
+        "Members that the latest successful look has found announced in fleet.redis, with this gateway if it is. "
+        "Excludes members that answer but are missing there.",
+        (),
+        [] if announced is None else [((), float(announced.found))],
     )
     yield gauge(
         "durable_gateway_fleet_redis_answered",

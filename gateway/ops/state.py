@@ -61,7 +61,7 @@ class State:
     members: tuple[Member, ...] = ()
     """The other members of the fleet."""
     found: FoundMembers | None = None
-    """The looks for members in DNS; None if there are none."""
+    """The looks for members in DNS or in Redis; None if there are none."""
     by_redis: OrdersByRedis | None = None
     """The purges and revocations in Redis; None without Redis."""
     missed_orders: int | None = None

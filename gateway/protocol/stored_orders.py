@@ -1,14 +1,15 @@
-"""Orders and revocations as the members of a fleet store them in Redis, each with an authentication code.
+"""Orders, revocations and announcements as the members of a fleet store them in Redis, each authenticated.
 
 An entry is a code (HMAC-SHA256) and a JSON text.  The key of the code is derived from the fleet's secret.  So a party
-that can write to Redis, but does not know the secret, can make no purge and no revocation, and cannot change one.  It
-can do the following:
+that can write to Redis, but does not know the secret, can make no purge, no revocation and no announcement of a member,
+and cannot change one.  It can do the following:
 
 - It can write an order again, without effect: a member carries out each order once (`gateway.protocol.fleet_orders`),
   and the text has the time of the order.
 - It can replace the entry of a revocation by an earlier entry of the same name.  A fleet that restarts as a whole then
   uses the earlier end.  Running members do not.
-- It can delete entries.  A member notices this only if the last entry that it has read is deleted, too.
+- It can write an announcement again for some seconds.  Then its time shows that it is an earlier one.
+- It can delete entries.  A member notices the loss of an order only if the last entry that it has read is deleted, too.
 
 Times are in Unix seconds, because the entries outlast the processes that have written them.  The members' wall clocks
 must agree within some seconds.
@@ -28,6 +29,7 @@ _CODE_BYTES: Final = 32
 _FIELD_BYTES: Final = 16
 _ORDER: Final = b"order 1\n"
 _REVOCATION: Final = b"revocation 1\n"
+_ANNOUNCEMENT: Final = b"announcement 1\n"
 """The kinds of entries, with the version of their form.  The code covers the kind, so that no entry passes for one of
 another kind."""
 
@@ -38,6 +40,18 @@ class StoredEntry(NamedTuple):
     id: str
     data: bytes
     """The sealed order or mark; empty if the entry has no such field."""
+
+
+class Announcement(NamedTuple):
+    """The statement of a member that it is in the fleet."""
+
+    name: str
+    url: str
+    """The URL of the member's listener for other members."""
+    instance: str
+    """The name of the member's gateway from its start to its end (`gateway.protocol.fleet_headers.MemberField`)."""
+    at: float
+    """When the member has made the statement (Unix seconds)."""
 
 
 class Moment(NamedTuple):
@@ -108,6 +122,17 @@ class Seal:
         if not is_right or not (issuer is None or isinstance(issuer, str)):
             raise ValueError("not a revocation")
         return InEffect(subject, name, issuer, _time(until) - moment.wall)
+
+    def announcement(self, announcement: Announcement) -> bytes:
+        """Return the entry of an announcement."""
+        return self._sealed(_ANNOUNCEMENT, list(announcement))
+
+    def read_announcement(self, entry: bytes) -> Announcement:
+        """Read the entry of an announcement.  Raises ValueError if no member of this fleet has made it."""
+        name, url, instance, at = self._opened(_ANNOUNCEMENT, entry)
+        if not (isinstance(name, str) and isinstance(url, str) and isinstance(instance, str)):
+            raise ValueError("not an announcement")
+        return Announcement(name, url, instance, _time(at))
 
 
 def _text(value: object) -> bytes:

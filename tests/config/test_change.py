@@ -99,6 +99,16 @@ def test_members_by_dns_in_place_of_a_list_need_a_restart() -> None:
         assert set(result.needs_restart) == {"fleet.members", "fleet.members_dns"}
 
 
+def test_members_by_redis_in_place_of_a_list_need_a_restart() -> None:
+    now = in_fleet(**FLEET, redis="redis://10.0.0.9")
+    found = {"members": [], "members_redis": True, "url": "http://a:1", "redis": "redis://10.0.0.9"}
+    wanted = in_fleet(**{**FLEET, **found})
+    for before, after in ((now, wanted), (wanted, now)):
+        result = change(before, after)
+        assert (result.config.fleet, result.changed) == (before.fleet, ())
+        assert set(result.needs_restart) == {"fleet.members", "fleet.members_redis", "fleet.url"}
+
+
 def test_a_changed_table_in_a_section_is_named_by_its_keys() -> None:
     now, wanted = configured(), configured(cache={"plan": {"file": "a.json", "pin_share": 0.2}})
     result = change(now, wanted)

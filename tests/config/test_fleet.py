@@ -116,9 +116,68 @@ def test_each_mistake_in_members_by_dns_has_one_line(tmp_path: Path, changes: di
     assert "\n" not in str(caught.value)
 
 
+BY_REDIS = {
+    "members_redis": "true",
+    "name": '"a"',
+    "url": '"http://gateway-a:4439/"',
+    "listen": '":4439"',
+    "secret": f'"{SECRET}"',
+    "redis": '"redis://10.0.0.9"',
+}
+
+
+def test_members_by_redis_need_no_list(tmp_path: Path) -> None:
+    fleet = _load(tmp_path, BY_REDIS)
+    assert isinstance(fleet, FleetConfig)
+    assert (fleet.is_on, fleet.url) == (True, "http://gateway-a:4439")
+    assert (
+        _load(
+            tmp_path,
+            {},
+            DURABLE_GATEWAY_FLEET__MEMBERS_REDIS="true",
+            DURABLE_GATEWAY_FLEET__NAME="a",
+            DURABLE_GATEWAY_FLEET__URL="http://gateway-a:4439",
+            DURABLE_GATEWAY_FLEET__LISTEN=":4439",
+            DURABLE_GATEWAY_FLEET__SECRET=SECRET,
+            DURABLE_GATEWAY_FLEET__REDIS="redis://10.0.0.9",
+        )
+        == fleet
+    )
+    # A name and a URL of its own come from the gateway's address.
+    for changes in ({"name": '""', "url": '"http://10.0.0.1"'}, {"name": '""', "url": '""'}):
+        assert _load(tmp_path, {**BY_REDIS, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"members": RIGHT["members"]}, "fleet.members_redis: cannot be set together with fleet.members"),
+        ({"members_dns": '"gateway:1"'}, "fleet.members_redis: cannot be set together with fleet.members_dns"),
+        ({"redis": '""'}, "fleet.members_redis: needs fleet.redis"),
+        ({"members_redis": "false"}, "fleet.url: needs fleet.members_redis"),
+        ({"url": '"https://gateway-a:4439"'}, "fleet.url: expected http://HOST:PORT, got 'https://gateway-a:4439'"),
+        ({"url": '"http://gateway-a/x"'}, "fleet.url: expected http://HOST:PORT, got 'http://gateway-a/x'"),
+        ({"url": '"gateway-a:4439"'}, "fleet.url: expected an http:// or https:// URL with a host"),
+        ({"url": '"http://0.0.0.0:4439"'}, "fleet.url: no other member can connect to 0.0.0.0:4439"),
+        ({"url": '"http://[::]:4439"'}, "fleet.url: no other member can connect to [::]:4439"),
+        ({"url": '""', "listen": '"gateway-a:4439"'}, "fleet.url: is needed, because fleet.listen is at no IP address"),
+        ({"url": '""', "listen": '":0"'}, "fleet.url: is needed, because fleet.listen is at no IP address and port"),
+        ({"name": '""'}, "fleet.name: is needed, because fleet.url has no IP address"),
+        ({"name": '"fd00::1"'}, "fleet.name: a member's name is letters, digits"),
+        ({"listen": '""'}, "fleet.listen: is needed: the address at which the other members reach this one"),
+        ({"secret": '""'}, "fleet.secret: is needed: a secret that all members share"),
+    ],
+)  # fmt: skip
+def test_each_mistake_in_members_by_redis_has_one_line(tmp_path: Path, changes: dict[str, str], line: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        _load(tmp_path, {**BY_REDIS, **changes})
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("workers", ["2", '"auto"'])
 def test_a_member_may_have_workers(tmp_path: Path, workers: str) -> None:
-    for fleet in (RIGHT, BY_DNS):
+    for fleet in (RIGHT, BY_DNS, BY_REDIS):
         assert isinstance(_load(tmp_path, fleet, workers), FleetConfig)
 
 
@@ -151,7 +210,7 @@ def test_the_password_of_redis_comes_from_the_environment_and_is_not_shown(tmp_p
     [
         (
             {"redis": '"redis://10.0.0.9"'},
-            "fleet.redis: needs a fleet: fleet.name and fleet.members, or fleet.members_dns",
+            "fleet.redis: needs a fleet: fleet.name and fleet.members, fleet.members_dns, or fleet.members_redis",
         ),
         ({**RIGHT, "redis": '"10.0.0.9:6379"'}, "fleet.redis: expected redis://[USER@]HOST[:PORT][/DATABASE], or"),
         ({**RIGHT, "redis": '"redis://10.0.0.9:0"'}, "fleet.redis: expected redis://"),

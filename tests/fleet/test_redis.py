@@ -952,7 +952,7 @@ async def test_a_file_without_authorities_fails_the_start(site: RedisSite, tmp_p
 
 
 async def test_the_start_says_that_the_extra_is_missing(site: RedisSite, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("redis_database", "redis_orders"):
+    for module in ("redis_database", "redis_members", "redis_orders"):
         monkeypatch.delitem(sys.modules, f"gateway.upstream.{module}")
     monkeypatch.setitem(sys.modules, "redis", None)
     with pytest.raises(ConfigError, match=r"^fleet.redis is set and redis is not installed: pip install .*\[redis\]"):
@@ -964,7 +964,7 @@ async def test_without_redis_in_the_configuration_the_client_is_not_imported(
 ) -> None:
     for module in [name for name in sys.modules if name.partition(".")[0] == "redis"]:
         monkeypatch.delitem(sys.modules, module)
-    for module in ("redis_database", "redis_orders"):
+    for module in ("redis_database", "redis_members", "redis_orders"):
         monkeypatch.delitem(sys.modules, f"gateway.upstream.{module}")
     monkeypatch.setitem(sys.modules, "redis", None)
     site.redis_url = ""
@@ -1010,4 +1010,4 @@ async def test_an_address_of_redis_that_does_not_answer_leaves_time_for_the_next
 def test_few_modules_import_the_client_and_no_other_one_imports_these_at_its_own_import() -> None:
     importing = re.compile(r"^(?:from|import) (?:redis\b|gateway\.upstream\.redis_\w+)", re.MULTILINE)
     found = {one.name for one in ROOT.joinpath("gateway").rglob("*.py") if importing.search(one.read_text())}
-    assert found == {"redis_database.py", "redis_orders.py"}
+    assert found == {"redis_database.py", "redis_members.py", "redis_orders.py"}

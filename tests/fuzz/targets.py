@@ -436,7 +436,7 @@ def config_values(data: bytes) -> None:
     """`config/values.py`: an invalid value is a ValueError of one line; a valid one is its own normal form."""
     text = _text(data)
     for parse in (
-        values._address, values._origin_url, values._collector_url, values._log_stream_url, values._route_host,
+        values._address, values.origin_url, values._collector_url, values._log_stream_url, values._route_host,
         values._prefix, values._request_path, values._route_name, values._node_name, values._header_name,
         values._allowed_origin, values._offset_pattern,
     ):  # fmt: skip

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.protocol.fleet_orders import InEffect, Order, OrderLog
-from gateway.protocol.stored_orders import Moment, Seal, news_of
+from gateway.protocol.stored_orders import Announcement, Moment, Seal, news_of
 
 SEAL: Final = Seal(b"a secret")
 GIVEN: Final = Moment(50.0, 1_000_050.0)
@@ -141,3 +141,21 @@ def test_a_member_learns_each_order_once_and_notices_each_gap(gaps: list[tuple[s
     assert [(one.process, one.number) for one in learnt] == list(dict.fromkeys((o.process, o.number) for o in learnt))
     assert len(learnt) == len(gaps)
     assert has_missed == (lost > 0)
+
+
+@given(st.builds(Announcement, st.text(), st.text(), st.text(), st.floats(0, 1e10)))
+def test_an_announcement_is_read_as_it_was_written(announcement: Announcement) -> None:
+    assert SEAL.read_announcement(SEAL.announcement(announcement)) == announcement
+
+
+def test_an_announcement_that_no_member_has_made_is_refused() -> None:
+    announcement = Announcement("a", "http://10.0.0.1:4439", "0" * 16, 1_000_050.0)
+    entry = SEAL.announcement(announcement)
+    order = SEAL.order(Order("p", 1, "purge", "{}", 50.0), GIVEN)
+    changed = [entry[:at] + bytes([entry[at] ^ 1]) + entry[at + 1 :] for at in range(len(entry))]
+    for other in (b"", entry[:-1], order, Seal(b"another secret").announcement(announcement), *changed):
+        with pytest.raises(ValueError, match=r"."):
+            SEAL.read_announcement(other)
+    for values in ([], ["a", "u", "i"], ["a", "u", 1, 2.0], ["a", "u", "i", inf]):
+        with pytest.raises(ValueError, match=r"."):
+            SEAL.read_announcement(SEAL._sealed(b"announcement 1\n", values))

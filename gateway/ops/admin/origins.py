@@ -104,13 +104,13 @@ def auth_lines(services: AuthServices) -> str:
 def member_lines(fleet: Fleet | None) -> str:
     """Return a line for each other member of the fleet.  `[+]` means that the member is asked for streams.
 
-    If the members come from DNS, the first line has the outcome of the latest look for them.  With Redis, the
+    If the members come from DNS or Redis, the first line has the outcome of the latest look for them.  With Redis, the
     next line has that of the latest look for orders there.
     """
     lines = []
     if fleet is not None and (found := fleet.found) is not None:
         mark, outcome = ("-", found.problem) if found.problem else ("+", found.shown_found)
-        lines.append(f"[{mark}] members at {found.source.place}: {outcome}\n")
+        lines.append(f"[{mark}] members {found.source.where}: {outcome}\n")
     if fleet is not None and (by_redis := fleet.by_redis) is not None:
         mark, why = ("-", f": {by_redis.problem}") if by_redis.problem else ("+", "")
         lines.append(f"[{mark}] purges and revocations in Redis at {by_redis.shown}{why}\n")

@@ -87,6 +87,8 @@ GAUGES: Final[Mapping[str, Merge]] = {
     f"{_P}fleet_dns_answered": Merge.LEAST,
     f"{_P}fleet_dns_addresses": Merge.LEAST,
     f"{_P}fleet_redis_answered": Merge.LEAST,
+    f"{_P}fleet_redis_members_answered": Merge.LEAST,
+    f"{_P}fleet_redis_members_announced": Merge.LEAST,
     f"{_P}admin_connections": Merge.SUM,
     f"{_P}certificate_expiry_timestamp_seconds": Merge.LEAST,
     f"{_P}client_bytes": Merge.SUM,

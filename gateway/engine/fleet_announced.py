@@ -1,0 +1,240 @@
+"""The members of a fleet by Redis: each member announces itself there, and finds the others by their announcements.
+
+An announcement has the member's name and URL.  It expires `LIFE_S` after its latest renewal, so a member that has died
+disappears.  A member removes its announcement when it stops in order.  The workers of a member announce it in common:
+the one that first sees that a renewal is due renews the announcement.
+
+A member whose announcement is missing stays in the list while it answers probes, as with DNS.  Redis may be away, or
+lose its data.  Then each present member stays until it has had time to announce itself again (`HOLD_S`).  This gateway
+notices it by a look that has failed, or because its own announcement is missing.
+
+A name belongs to the gateway that is announced under it.  Another gateway with that name and another URL is not
+announced while the announcement lasts, and says so.  At the same URL, it takes the name over, because the process that
+was announced there has ended.  So a gateway that starts again is listed at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
+from random import Random
+from typing import Final, NamedTuple, Protocol
+
+from gateway.aio.clock import Clock
+from gateway.config.fleet import MemberConfig
+from gateway.engine.fleet_found import Finding, first_members, surplus_problem
+from gateway.engine.foreign_entries import ForeignEntries
+from gateway.protocol.stored_orders import Announcement, Seal
+
+LOOK_S: Final = 1.0
+"""Seconds between two looks, varied by a fifth."""
+LIFE_S: Final = 10.0
+"""Seconds from the latest renewal of an announcement to its end."""
+RENEW_S: Final = 3.0
+"""The age in seconds at which an announcement is renewed."""
+HOLD_S: Final = LIFE_S
+"""Seconds for the other members to announce themselves again after Redis was away or has lost its data."""
+MOST_OFF_S: Final = 30.0
+"""The most seconds by which the time in an announcement may be wrong, because clocks differ."""
+
+
+class MemberStore(Protocol):
+    """The announcements in Redis: `gateway.upstream.redis_members.RedisMembers`."""
+
+    @property
+    def shown(self) -> str: ...
+
+    async def entries(self) -> list[tuple[bytes, bytes]]: ...
+
+    async def announce(self, name: str, entry: bytes, at: float, life_s: float) -> None: ...
+
+    async def withdraw(self, name: str, is_own: Callable[[bytes], bool]) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class PresentMember(Protocol):
+    """Another member in the present list: `gateway.engine.fleet_member.Member`."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def url(self) -> str: ...
+
+    @property
+    def answers(self) -> bool:
+        """Whether the member has answered the latest probe."""
+
+
+class OwnAnnouncement(NamedTuple):
+    """What follows from the announcement under this gateway's name."""
+
+    is_due: bool
+    """Whether this gateway has to announce itself now."""
+    problem: str = ""
+    """The conflict with another gateway, for the operator; empty if there is none."""
+
+
+def judge_own(found: Announcement | None, own: Announcement, *, has_announced: bool) -> OwnAnnouncement:
+    """Judge the announcement that was found under this gateway's name.
+
+    `own` is the announcement that this gateway would make now.  `has_announced` states whether this gateway was
+    announced before.
+    """
+    if found is None:
+        return OwnAnnouncement(is_due=True)
+    if found.instance == own.instance:
+        return OwnAnnouncement(abs(own.at - found.at) >= RENEW_S)
+    conflict = f"another gateway is announced as {own.name} at {found.url}"
+    if found.url != own.url:
+        why = "because each needs a fleet.name of its own"
+        return OwnAnnouncement(False, f"{conflict}: this one is not announced, {why}")
+    if has_announced:
+        return OwnAnnouncement(False, f"{conflict} too: each needs a fleet.name and a fleet.url of its own")
+    return OwnAnnouncement(is_due=True)
+
+
+def listed_members(
+    announced: Iterable[MemberConfig], own: MemberConfig, present: Iterable[PresentMember], held: Collection[str] = ()
+) -> tuple[list[MemberConfig], str]:
+    """Return the members after a look that has found these announcements of others, and the problem with them.
+
+    They are this member, the present members that answer probes, the other present ones that are held, and then the
+    announced ones in the order of their names, up to `MOST_MEMBERS`.  An announced URL replaces the present one.  Of
+    two members at one URL, the first is listed.
+    """
+    by_name = {one.name: one for one in sorted(announced, key=lambda one: one.name)}
+    now = [(one.answers, MemberConfig(name=one.name, url=one.url)) for one in present]
+    answering = [one for answers, one in now if answers]
+    kept = [one for _, one in now if one.name in held]
+    # Present members come first, so that a second member at a URL does not replace the first one.
+    known = [one for _, one in now if one.name in by_name]
+    # The last URL of a name counts, and is the announced one.
+    every = {one.name: one for one in (own, *answering, *kept, *known, *by_name.values())}
+    at_url: dict[str, MemberConfig] = {}
+    problems = []
+    for one in every.values():
+        if (first := at_url.setdefault(one.url, one)) is not one:
+            both = f"{first.name} and {one.name}"
+            problems.append(f"{both} are both announced at {one.url}: each gateway needs a fleet.url of its own")
+    problems.append(surplus_problem(len(at_url), "announcements"))
+    return first_members(*at_url.values()), "; ".join(filter(None, problems))
+
+
+class MembersInRedis:
+    """Announces this gateway, and finds the others (`gateway.engine.fleet_found.Source`)."""
+
+    def __init__(
+        self,
+        store: MemberStore,
+        seal: Seal,
+        own: MemberConfig,
+        instance: str,
+        present: Callable[[], Collection[PresentMember]],
+        is_replaced: Callable[[], bool],
+        foreign: ForeignEntries,
+        clock: Clock,
+        rng: Random,
+    ) -> None:
+        """`present` returns the other members in the list.  `is_replaced` returns whether another version of this
+        gateway goes on in its place, under its name."""
+        self.where: Final = f"in Redis at {store.shown}"
+        self.setting: Final = f"fleet.members_redis at {store.shown}"
+        self.noun: Final = "announcement", "announcements"
+        self.retry_s: Final = LOOK_S
+        self.is_replaced = is_replaced
+        self._store = store
+        self._seal = seal
+        self._own = own
+        self._instance = instance
+        self._present = present
+        self._foreign = foreign
+        self._clock = clock
+        self._rng = rng
+        self._has_announced = False
+        """Whether this gateway was announced before."""
+        self._is_away = False
+        """Whether Redis could not be asked at the latest look."""
+        self._held_until: dict[str, float] = {}
+        """The members that have not announced themselves again since Redis was away or has lost its data, and until
+        when they stay."""
+
+    def __repr__(self) -> str:
+        return f"<MembersInRedis {self._own.name} {self.where}>"
+
+    async def look(self) -> Finding:
+        """Find the announcements of all members, and announce this gateway if that is due."""
+        try:
+            entries = await self._store.entries()
+        except OSError:
+            self._is_away = True
+            raise
+        was_away, self._is_away = self._is_away, False
+        own = Announcement(self._own.name, self._own.url, self._instance, self._clock.wall())
+        announced, problem = self._read(entries, own.at)
+        found = announced.pop(own.name, None)
+        self._hold(announced, may_lack=was_away or (self._has_announced and found is None))
+        judged = judge_own(found, own, has_announced=self._has_announced)
+        is_announced = found is not None and found.instance == own.instance
+        problems = [judged.problem, problem]
+        if judged.is_due and not self.is_replaced():
+            try:
+                await self._store.announce(own.name, self._seal.announcement(own), own.at, LIFE_S)
+                is_announced = True
+            except OSError as error:
+                problems.append(f"this gateway cannot be announced: {error}")
+        self._has_announced |= is_announced
+        others = [MemberConfig(name=one.name, url=one.url) for one in announced.values()]
+        members, problem = listed_members(others, self._own, self._present(), self._held_until)
+        return Finding(
+            members,
+            len(announced) + is_announced,
+            "; ".join(filter(None, [*problems, problem])),
+            LOOK_S * self._rng.uniform(0.8, 1.2),
+        )
+
+    def _hold(self, announced: Collection[str], *, may_lack: bool) -> None:
+        """Decide which present members stay for now, whatever is announced.  `may_lack` states whether Redis may lack
+        the announcements of members."""
+        now = self._clock.now()
+        if may_lack:
+            self._held_until = {one.name: now + HOLD_S for one in self._present()}
+        self._held_until = {
+            name: until for name, until in self._held_until.items() if name not in announced and now < until
+        }
+
+    def _read(self, entries: Iterable[tuple[bytes, bytes]], wall: float) -> tuple[dict[str, Announcement], str]:
+        """Return the announcements that members of this fleet have made by their names, and the problem with them."""
+        found: dict[str, Announcement] = {}
+        off: list[str] = []
+        for name, entry in entries:
+            try:
+                announcement = self._seal.read_announcement(entry)
+                if announcement.name.encode() != name:
+                    raise ValueError("another name")
+                MemberConfig(name=announcement.name, url=announcement.url)
+            except ValueError:
+                self._foreign.ignore()
+                continue
+            if -MOST_OFF_S <= wall - announcement.at <= LIFE_S + MOST_OFF_S:
+                found[announcement.name] = announcement
+            elif announcement.name != self._own.name:
+                off.append(announcement.name)
+        names = ", ".join(sorted(off))
+        why = "the clocks differ, or it was written again"
+        return found, f"the time in the announcement of {names} is wrong: {why}" if off else ""
+
+    def _is_own(self, entry: bytes) -> bool:
+        try:
+            return self._seal.read_announcement(entry).instance == self._instance
+        except ValueError:
+            return False
+
+    async def close(self) -> None:
+        """Remove the announcement of this gateway, unless another version goes on, and close the connection."""
+        if self._has_announced and not self._is_away and not self.is_replaced():
+            # An announcement that cannot be removed expires.
+            with suppress(OSError):
+                await self._store.withdraw(self._own.name, self._is_own)
+        await self._store.close()
