@@ -166,8 +166,8 @@ class HopStatements:
     def _as_of(self, read: Read, answer: Answer, stream: Stream) -> float:
         """Return the latest time at which the origin had confirmed everything in the answer."""
         if answer.parts is None and answer.outcome is Outcome.MISS:
-            # The origin has been asked for this answer, later than the asking worker has asked this worker.
-            return self._now()
+            # The origin has been asked for this answer, or another owner, which may have had it in memory.
+            return min(self._now(), stream.contacted_at or math.inf)
         as_of = self._now() if stream.is_followed else stream.contacted_at
         if answer.parts is not None and not answer.parts.is_empty:
             fetched_at = answer.parts.as_of

@@ -349,6 +349,30 @@ async def test_an_owner_names_no_tail_whose_age_it_does_not_state() -> None:
         await bench.close()
 
 
+@pytest.mark.parametrize("offset", ["now", "0002"])
+async def test_an_owner_that_asks_another_owner_states_the_age_of_the_tail_that_it_fetches(offset: str) -> None:
+    """The other owner may have the tail in memory."""
+    bench = EngineBench(BinaryOrigin(b"ab"))
+    try:
+        await bench.body()
+
+        def owner(asked: Any) -> None:
+            asked.said = HopSaid("1.1.1", bench.clock.now() - 30, "life", lifetime=Lifetime(None, None))
+            BinaryOrigin(b"ab")(asked)
+
+        bench.upstream.script = owner
+        bench.clock.advance(60)
+        read = bench.read(f"/s?offset={offset}", is_handed=True)
+        answer = await bench.engine.catch_up(read)
+        HopStatements(bench.engine, "1.1.2").restate(read, answer)
+        answer.close()
+        said = HopSaid.of(answer.headers)
+        assert said is not None
+        assert said.as_of == pytest.approx(bench.clock.now() - 30)
+    finally:
+        await bench.close()
+
+
 async def test_an_owner_states_that_a_waiting_poll_is_answered_with_unconfirmed_bytes_of_another_owner() -> None:
     """A worker asks the stream's owner among the workers of its member, and that worker asks another member."""
     bench = EngineBench(BinaryOrigin(b"ab"))
