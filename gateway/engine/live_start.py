@@ -32,7 +32,7 @@ from gateway.protocol.header_forwarding import Headers
 from gateway.protocol.names import NOW, START
 from gateway.protocol.sharing import Ground, StreamKey
 from gateway.tape.decide import Ask, Gone, Progress, Question, Send, Wait, decide, outlasts_failure
-from gateway.tape.origin_statements import LEAST_AGE_S
+from gateway.tape.origin_statements import LEAST_AGE_S, LEAST_GAP_S
 from gateway.tape.stream import End, Stream
 from gateway.upstream.flight import METADATA, Beyond, Flight, Head, NotShareable, OriginError, StreamHead, as_seen_by
 from gateway.upstream.origin_call import Source
@@ -137,8 +137,11 @@ class LiveReads:
         )
 
     def are_old(self, stream: Stream, at: str) -> bool:
-        """Return whether the origin has last confirmed the bytes after `at` too long ago to take them for new."""
-        return stream.tape.knows_after(at) and stream.confirmed_at(at) < self.clock.now() - LEAST_AGE_S
+        """Return whether the origin has last confirmed the bytes after `at` too long ago to take them for new.
+
+        Their latest confirmation may not be kept, but then an earlier one is, by `LEAST_GAP_S` at most."""
+        since = self.clock.now() - LEAST_AGE_S - LEAST_GAP_S
+        return stream.tape.knows_after(at) and stream.confirmed_at(at) < since
 
     @staticmethod
     def check_stored(stream: Stream, start: str, head: Head | None) -> None:

@@ -189,6 +189,33 @@ async def test_another_worker_asks_again_for_bytes_that_were_fetched_and_are_old
     assert wire.ended == ([(CloseReason.FAILED, True)] if is_handed else [])
 
 
+async def test_another_worker_goes_on_after_a_fetch_of_new_bytes_whose_confirmation_is_not_kept(start: Start) -> None:
+    """Another confirmation has been kept less than `LEAST_GAP_S` before, and the fetch takes a moment."""
+    origin = BinaryOrigin(b"ab")
+    bench = start(origin)
+    subscribing = asyncio.create_task(bench.subscribe("/s?offset=-1&live=sse", is_handed=True))
+    live = await bench.live_request()
+    confirm(live, "0002")
+    wire, subscriber = await subscribing
+    wire.is_full = True
+    bring(live, b"cd", "0004")
+    await eventually(lambda: bench.stream.tape.tail == "0004")
+    bench.clock.advance(2 * LEAST_GAP_S)
+    bench.engine.store.forget_bytes(bench.stream)
+    bench.stream.confirm("0002", bench.clock.now() - 0.95 * LEAST_GAP_S)
+    origin.body = b"abcd"
+
+    def slow(asked: Asked) -> None:
+        bench.clock.advance(0.1 * LEAST_GAP_S)
+        origin(asked)
+
+    bench.upstream.script = slow
+    wire.is_full = False
+    subscriber.pump()
+    await eventually(lambda: bool(wire.ended) or datas(wire) == ["ab", "cd"])
+    assert (datas(wire), wire.ended) == (["ab", "cd"], [])
+
+
 class TestFirstReader:
     """The first reader of a stream, on a route whose live answers have proved to be shareable."""
 
