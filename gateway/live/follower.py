@@ -101,6 +101,8 @@ class Follower:
         self._stated_at = math.inf
         """When the origin had the bytes and the tail that the owner is sending from its memory (monotonic seconds); inf
         for bytes and tails that come from the origin now."""
+        self._asked_at = 0.0
+        """When the latest live request was sent (monotonic seconds)."""
         self._is_stale = False
         """Whether the owner is sending bytes from its memory because the origin has failed to confirm them."""
         self._is_of_known_record = False
@@ -350,7 +352,7 @@ class Follower:
         if live == LIVE_SSE:
             headers = headers.copy()
             headers["Accept"] = SSE_TYPE
-        asked_at = self._clock.now()
+        asked_at = self._asked_at = self._clock.now()
         call = OriginCall(
             "GET",
             source.url(at, live, cursor),
@@ -420,8 +422,9 @@ class Follower:
         is_confirmed = control.up_to_date or control.is_closed
         is_told = self._topic.position == end and not pieces and not self._topic.handed_untold
         self._topic.moved(end, stated_at, is_confirmed=is_confirmed)
-        if now - stated_at > LEAST_AGE_S and not is_told:
-            # Workers whose answers have begun would date these bytes and this tail by their arrival.
+        if self._asked_at - stated_at > LEAST_AGE_S and not is_told:
+            # Workers whose answers have begun would date these bytes and this tail by their arrival.  What the owner
+            # has got since it was asked is new.  Another member dates it by the request, because its clock is another.
             self._topic.cut_handed()
         if is_confirmed:
             # The owner has sent what it had in memory.  What follows comes from the origin.

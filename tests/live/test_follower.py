@@ -252,6 +252,36 @@ async def test_another_worker_that_waits_for_the_tail_asks_again_if_it_is_an_old
     assert cut == ["cut"]
 
 
+@pytest.mark.parametrize("age_s", [0, 30])
+async def test_other_workers_go_on_if_another_member_waits_for_the_origin(age_s: int) -> None:
+    """Its statement is dated by the request, because it has another clock, and a long-poll waits for its answer."""
+
+    def answer(asked: Asked) -> None:
+        if not asked.is_live:
+            part_of_stream(b"ab" if asked.query.get("offset", "-1") == "-1" else b"", "0002")(asked)
+
+    bench = EngineBench(answer)
+    try:
+        await bench.body()
+        polling = asyncio.create_task(bench.poll("/s?offset=0002", is_handed=True))
+        asked, clock = await bench.live_request(), bench.clock
+        assert asked.query["live"] == "long-poll"
+        await polling
+        topic = bench.engine.live.find_topic(bench.stream)
+        assert topic is not None
+        (reader,) = topic.readers_now
+        cut = list[str]()
+        topic.hand(reader, lambda: cut.append("cut"))
+        asked.said = HopSaid("0.1.9", clock.now() - age_s, "life", "name", lifetime=Lifetime(None, None))
+        clock.advance(10)
+        fields = {"Content-Type": "text/plain", "Stream-Next-Offset": "0003", "Stream-Up-To-Date": "true"}
+        asked.answer(200, fields, b"c")
+        await eventually(lambda: bench.stream.tape.tail == "0003")
+        assert cut == (["cut"] if age_s else [])
+    finally:
+        await bench.close()
+
+
 async def test_the_tail_of_a_text_is_as_old_as_the_owner_states() -> None:
     """It is fetched before the first long-poll."""
 
