@@ -305,7 +305,7 @@ class FlightBodies:
             else:
                 # The origin has trimmed the bytes, or they belong to another stream.
                 self._store.forget_bytes(stream)
-                stream.mark_stale()
+                stream.may_be_another()
                 effect = Effect.REFOLLOW
         flight.land()
         return effect

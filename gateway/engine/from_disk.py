@@ -165,7 +165,7 @@ class FromDisk:
                 if is_known:
                     # The bytes in memory were not compared with those of the reply.
                     self._store.forget_bytes(stream)
-                    stream.mark_stale()
+                    stream.may_be_another()
                 return None
             if not found.size:
                 return None

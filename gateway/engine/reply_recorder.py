@@ -87,7 +87,8 @@ class ReplyRecorder:
             return self._apply_part(fetch, meaning)
         if isinstance(meaning, Personal):
             meaning, lifetime = meaning
-            if lifetime is not None and not _may_be_of_predecessor(stream, facts):
+            is_earlier = _may_be_of_predecessor(stream, facts) or is_overtaken(stream, flight)
+            if lifetime is not None and not is_earlier:
                 # This reply may not be shown to other clients, but its lifetime still limits how long replies to other
                 # clients are cached.
                 stream.expiry.know(lifetime)
@@ -101,6 +102,7 @@ class ReplyRecorder:
             # owner.  Learn the new name of the owner's bytes at once.  This reply is overtaken now and teaches nothing
             # else, and the next reply must not let the bytes be forgotten again.
             self._store.forget_bytes(stream)
+            stream.lose_metadata()
             stream.own_record().learn(said, stream.version.incarnation)
         if is_overtaken(stream, fetch.flight):
             content_type = _content_type(stream, learned)
@@ -179,6 +181,7 @@ class ReplyRecorder:
             return
         if stream.own_record().has_dropped_bytes(said):
             self._store.forget_bytes(stream)
+            stream.lose_metadata()
         tape, tail, is_new = stream.tape, remembered.tail, stream.content_type is None
         if not stream.learn_type(remembered.content_type) or not stream.learn_owner(said):
             raise TailMovedBack

@@ -381,6 +381,7 @@ class Follower:
                 # The owner's bytes may have belonged to another stream, and so may this worker's bytes, which came from
                 # the owner.
                 self._store.forget_bytes(self._stream)
+                self._stream.lose_metadata()
             if not self._stream.learn_owner(said):
                 reply.close()
                 if self._store.others is not None and self._stream.is_of_dropped_record(said):

@@ -175,8 +175,14 @@ class Stream:
         self.version = self.version.doubted(may_have_ended=may_have_ended)
 
     def may_be_another(self) -> None:
-        """Record that a write may have replaced the stream by another stream, which has its own lifetime."""
+        """Record that a write may have replaced the stream by another stream, which has its own metadata."""
         self.mark_stale()
+        self.lose_metadata()
+
+    def lose_metadata(self) -> None:
+        """Forget what the origin's replies to HEAD have stated, because it may concern an earlier stream.
+
+        The earlier lifetime still applies until the origin has reported the lifetime again."""
         self.expiry.lose()
         self.head_headers = None
 
@@ -213,9 +219,11 @@ class Stream:
     def begin_incarnation(self, name: str) -> None:
         """Name a new incarnation, because all bytes were forgotten.
 
-        Other bytes may now be stored at the same offsets, and need other entity tags.  Only the `TapeStore` calls this.
+        Other bytes may now be stored at the same offsets, and need other entity tags.  The next HEAD must not repeat
+        the metadata of the earlier bytes with the tail of later ones.  Only the `TapeStore` calls this.
         """
         self.version = self.version.incarnated(name)
+        self.head_headers = None
 
     def withdrawn(self) -> None:
         """Invalidate all data derived from the bytes held, for example because bytes were dropped."""

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from multidict import CIMultiDict
 
 from gateway.engine.cold_reads import FirstRead
 from gateway.engine.reply_recorder import ReplyRecorder, SentFetch
@@ -85,6 +86,35 @@ async def test_facts_in_the_owners_memory_name_no_present_tail(start: Start, lif
     said = said._replace(life=life)
     found = await fetches.fresh_facts(stream, read.route, read.source)
     assert isinstance(found, TailMovedBack) is (stream.ended is End.RECREATED) is (life == "another")
+
+
+@pytest.mark.parametrize("is_remembered", [False, True])
+async def test_metadata_is_forgotten_with_the_bytes_that_the_owner_has_dropped(
+    start: Start, is_remembered: bool
+) -> None:
+    """The owner may have found another stream there."""
+    facts = Remembered("text/plain", "2", False, 100.0, False, False, (), ())
+    said = HopSaid("1.1.1", 100.0, "life", "name")
+
+    def owner(asked: Asked) -> None:
+        asked.said = said
+        ttl = {"Stream-TTL": "60"} if asked.method == "HEAD" else {}
+        asked.answer(200, {**TEXT, "Stream-Next-Offset": "2", **ttl}, b"" if ttl else b"ab")
+
+    bench = start(owner)
+    assert await bench.body() == (200, b"ab")
+    stream, read = bench.stream, bench.read("/s")
+    fetches = bench.engine.fetches
+    await fetches.fresh_head(stream, METADATA, read.route, read.source)
+    assert (stream.expiry.lifetime, stream.head_headers) == (Lifetime(60, None), CIMultiDict({"Stream-TTL": "60"}))
+    said = said._replace(name="other")
+    if is_remembered:
+        said = said._replace(is_stale=True, remembered=facts)
+        await fetches.fresh_facts(stream, read.route, read.source)
+    else:
+        await fetches.fresh_head(stream, "2", read.route, read.source)
+    assert stream.ended is None
+    assert (stream.expiry.lifetime, stream.head_headers) == (None, None)
 
 
 @pytest.mark.parametrize("is_tail_unknown", [False, True])

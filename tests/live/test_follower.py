@@ -45,6 +45,10 @@ class Followed:
         return [asked for asked in self.bench.upstream.asked if asked.is_live]
 
     @property
+    def heads(self) -> list[Asked]:
+        return [asked for asked in self.bench.upstream.asked if asked.method == "HEAD"]
+
+    @property
     def position(self) -> str | None:
         """The tail as the live request has confirmed it; None while it is unconfirmed."""
         topic = self.bench.engine.live.find_topic(self.bench.stream)
@@ -318,10 +322,12 @@ async def test_bytes_that_the_owner_has_dropped_are_dropped(followed: Followed) 
     assert followed.bench.stream.block_count
     asked.fail(UpstreamUnreachable())
     again = await followed.asked(2)
-    again.said = said._replace(name="other")
+    heads = len(followed.heads)
+    again.said, followed.tail = said._replace(name="other"), "0004"
     begin(again, "0004")
     await eventually(lambda: followed.position == "0004")
     assert not followed.bench.stream.block_count
+    assert len(followed.heads) == heads + 1, "the metadata may be of another stream, too"
 
 
 async def test_a_follower_goes_on_when_its_origin_is_back(followed: Followed) -> None:

@@ -416,6 +416,24 @@ async def test_a_nameless_stream_made_again_behind_the_gateway_is_found_by_its_b
     assert (await edge.get("/s?offset=-1")).body == b"new! and more"
 
 
+async def test_a_head_after_other_bytes_were_found_states_no_metadata_of_the_earlier_stream(
+    hostile: Hostile, start: Start, clock: ManualClock
+) -> None:
+    body, ttl = bytearray(b"old!"), {"Stream-TTL": "3600"}
+
+    async def script(asked: Asked, writer: Any) -> None:
+        reply = part_of_stream(b"" if asked.method == "HEAD" else bytes(body), f"{len(body):04d}", **ttl)
+        writer.write(reply)
+
+    edge = await start((await hostile(script, takes_head=True)).url, tail_fresh_s=60)
+    for wanted in ("3600", "7200"):
+        assert (await edge.get("/s?offset=-1")).body == bytes(body)
+        for _ in range(2):
+            assert (await edge.send("HEAD", "/s")).headers["Stream-TTL"] == wanted
+        body[:], ttl["Stream-TTL"] = b"new!", "7200"
+        clock.advance(FRESH_S + 1)
+
+
 async def test_messages_that_an_origin_spaces_differently_are_still_its_own(
     hostile: Hostile, start: Start, clock: ManualClock
 ) -> None:
