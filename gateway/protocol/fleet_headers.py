@@ -9,8 +9,9 @@ read.
 Members also ask each other for their state (`PROBE`).  The answer has the field `FLEET`, too.  With the field
 `FLEET_ORDERS`, such a request is about the operator's orders.
 
-The members' clocks differ.  So the times in an owner's statement (`HopSaid`) are relative to the time of the answer,
-and the asking member adds the time of its request.
+The members' clocks differ.  So the times in an owner's statement (`HopSaid`) are relative to the arrival of the request
+at the owner, and the asking member adds the time at which it sent the request.  Some statements are relative to the
+time of the answer instead, and then look older than they are.
 """
 
 from __future__ import annotations

@@ -197,14 +197,18 @@ class HopLiveAnswers(LiveAnswers):
         super().__init__(self._rendering_of(node, None), NO_ACCESS_LOG)
         self._node = node
 
-    def _rendering_of(self, node: str, begun: Subscription | WaitingPoll | None) -> Rendering:
+    def _rendering_of(
+        self, node: str, begun: Subscription | WaitingPoll | None, asked_at: float | None = None
+    ) -> Rendering:
+        """`asked_at`: when the request has arrived; None for a long-poll, whose answer other requests may share."""
         engine = self._engine
-        dress = partial(self._dress_live, begun)
+        dress = partial(self._dress_live, begun, asked_at)
         return Rendering(node, dress, engine.clock, engine.drain, NoMetrics(), NO_ACCESS_LOG)
 
     def _dress_live(
         self,
         begun: Subscription | WaitingPoll | None,
+        asked_at: float | None,
         route: Route | None,
         origin: str | None,
         headers: CIMultiDict[str],
@@ -215,13 +219,13 @@ class HopLiveAnswers(LiveAnswers):
         said = (
             self._statements.said(None)
             if begun is None
-            else self._statements.live(begun.topic, begun.read.start, is_unconfirmed=begun.is_unconfirmed)
+            else self._statements.live(begun.topic, begun.read.start, asked_at, is_unconfirmed=begun.is_unconfirmed)
         )
         headers[HOP_RECORD] = said.rendered()
 
     def subscribe(self, request: LiveRequest, subscription: Subscription) -> None:
         self._refuse_lost(subscription)
-        self._rendering = self._rendering_of(self._node, subscription)
+        self._rendering = self._rendering_of(self._node, subscription, request.began)
         before = set(subscription.topic.readers_now)
         super().subscribe(request, subscription)
         self._hand(request, subscription.topic, before)
@@ -389,7 +393,7 @@ class HopHandler(RequestHandler):
             if context.is_passed:
                 self._statements.add_to_passed(answer)
             else:
-                self._statements.restate(read, answer)
+                self._statements.restate(read, answer, context.began)
             answered = context.delivery.whole_answer(answer)
         except BaseException:
             answer.close()

@@ -30,16 +30,19 @@ class HopStatements:
     """Makes the statements (`HopSaid`) of this worker for the header field `HOP_RECORD`."""
 
     def __init__(self, engine: Engine, owner: str, *, is_relative: bool = False) -> None:
-        """`is_relative`: times are stated relative to the time of the statement, because the asking process has another
-        clock."""
+        """`is_relative`: times are stated relative to the request, because the asking process has another clock.  They
+        are stated relative to the time of the statement, which is later, if the time of the request is not given."""
         self._engine = engine
         self._owner = owner
         self._now = engine.clock.now
         self._is_relative = is_relative
 
-    def _stated(self, at: float) -> float:
-        """Return a time of this process's clock as it is stated to the asking process."""
-        return at - self._now() if self._is_relative else at
+    def _stated(self, at: float, asked_at: float | None = None) -> float:
+        """Return a time of this process's clock as it is stated to the asking process, whose request has arrived at
+        `asked_at`.  That process adds the time at which it sent the request."""
+        if not self._is_relative:
+            return at
+        return at - (self._now() if asked_at is None else asked_at)
 
     def _lifetime(self, stream: Stream) -> Lifetime | None:
         """Return the lifetime as it is stated to the asking process; its expiry is relative if that process has another
@@ -49,17 +52,18 @@ class HopStatements:
             return lifetime
         return Lifetime(lifetime.ttl_s, lifetime.expires_at - self._engine.clock.wall())
 
-    def said(self, stream: Stream | None, as_of: float | None = None) -> HopSaid:
-        """Return the statement about this worker's record of the stream, for the asking worker."""
-        at = self._stated(self._now() if as_of is None else as_of)
+    def said(self, stream: Stream | None, as_of: float | None = None, asked_at: float | None = None) -> HopSaid:
+        """Return the statement about this worker's record of the stream, for the asking worker.  `asked_at` is as in
+        `_stated`."""
+        at = self._stated(self._now() if as_of is None else as_of, asked_at)
         if stream is None:
             return HopSaid(self._owner, at)
         life, name = stream.own_record().life, stream.version.incarnation
         return HopSaid(self._owner, at, life, name, stream.identity, lifetime=self._lifetime(stream))
 
-    def live(self, topic: Topic, start: str, *, is_unconfirmed: bool = False) -> HopSaid:
+    def live(self, topic: Topic, start: str, asked_at: float | None = None, *, is_unconfirmed: bool = False) -> HopSaid:
         """Return the statement for a live answer, which begins now with the bytes in memory after `start`, if there
-        are any.  `is_unconfirmed`: the origin has failed to confirm these bytes.
+        are any.  `asked_at` is as in `_stated`.  `is_unconfirmed`: the origin has failed to confirm these bytes.
 
         The bytes are as old as their confirmation, and the tail is as old as the latest data from the origin.  What
         follows the first tail in the answer comes from the origin at once.
@@ -69,7 +73,7 @@ class HopStatements:
             as_of = min(as_of, at)
         if topic.is_confirmed and stream.sighting is not None:
             as_of = min(as_of, stream.sighting.seen_at)
-        return self.said(stream, as_of)._replace(is_stale=is_unconfirmed)
+        return self.said(stream, as_of, asked_at)._replace(is_stale=is_unconfirmed)
 
     def failed(self, key: StreamKey) -> HopSaid:
         """Return the statement for an answer without bytes, because the origin has failed to answer."""
@@ -124,8 +128,9 @@ class HopStatements:
         if answer.saved_bytes:
             answer.headers[HOP_SAVED] = str(answer.saved_bytes)
 
-    def restate(self, read: Read, answer: Answer) -> None:
-        """Turn the headers of an answer for a client into headers of an answer for another worker."""
+    def restate(self, read: Read, answer: Answer, asked_at: float | None = None) -> None:
+        """Turn the headers of an answer for a client into headers of an answer for another worker, whose request has
+        arrived at `asked_at`."""
         headers = answer.headers
         stated = headers.get("Cache-Control") if answer.status >= 400 else None
         for name in OWN:
@@ -145,7 +150,7 @@ class HopStatements:
             as_of = self._engine.negative_cache.asked_at(read.key, read.start, read.source.headers)
         elif stream is not None:
             as_of = self._as_of(read, answer, stream)
-        said = self.said(stream, as_of)
+        said = self.said(stream, as_of, asked_at)
         if answer.outcome is Outcome.STALE_IF_ERROR:
             said = said._replace(is_stale=True, remembered=self._remembered(stream))
         if answer.run is not None and STREAM_UP_TO_DATE not in headers:

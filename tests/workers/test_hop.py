@@ -29,6 +29,7 @@ from gateway.http.reply_parser import MOST_HEAD_BYTES, MOST_LINE_BYTES
 from gateway.http.request_parser import LONGEST_LINE, MOST_FIELDS, Mark, RequestHead, RequestParser
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.coding import PLAIN, AcceptedCodings, Coding
+from gateway.protocol.fleet_headers import moved
 from gateway.protocol.freshness_headers import Lifetime
 from gateway.protocol.header_forwarding import request_headers_for_origin, response_headers_for_client, storable_headers
 from gateway.protocol.mode import Mode
@@ -429,6 +430,32 @@ async def test_an_owner_states_when_the_origin_was_asked_for_an_error(status: in
                 # The origin still has the stream, which shows nothing about the trimmed offset.
                 bench.upstream.script = part_of_stream(b"", "0004")
                 assert await bench.body("/s?offset=0004") == (200, b"")
+    finally:
+        await bench.close()
+
+
+@pytest.mark.parametrize("offset", ["now", "-1"])
+async def test_an_answer_of_a_slow_origin_through_another_member_is_a_sign_of_the_origin(offset: str) -> None:
+    """The other member's clock is another, so its statement is dated by the request.  The time that the origin takes
+    must not count twice."""
+    bench = EngineBench(BinaryOrigin(b"ab"))
+    try:
+        asked_at = bench.clock.now()
+
+        def slow(asked: Any) -> None:
+            bench.clock.advance(3)
+            BinaryOrigin(b"ab")(asked)
+
+        bench.upstream.script = slow
+        read = bench.read(f"/s?offset={offset}", is_handed=True)
+        answer = await bench.engine.catch_up(read)
+        HopStatements(bench.engine, "b", is_relative=True).restate(read, answer, asked_at)
+        answer.close()
+        said = HopSaid.of(answer.headers)
+        assert said is not None
+        said = moved(said, asked_at, bench.clock.wall())
+        assert asked_at <= said.as_of <= bench.clock.now()
+        assert not said.is_from_memory(asked_at)
     finally:
         await bench.close()
 
