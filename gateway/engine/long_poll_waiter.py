@@ -144,8 +144,10 @@ class Waiter:
         polls, read = waiting.polls, waiting.read
         self._waiting = waiting
         self._client = client
-        self._answer_key = (read.start, read.accepted, client.shape) if read.if_none_match is None else None
-        """The parts of the request that affect the answer, except the cursor; None if the answer cannot be shared."""
+        is_shared = read.if_none_match is None and not read.is_handed
+        self._answer_key = (read.start, read.accepted, client.shape) if is_shared else None
+        """The parts of the request that affect the answer, except the cursor; None if the answer cannot be shared.  The
+        head of another process's answer has this process's statement about the stream."""
         self._cursor = parse_cursor(read.cursor) or -1
         self._was_confirmed = waiting.topic.is_confirmed
         """Whether the follower has confirmed the stream since the first client arrived (for `_restart`)."""

@@ -200,7 +200,7 @@ class HopLiveAnswers(LiveAnswers):
     def _rendering_of(
         self, node: str, begun: Subscription | WaitingPoll | None, asked_at: float | None = None
     ) -> Rendering:
-        """`asked_at`: when the request has arrived; None for a long-poll, whose answer other requests may share."""
+        """`asked_at`: when the request has arrived, if it is known."""
         engine = self._engine
         dress = partial(self._dress_live, begun, asked_at)
         return Rendering(node, dress, engine.clock, engine.drain, NoMetrics(), NO_ACCESS_LOG)
@@ -232,7 +232,7 @@ class HopLiveAnswers(LiveAnswers):
 
     def wait(self, request: LiveRequest, waiting: WaitingPoll) -> PollGroup:
         self._refuse_lost(waiting)
-        self._rendering = self._rendering_of(self._node, waiting)
+        self._rendering = self._rendering_of(self._node, waiting, request.began)
         before = set(waiting.topic.readers_now)
         group = super().wait(request, waiting)
         self._hand(request, waiting.topic, before)

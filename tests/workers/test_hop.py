@@ -9,6 +9,7 @@ from math import inf
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import example, given
@@ -40,9 +41,13 @@ from gateway.protocol.worker_headers import HOP, HOP_OUTCOME, HOP_RECORD, HOP_SA
 from gateway.server.hop import HEAD_TIMES, HopInterpreter, HopLiveAnswers, HopSection
 from gateway.server.hop_statements import HopStatements
 from gateway.server.live import LiveRequest
+from gateway.server.poll_group import PollGroup, Rendering
 from gateway.server.request import Request
+from gateway.server.request_keys import NO_SECTION
 from gateway.tape.stream import Stream
 from gateway.tape.tape import Tape
+from gateway.telemetry.access_record import NO_ACCESS_LOG
+from gateway.telemetry.metrics import NoMetrics
 from gateway.upstream.client import HopClient
 from gateway.upstream.flight import METADATA, OriginError
 from gateway.upstream.origin_call import Bounds, Handed, OriginCall, Shared
@@ -822,6 +827,43 @@ def test_a_connection_that_the_owner_has_cut_costs_no_wait_and_no_request_to_the
     assert (hops.others.hosts, len(hops.reader.replies)) == ([f"worker-{hops.owner}:1"] * 2, 1)
     hops.clock.advance(1.0)
     assert hops.origin.asked == []
+
+
+async def test_a_waiting_client_and_another_worker_share_no_answer() -> None:
+    """The client's answer has no statement of the owner, and the other worker's answer has no other field."""
+    bench = EngineBench(BinaryOrigin(b"ab"))
+    try:
+        await bench.body()
+        engine, sent = bench.engine, dict[bool, Mock]()
+        for_worker = HopLiveAnswers("edge", engine, HopStatements(engine, "1.1.1"))
+        for_client = Rendering(
+            "edge",
+            lambda route, origin, headers: headers.update({"X-Client": "1"}),
+            bench.clock,
+            engine.drain,
+            NoMetrics(),
+            NO_ACCESS_LOG,
+        )
+        for is_handed in (False, True):
+            read = bench.read("/s?offset=0002&live=long-poll", is_live=True, is_handed=is_handed)
+            opening = asyncio.create_task(engine.long_poll(read))
+            live = await bench.live_request()
+            if not is_handed:
+                confirm(live, "0002")
+            waiting = await opening
+            assert isinstance(waiting, WaitingPoll)
+            channel = sent[is_handed] = Mock()
+            rendering = for_worker._rendering_of("edge", waiting) if is_handed else for_client
+            group = PollGroup(rendering, bench.route, None, waiting.topic, None, keeps=True)
+            group.add_first(waiter := waiting.start(group), channel, (0.0, None, NO_SECTION, None), None)
+            waiter.start()
+        bring(bench.live[0], b"cd", "0004")
+        await eventually(lambda: all(one.write_response.called for one in sent.values()))
+        heads = {one: channel.write_response.call_args.args[0] for one, channel in sent.items()}
+        found = {one: [name in head for name in (b"X-Client", HOP_RECORD.encode())] for one, head in heads.items()}
+        assert found == {False: [True, False], True: [False, True]}
+    finally:
+        await bench.close()
 
 
 async def test_a_live_request_of_another_worker_is_refused_while_the_stream_is_not_followed() -> None:
