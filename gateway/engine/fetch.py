@@ -314,6 +314,9 @@ class Fetch:
                 work.metrics.upstream_head(self.mode, reply.status, work.clock.now() - self.asked_at, route.name)
             if not self._is_from_memory:
                 route.heard()
+            elif (said := self.facts.said) is not None and not said.is_stale:
+                # The owner does not take the origin for silent.
+                route.is_silent = False
             if reply.status in _RETRIED and not self._is_last and "Retry-After" not in reply.headers:
                 reply.close()
                 self._repeat_or_fail(UpstreamUnavailable())

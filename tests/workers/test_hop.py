@@ -943,6 +943,23 @@ async def test_an_owners_answer_from_memory_does_not_show_that_the_origin_answer
         await bench.close()
 
 
+@pytest.mark.parametrize("is_stale", [False, True])
+async def test_an_owner_that_answers_from_memory_without_need_knows_of_no_silence(is_stale: bool) -> None:
+    """It has asked the origin later than this worker, which otherwise would not wait for the origin for a long time."""
+
+    def owner(asked: Any) -> None:
+        asked.said = HopSaid("1.1.1", bench.clock.now() - 30, "life", is_stale=is_stale)
+        part_of_stream(b"ab", "2")(asked)
+
+    bench = EngineBench(owner)
+    try:
+        bench.route.is_silent, answers = True, bench.route.answers
+        await bench.body()
+        assert (bench.route.is_silent, bench.route.answers) == (is_stale, answers)
+    finally:
+        await bench.close()
+
+
 async def test_an_owner_states_the_facts_that_its_own_readers_would_use() -> None:
     bench = EngineBench(part_of_stream(b"ab", "2"))
     try:
