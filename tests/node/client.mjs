@@ -49,7 +49,11 @@ const commands = {
       maxBatchBytes: 64,
       onError: (error) => errors.push(error.message),
     })
-    for (const body of command.bodies) producer.append(encode(body, command.contentType))
+    // An origin refuses a new epoch that does not begin with its first message, and the client sends several at once.
+    const [first, ...rest] = command.bodies
+    producer.append(encode(first, command.contentType))
+    await producer.flush()
+    for (const body of rest) producer.append(encode(body, command.contentType))
     await producer.flush()
     await producer.detach()
     return { errors }
