@@ -305,10 +305,16 @@ class Writes:
         if request.route.sharing.varies(reply.headers):
             # Which stream the path names may depend on a header of the writer that shared reads do not have.
             return
+        wall, took_s = self._clock.wall(), self._clock.now() - write.asked_at
+        stated = lifetime_from_headers(request.headers)
+        lifetime = lifetime_here(stated, reply.headers, wall - took_s, wall)
+        if stated.expires_at is not None and lifetime.expires_at is None:
+            # The expiry had passed before the PUT was sent, for example because the client has repeated the PUT.  The
+            # stream has probably expired at once.
+            return
         stream = self._store.open(request.tape_key, self._clock.now())
         stream.begun_at = min(stream.begun_at, write.asked_at)
-        wall, took_s = self._clock.wall(), self._clock.now() - write.asked_at
-        stream.expiry.know(lifetime_here(lifetime_from_headers(request.headers), reply.headers, wall - took_s, wall))
+        stream.expiry.know(lifetime)
         if request.route.is_shared:
             # It is not known yet which readers may see the stream.
             stream.found_by = SEVERAL

@@ -44,6 +44,16 @@ async def test_a_create_that_made_a_stream_ends_what_was_remembered_under_its_na
     assert before.ended is End.RECREATED
 
 
+@pytest.mark.parametrize("ahead_s", [-5, 5])
+async def test_a_create_whose_expiry_has_passed_leaves_nothing_to_answer_from(start: Start, ahead_s: int) -> None:
+    """A client may repeat a PUT until it is answered, after the expiry that it states."""
+    bench = start(lambda asked: asked.answer(201, {**BINARY, "Stream-Next-Offset": "0002", "Stream-Closed": "true"}))
+    expiry = datetime.fromtimestamp(bench.clock.wall() + ahead_s, UTC)
+    bench.written = {"Stream-Expires-At": f"{expiry:%Y-%m-%dT%H:%M:%SZ}"}
+    (await bench.relay(Mode.CREATE, b"")).close()
+    assert [stream.tape.closed_at for stream in bench.engine.store] == (["0002"] if ahead_s > 0 else [])
+
+
 async def test_a_create_that_found_the_stream_there_ends_nothing(start: Start) -> None:
     bench = await known(start)
     before = bench.stream
