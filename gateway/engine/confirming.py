@@ -22,9 +22,11 @@ origin answers no request of the route for `PATIENCE_S`, the read gets the bytes
 answer does not state the tail, so the client continues from the end of these bytes.  The fetch continues for other
 readers.  Until the origin answers again, further reads whose bytes are in memory do not wait at all.  If the origin
 answers other requests of the route, a read waits for at most `MOST_WAIT_S`.  An answer that another process makes from
-its memory is no answer of the origin.  A stream's owner sets no such limit
-for the confirmations of other processes.  The asking process limits the waits of its own readers.  It knows which of
-them cannot get the bytes in memory, for example because these bytes lack an acknowledged write.
+its memory is no answer of the origin.
+
+A stream's owner sets no such limit for the confirmations of other processes.  The asking process limits the waits of
+its own readers.  It knows which of them cannot get the bytes in memory, for example because these bytes lack an
+acknowledged write.
 """
 
 from __future__ import annotations

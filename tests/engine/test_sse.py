@@ -167,11 +167,8 @@ async def test_bytes_from_another_cache_are_followed_though_their_fetch_began_be
     found.close()
 
 
-@pytest.mark.parametrize("is_handed", [False, True])
-async def test_another_worker_asks_again_for_bytes_that_were_fetched_and_are_old(start: Start, is_handed: bool) -> None:
-    """It would take the bytes in events for bytes that come from the origin now."""
-    origin = BinaryOrigin(b"ab")
-    bench = start(origin)
+async def _behind(bench: EngineBench, *, is_handed: bool) -> tuple[EventStream, Subscriber]:
+    """An SSE reader that has read to 0002, and has to be sent bytes to 0004 that are no longer in memory."""
     subscribing = asyncio.create_task(bench.subscribe("/s?offset=-1&live=sse", is_handed=is_handed))
     live = await bench.live_request()
     confirm(live, "0002")
@@ -181,6 +178,15 @@ async def test_another_worker_asks_again_for_bytes_that_were_fetched_and_are_old
     await eventually(lambda: bench.stream.tape.tail == "0004")
     bench.clock.advance(2 * LEAST_GAP_S)
     bench.engine.store.forget_bytes(bench.stream)
+    return wire, subscriber
+
+
+@pytest.mark.parametrize("is_handed", [False, True])
+async def test_another_worker_asks_again_for_bytes_that_were_fetched_and_are_old(start: Start, is_handed: bool) -> None:
+    """It would take the bytes in events for bytes that come from the origin now."""
+    origin = BinaryOrigin(b"ab")
+    bench = start(origin)
+    wire, subscriber = await _behind(bench, is_handed=is_handed)
     origin.body, origin.fields["Age"] = b"abcd", "30"
     wire.is_full = False
     subscriber.pump()
@@ -193,15 +199,7 @@ async def test_another_worker_goes_on_after_a_fetch_of_new_bytes_whose_confirmat
     """Another confirmation has been kept less than `LEAST_GAP_S` before, and the fetch takes a moment."""
     origin = BinaryOrigin(b"ab")
     bench = start(origin)
-    subscribing = asyncio.create_task(bench.subscribe("/s?offset=-1&live=sse", is_handed=True))
-    live = await bench.live_request()
-    confirm(live, "0002")
-    wire, subscriber = await subscribing
-    wire.is_full = True
-    bring(live, b"cd", "0004")
-    await eventually(lambda: bench.stream.tape.tail == "0004")
-    bench.clock.advance(2 * LEAST_GAP_S)
-    bench.engine.store.forget_bytes(bench.stream)
+    wire, subscriber = await _behind(bench, is_handed=True)
     bench.stream.confirm("0002", bench.clock.now() - 0.95 * LEAST_GAP_S)
     origin.body = b"abcd"
 
