@@ -123,7 +123,7 @@ def listed_members(
 
 
 class MembersInRedis:
-    """Announces this gateway, and finds the others (`gateway.engine.fleet_found.Source`)."""
+    """Announces this gateway, and finds the others (`gateway.engine.fleet_found.MembersSource`)."""
 
     def __init__(
         self,

@@ -86,7 +86,7 @@ def member_at(place: Address) -> MemberConfig:
 
 
 class MembersInDns:
-    """Looks the members up (`gateway.engine.fleet_found.Source`)."""
+    """Looks the members up (`gateway.engine.fleet_found.MembersSource`)."""
 
     def __init__(self, name: str, own: Address, look_up: LookUp, answering: Callable[[], Collection[Address]]) -> None:
         """`answering` returns the present members that answer probes."""

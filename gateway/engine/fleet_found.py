@@ -38,7 +38,7 @@ class Finding(NamedTuple):
     """Seconds until the next look."""
 
 
-class Source(Protocol):
+class MembersSource(Protocol):
     """Finds members: `gateway.engine.fleet_dns.MembersInDns`, `gateway.engine.fleet_announced.MembersInRedis`."""
 
     @property
@@ -67,7 +67,7 @@ class Source(Protocol):
 class FoundMembers:
     """Looks for the members again and again, from `start` to `close`."""
 
-    def __init__(self, source: Source, on_members: Callable[[list[MemberConfig]], object], clock: Clock) -> None:
+    def __init__(self, source: MembersSource, on_members: Callable[[list[MemberConfig]], object], clock: Clock) -> None:
         """`on_members` is called with each new list."""
         self.source: Final = source
         self._on_members = on_members

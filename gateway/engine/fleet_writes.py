@@ -124,7 +124,7 @@ class WritesOfWorker:
         self._others.unanswered(write, may_be_done=may_be_done)
 
 
-class Applying(Protocol):
+class ApplyingMemberWrites(Protocol):
     """Applies writes: `gateway.engine.writes.Writes`."""
 
     def apply_appends(self, group: Group) -> None: ...
@@ -137,7 +137,7 @@ class Applying(Protocol):
 class SeenWrites:
     """The counts that other members have sent, and their effects on this member's memory."""
 
-    def __init__(self, applying: Callable[[], Applying], most: int = _MOST_KNOWN) -> None:
+    def __init__(self, applying: Callable[[], ApplyingMemberWrites], most: int = _MOST_KNOWN) -> None:
         """At most `most` counts are remembered."""
         self._applying = applying
         self._most = most

@@ -267,7 +267,7 @@ class ReplyRecorder:
         if fetch.facts.identity is None and stream.identity is not None and is_outdated(stream, flight):
             # The identity in the record was learned after the request was sent, so the record may belong to the later
             # stream.
-            stream.mark_stale()
+            stream.mark_stale(may_be_another=True)
             return Effect.REFOLLOW
         said = fetch.facts.said
         is_purged = said is not None and self._store.others is not None and stream.is_of_dropped_record(said)

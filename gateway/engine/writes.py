@@ -207,7 +207,7 @@ class Writes:
         else:
             # Do not begin another incarnation without need.  It would overtake the requests under way, and the reply to
             # such a request may be this very statement.
-            stream.mark_stale()
+            stream.mark_stale(may_be_another=is_certain)
             self._live.revalidate(stream)
 
     def missing(self, sent: SentRequest, reply: WriteReply) -> None:

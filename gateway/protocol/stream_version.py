@@ -43,6 +43,10 @@ class Version(NamedTuple):
     """The number, counted from 1, of the latest doubt about whether the stream still exists.  Other doubts concern only
     its tail.
     """
+    another_doubts: int = 0
+    """The number of the latest doubt about whether another stream has taken the stream's place.  Such a doubt also
+    concerns whether the stream exists.
+    """
     settled: int = 0
     """How many doubts are settled."""
 
@@ -62,6 +66,11 @@ class Version(NamedTuple):
     def may_have_ended(self) -> bool:
         """Whether the stream may have ended, so that the origin must confirm that it exists."""
         return self.end_doubts > self.settled
+
+    @property
+    def may_be_another(self) -> bool:
+        """Whether another stream may have taken the stream's place."""
+        return self.another_doubts > self.settled
 
     # -- comparisons of an earlier version, `self`, with the present one, `now`
 
@@ -113,9 +122,8 @@ class Version(NamedTuple):
 
     def withdrawn(self) -> Version:
         """Return the version after bytes were dropped, or data derived from them was invalidated."""
-        (incarnation, withdrawals), tail, acks, doubts, end_doubts, settled = self
-        edition = make(Edition, (incarnation, withdrawals + 1))
-        return make(Version, (edition, tail, acks, doubts, end_doubts, settled))
+        incarnation, withdrawals = self.edition
+        return make(Version, (make(Edition, (incarnation, withdrawals + 1)), *self[1:]))
 
     def incarnated(self, incarnation: str) -> Version:
         """Return the version after all bytes were dropped: the origin may send different bytes from now on."""
@@ -123,23 +131,22 @@ class Version(NamedTuple):
 
     def tail_changed(self) -> Version:
         """Return the version after a change of the tail that answers may state."""
-        edition, tail, acks, doubts, end_doubts, settled = self
-        return Version(edition, tail + 1, acks, doubts, end_doubts, settled)
+        return make(Version, (self.edition, self.tail + 1, *self[2:]))
 
     def acknowledged(self) -> Version:
         """Return the version after an acknowledged write, which may have moved the tail."""
-        edition, tail, acks, doubts, end_doubts, settled = self
-        return Version(edition, tail + 1, acks + 1, doubts, end_doubts, settled)
+        return make(Version, (self.edition, self.tail + 1, self.acks + 1, *self[3:]))
 
-    def doubted(self, *, may_have_ended: bool) -> Version:
-        """Return the version after an event that raises a doubt."""
-        edition, tail, acks, doubts, end_doubts, settled = self
+    def doubted(self, *, may_have_ended: bool, may_be_another: bool) -> Version:
+        """Return the version after an event that raises a doubt.  `may_be_another` implies `may_have_ended`."""
+        edition, tail, acks, doubts, end_doubts, another_doubts, settled = self
         doubts += 1
-        return Version(edition, tail, acks, doubts, doubts if may_have_ended else end_doubts, settled)
+        end_doubts = doubts if may_have_ended or may_be_another else end_doubts
+        return Version(edition, tail, acks, doubts, end_doubts, doubts if may_be_another else another_doubts, settled)
 
     def settled_by(self, seen: Version) -> Version:
         """Return the version after a request, sent at the version `seen`, has found the stream."""
-        return self if seen.doubts <= self.settled else Version(*self[:5], seen.doubts)
+        return self if seen.doubts <= self.settled else make(Version, (*self[:6], seen.doubts))
 
 
 FIRST = Version(Edition(""))

@@ -170,13 +170,16 @@ class Stream:
         sliding TTL at the origin."""
         self.contacted_at = max(self.contacted_at, at)
 
-    def mark_stale(self, *, may_have_ended: bool = True) -> None:
-        """Require revalidation, because the tail may have moved or, if `may_have_ended`, the stream may have ended."""
-        self.version = self.version.doubted(may_have_ended=may_have_ended)
+    def mark_stale(self, *, may_have_ended: bool = True, may_be_another: bool = False) -> None:
+        """Require revalidation, because the tail may have moved or, if `may_have_ended`, the stream may have ended.
+
+        `may_be_another`: another stream may also have taken its place.  A refusal does not suggest this: the origin may
+        have trimmed only one offset (410), or may hide the stream from one reader (404)."""
+        self.version = self.version.doubted(may_have_ended=may_have_ended, may_be_another=may_be_another)
 
     def may_be_another(self) -> None:
         """Record that a write may have replaced the stream by another stream, which has its own metadata."""
-        self.mark_stale()
+        self.mark_stale(may_be_another=True)
         self.lose_metadata()
 
     def lose_metadata(self) -> None:
@@ -328,12 +331,11 @@ class Stream:
         return self.content_type is not None or self.tape.tail is not None
 
     def is_of_dropped_record(self, said: HopSaid) -> bool:
-        """Return whether the owner has dropped the record that this worker's bytes came from, and nothing shows that
-        the stream has ended.  It may be another stream, but live readers may continue at their offsets, as after a
-        purge."""
+        """Return whether the owner has dropped the record that this worker's bytes came from, and nothing suggests that
+        another stream has taken the stream's place.  Live readers then continue at their offsets, as after a purge."""
         record = self.own_record()
         is_contradicted = self.identity is not None and said.identity not in (None, self.identity)
-        return not (record.is_same(said, self.identity) or is_contradicted or self.version.may_have_ended)
+        return not (record.is_same(said, self.identity) or is_contradicted or self.version.may_be_another)
 
     def own_record(self) -> OwnersRecord:
         """Return the record whose name this worker sends to other workers with the stream's bytes."""

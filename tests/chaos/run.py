@@ -172,7 +172,8 @@ class Run:
                 raise Wrong(history.wrong.pop())
         except Wrong as wrong:
             came = answer if isinstance(answer, str) else _spelled(answer)
-            self.violate(str(asked), came, str(wrong), history)
+            when = "" if isinstance(asked, str) else f", asked at {asked.since.at:.3f}s"
+            self.violate(f"{asked}{when}", came, f"{wrong}, at {history.now():.3f}s", history)
             return None
         return found
 

@@ -23,7 +23,7 @@ from gateway.protocol.target import parse_target
 from gateway.protocol.worker_headers import HopSaid, Remembered
 from gateway.tape.eviction import POLICIES
 from gateway.tape.store import TapeStore
-from gateway.tape.stream import End, Stream
+from gateway.tape.stream import SEVERAL, End, Stream
 from gateway.telemetry.metrics import NoMetrics
 from gateway.upstream.flight import METADATA, Beyond, Flight, NotShareable, OriginError, StreamHead
 from gateway.upstream.reply import Reply
@@ -219,6 +219,25 @@ def test_an_owner_that_has_dropped_its_record_has_not_shown_that_the_stream_was_
     late.facts = late.facts._replace(said=said)
     assert world.recorder.apply_another(late) is Effect.END_READERS
     assert world.stream.ended is why
+
+
+@pytest.mark.parametrize(("status", "found_by"), [(404, SEVERAL), (410, SEVERAL), (410, None)])
+def test_a_refusal_does_not_suggest_that_the_owners_next_record_is_of_another_stream(
+    world: World, status: int, found_by: int | None
+) -> None:
+    """The owner drops its record when the origin has trimmed all bytes.  Waiting readers were answered 404 then."""
+    world.store.others = Others()
+    world.stream.found_by = found_by
+    assert world.stream.learn_owner(SAID)
+    late = world.sent("4")
+    late.facts = late.facts._replace(said=SAID)
+    world.hear(late, status)
+    assert world.stream.ended is None
+    assert world.stream.version.may_have_ended
+    late = world.sent("4")
+    late.facts = late.facts._replace(said=SAID._replace(life="other"))
+    assert world.recorder.apply_another(late) is Effect.END_READERS
+    assert world.stream.ended is End.PURGED
 
 
 @pytest.mark.parametrize("is_by_hop", [False, True])

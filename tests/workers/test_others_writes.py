@@ -243,7 +243,7 @@ def test_a_worker_doubts_a_stream_that_the_origin_has_shown_to_another_worker_to
     two.look("/s")
     own, others, elsewhere, _ = two.streams
     assert own.tape.knows_after(START) is not is_shown_by_origin
-    assert own.version.may_have_ended is is_shown_by_origin
+    assert own.version.may_have_ended is own.version.may_be_another is is_shown_by_origin
     assert all(stream.tape.knows_after(START) for stream in (others, elsewhere))
 
 
@@ -272,6 +272,7 @@ def test_a_worker_doubts_a_stream_after_a_404_for_a_request_that_another_one_has
     own = two.streams[0]
     assert own.ended is not None or own.version.may_have_ended
     assert own.tape.knows_after(START) is (own.ended is None and is_doubted == "asks again")
+    assert own.version.may_be_another is (own.ended is None and mode is Mode.HEAD)
 
 
 def test_ends_that_any_client_can_cause_are_told_at_a_limited_rate() -> None:
