@@ -29,7 +29,7 @@ from gateway.engine.pending_writes import PendingWrites, may_remake
 from gateway.engine.relayed_request import CREATES, NO_CHANGE, WRITES, Change, RelayedRequest, SentRequest
 from gateway.errors import GatewayError
 from gateway.live.topics import LiveTopics
-from gateway.protocol.freshness_headers import lifetime_from_headers, lifetime_here, surrogate_keys
+from gateway.protocol.freshness_headers import date_from_headers, lifetime_from_headers, lifetime_here, surrogate_keys
 from gateway.protocol.header_forwarding import storable_headers
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import STREAM_CLOSED, STREAM_FORKED_FROM, is_true, stated_position
@@ -308,9 +308,10 @@ class Writes:
         wall, took_s = self._clock.wall(), self._clock.now() - write.asked_at
         stated = lifetime_from_headers(request.headers)
         lifetime = lifetime_here(stated, reply.headers, wall - took_s, wall)
-        if stated.expires_at is not None and lifetime.expires_at is None:
-            # The expiry had passed before the PUT was sent, for example because the client has repeated the PUT.  The
-            # stream has probably expired at once.
+        expires_at, origins_time = stated.expires_at, date_from_headers(reply.headers)
+        if expires_at is not None and (lifetime.expires_at is None or expires_at <= (origins_time or 0.0)):
+            # The expiry had passed before the PUT was answered, for example because the client has repeated the PUT.
+            # The stream has probably expired at once.
             return
         stream = self._store.open(request.tape_key, self._clock.now())
         stream.begun_at = min(stream.begun_at, write.asked_at)

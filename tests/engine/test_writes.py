@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime
+from email.utils import format_datetime
 
 import pytest
 
@@ -44,14 +45,24 @@ async def test_a_create_that_made_a_stream_ends_what_was_remembered_under_its_na
     assert before.ended is End.RECREATED
 
 
-@pytest.mark.parametrize("ahead_s", [-5, 5])
-async def test_a_create_whose_expiry_has_passed_leaves_nothing_to_answer_from(start: Start, ahead_s: int) -> None:
-    """A client may repeat a PUT until it is answered, after the expiry that it states."""
-    bench = start(lambda asked: asked.answer(201, {**BINARY, "Stream-Next-Offset": "0002", "Stream-Closed": "true"}))
+@pytest.mark.parametrize(
+    ("ahead_s", "origin_ahead_s", "is_there"), [(-5, 0, False), (5, 0, True), (5, 10, False), (15, 10, True)]
+)
+async def test_a_create_whose_expiry_has_passed_leaves_nothing_to_answer_from(
+    start: Start, ahead_s: int, origin_ahead_s: int, is_there: bool
+) -> None:
+    """A client may repeat a PUT until it is answered, after the expiry that it states.  The origin judges the expiry by
+    its own clock."""
+
+    def create(asked: Asked) -> None:
+        date = format_datetime(datetime.fromtimestamp(bench.clock.wall() + origin_ahead_s, UTC), usegmt=True)
+        asked.answer(201, {**BINARY, "Stream-Next-Offset": "0002", "Stream-Closed": "true", "Date": date})
+
+    bench = start(create)
     expiry = datetime.fromtimestamp(bench.clock.wall() + ahead_s, UTC)
     bench.written = {"Stream-Expires-At": f"{expiry:%Y-%m-%dT%H:%M:%SZ}"}
     (await bench.relay(Mode.CREATE, b"")).close()
-    assert [stream.tape.closed_at for stream in bench.engine.store] == (["0002"] if ahead_s > 0 else [])
+    assert [stream.tape.closed_at for stream in bench.engine.store] == ["0002"] * is_there
 
 
 async def test_a_create_that_found_the_stream_there_ends_nothing(start: Start) -> None:
