@@ -13,8 +13,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from gateway.auth.absence_times import AbsenceTimes
 from gateway.auth.asked import Asked
-from gateway.auth.concealment import Concealment
 from gateway.auth.forward_auth import ForwardRule, ForwardVerdict, Inquiry, inquire, is_by_cookie
 from gateway.auth.grounds import Grounds
 from gateway.auth.permissions import Action
@@ -83,7 +83,7 @@ class Guard:
         self.realm = config.name
         self._use(rules)
         self.verdicts = verdicts
-        self.concealment = Concealment() if config.conceal else None
+        self.absence_times = AbsenceTimes() if config.conceal else None
         """The state for concealing streams; None if the route does not conceal its streams."""
         tokens = {rule.parameter for rule in rules if isinstance(rule, JwtRule | ForwardRule) and rule.parameter}
         self.asks_services = any(isinstance(rule, ForwardRule) for rule in rules)
@@ -227,7 +227,7 @@ class Guard:
             raise self._forbidden("The credential does not allow this")
 
     def _forbidden(self, text: str) -> Forbidden | Concealed:
-        if self.concealment is not None:
+        if self.absence_times is not None:
             return Concealed()
         return Forbidden(text, self._challenge("insufficient_scope", text))
 

@@ -1,9 +1,9 @@
 """How the operator's orders (purges and revocations) reach every member of a fleet, without a gap between members.
 
 A member that gets an order from its operator adds the order to its log (`gateway.protocol.fleet_orders`), carries it
-out, and asks each other member to do the same.  The other member fetches the order from the log.  There is no other
-way, so an order that was not delivered is fetched later: each request and each probe between members shows whether the
-sender knows other orders than the receiver.
+out, and asks each other member to do the same.  The other member fetches the order from the log.  Members
+get orders from each other only by this fetch, so an order that could not be delivered is fetched later: each request
+and each probe between members shows whether the sender knows other orders than the receiver.
 
 No member gets bytes from an owner that is purged later.  A member adds a purge to its log, and thus to the digest in
 its requests, before it drops the first byte.  An owner compares this digest with the digest of the orders that it has
@@ -149,13 +149,13 @@ class _Heard(NamedTuple):
     since: float
     """When this member first heard of the process."""
     agreed_at: float | None
-    """When the process has last shown that no worker of its member knows orders but those that are carried out here;
-    None if never."""
+    """When the process last showed that all orders that the workers of its member know are carried out here; None if
+    never."""
 
 
 def _shown_by(processes: Collection[_Heard], since: float) -> float | None:
-    """Return when the processes of a member have last shown that none of its workers knows further orders; None if
-    never, or if one of them has replaced another one after `since`."""
+    """Return when a process of a member last showed that none of the member's workers knows further orders.  Return
+    None if none has, or if a worker of the member has got a new process after `since`."""
     earlier = [one for one in processes if one.since <= since]
     workers = {one.peer for one in earlier}
     if any(one.since > since and one.peer in workers for one in processes):
@@ -202,7 +202,7 @@ class FleetOrders:
         """When this member has last begun to purge all streams, without failing, because a member may have missed
         orders."""
         self._doubted_at = -inf
-        """When this member has last given such a purge."""
+        """When this member last gave an order to purge all streams."""
         self._outcomes: dict[tuple[str, int], Affected | None] = {}
         """The effects of the latest orders."""
         self._lock = asyncio.Lock()
@@ -288,13 +288,13 @@ class FleetOrders:
         return not ahead
 
     def agreed(self, since: float) -> dict[str, float | None]:
-        """Return, for each other member, when it has last shown that none of its workers knows orders but those that
-        are carried out here; None if never, and while another worker of this member knows some.
+        """Return, for each other member, when it last showed that all orders that its workers know are carried out
+        here; None if never, and while another worker of this member knows further orders.
 
-        A process shows nothing if this member has first heard of it after `since`: it may have replaced a process that
-        knew more orders.  If it certainly has, because this member had heard of an earlier process of this worker, the
-        other workers of its member show nothing either.  A member that has left the list after `since` is included,
-        with None."""
+        A process counts only if this member had heard of it by `since`.  A process that is newer may have replaced one
+        that knew more orders.  If it certainly has, because this member had heard of an earlier process of the same
+        worker, no process of that member counts.  A member that has left the list after `since` is included, with
+        None."""
         since = max(since, self._new_until)
         removed, removed_at = self._removed
         found: dict[str, float | None] = {removed: None} if removed_at > since else {}
@@ -311,7 +311,7 @@ class FleetOrders:
         another process answers in its place, it may not know the orders of the first one."""
         peer, process, digest = sender
         if (begun := self._fetching.get(peer)) is not None:
-            # The other member may have answered before it knew all of its orders.
+            # The sender may have answered the fetch under way before it knew its latest orders.
             await asyncio.wait([begun])
         return not self.is_behind(peer, digest) or await asyncio.shield(self._fetch(peer)) == process
 
@@ -344,15 +344,15 @@ class FleetOrders:
         return news.process
 
     async def learn(self, news: OrderNews) -> bool:
-        """Carry out the orders in Redis that this member does not know.  Return whether some are missed."""
+        """Carry out the orders in Redis that this member does not know.  Return whether Redis has dropped some."""
         async with self._lock:
             return await self._take(news, "in Redis")
 
     async def doubt(self, lost_at: float) -> None:
         """Empty the memory, because this member may have missed orders that Redis has lost by `lost_at`.
 
-        Other members may have missed them, too, and may not have noticed it yet.  So this is an order for every member:
-        no owner answers this one's requests with bytes of an earlier time.  The others then need no order of their own.
+        Other members may have missed them, too, and may not have noticed it yet.  So the purge is an order for every
+        member: each owner purges before it answers this member, and the others need not give the same order.
         """
         async with self._lock:
             if self.is_new or self.all_purged_at > lost_at:
@@ -420,7 +420,7 @@ class FleetOrders:
 
     async def done_by_member(self, sender: OrderSender, asked: OutcomeAsk) -> tuple[int, str]:
         """Have all workers of this member carry out the sender's orders.  Return the number of streams or live reads
-        that one of the orders has concerned, and why it is not known; empty if it is."""
+        that one of the orders has concerned, and the reason why this number is not known (empty if it is known)."""
         own, others = await asyncio.gather(self.done(sender, asked), self._have_siblings_do(sender, asked))
         if own is None:
             return 0, others.why_not or "it cannot carry it out"

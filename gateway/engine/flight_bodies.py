@@ -35,7 +35,7 @@ from gateway.errors import UpstreamBroken, UpstreamCongested
 from gateway.protocol.json_body import ArrayUnwrapper, NotAnArray
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import NOW, START, is_before
-from gateway.tape.arriving import Arriving
+from gateway.tape.arriving_charge import ArrivingCharge
 from gateway.tape.origin_statements import LEAST_GAP_S
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream
@@ -208,7 +208,7 @@ async def receive(
     unwrapper = ArrayUnwrapper() if is_json else None
     # If the Content-Length shows that the body is too large to be stored, the body must not evict other bytes.
     is_too_large = (reply.head.content_length or 0) - 2 * is_json > flight.keep_bytes
-    arriving = Arriving(store, stream)
+    arriving = ArrivingCharge(store, stream)
 
     def make_way() -> None:
         """Called when other requests need the connection: read on into the cache if it has room for the body, else give

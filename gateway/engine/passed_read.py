@@ -59,7 +59,7 @@ class PassedReads:
         # worker's facts.
         if read.is_handed or read.is_private or read.if_none_match is not None or read.max_age_s is not None:
             return None
-        if route.guard is not None and route.guard.concealment is not None:
+        if route.guard is not None and route.guard.absence_times is not None:
             # The 404 for an absent stream must look like a refusal, and take as long.
             return None
         if (owner := self.hop.owner_for(Shared(key, Handed.NO))) is None:

@@ -38,7 +38,7 @@ from gateway.protocol.etag import stream_identity
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import LIVE_LONG_POLL, LIVE_SSE, SSE_DATA_ENCODING, SSE_TYPE, START, is_json, is_sse_text
 from gateway.protocol.sse import Control, SseTooLarge
-from gateway.tape.arriving import Arriving
+from gateway.tape.arriving_charge import ArrivingCharge
 from gateway.tape.origin_statements import LEAST_AGE_S
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End
@@ -215,7 +215,7 @@ class Follower:
         if reply.status == 200:
             chunks: list[bytes] = []
             size = 0
-            arriving = Arriving(self._store, self._stream)
+            arriving = ArrivingCharge(self._store, self._stream)
             try:
                 async for chunk in reply.chunks():
                     self._received(len(chunk), Mode.LONGPOLL)

@@ -1,6 +1,7 @@
 """Creates the topics of Durable Streams for live readers, and starts and stops the topics' followers.
 
-`gateway.live.followed_streams` has the code that these topics share with the topics of S2.
+`gateway.live.followed_streams` counts the readers.  It decides how long a stream is followed after its last reader, and
+when a live read is refused.  Topics of S2 streams use it, too.
 
 A topic can also be *hot*: its stream is followed even without live readers (`gateway.live.hot_topics`).
 """

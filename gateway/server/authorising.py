@@ -44,13 +44,13 @@ from gateway.protocol.names import STREAM_CLOSED, STREAM_FORKED_FROM, is_true
 from gateway.protocol.target import BadHost, BadTarget, host_of, parse_target
 from gateway.server import cors
 from gateway.server.context import RequestContext
-from gateway.server.guarded_reads import GuardedReads
+from gateway.server.guarded_live_reads import GuardedReads
 from gateway.server.handling import Answerer, UndecidedRequest
+from gateway.server.header_meanings import Sections
 from gateway.server.interpreting import RequestMeaning
 from gateway.server.remembered import RememberedAnswers
 from gateway.server.request import Request
 from gateway.server.request_admission import Admission
-from gateway.server.request_keys import Sections
 from gateway.server.verdict_keys import NamedStream
 from gateway.telemetry.audit import AUDIT, RefusalLines, shortened
 from gateway.upstream.auth_services import AuthServices
@@ -308,7 +308,7 @@ def is_preflight(request: Request, guard: Guard) -> bool:
 
     A route that conceals streams passes no preflight on, because the answer might show whether the stream exists.
     """
-    if request.method != "OPTIONS" or request.body is not None or guard.concealment is not None:
+    if request.method != "OPTIONS" or request.body is not None or guard.absence_times is not None:
         return False
     headers = request.headers
     return cors.is_preflight(request.method, headers.get("Origin"), headers.get("Access-Control-Request-Method"))

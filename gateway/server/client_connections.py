@@ -32,10 +32,10 @@ from gateway.limits.accounts import Account, Accounts, Room, client_nets
 from gateway.limits.memory import Holding
 from gateway.limits.slow_clients import keeps_up
 from gateway.protocol.client_address import Proxies
+from gateway.server.header_meanings import Known, Presented, Section, Sections
 from gateway.server.joins import Join, Joins
 from gateway.server.remembered import RememberedAnswer, RememberedAnswers
 from gateway.server.request import Channel, Handler, Peer
-from gateway.server.request_keys import Known, Presented, Section, Sections
 from gateway.server.sockets import ARRIVALS_PER_LOOK
 from gateway.server.turns import Turns
 from gateway.server.verdict_keys import Beginning, VerdictKey

@@ -3,7 +3,7 @@
 A client without permission must not learn whether a stream exists.  A client with permission must not learn whether
 other clients are refused.  A refusal therefore takes the same steps as a request for an absent stream: the rate limits,
 the bound on reads of unknown streams, reading the body of a write, and the origin's usual delay
-(`gateway.auth.concealment`).
+(`gateway.auth.absence_times`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Hashable
 from typing import Final
 
 from gateway.aio.clock import pause
-from gateway.auth.concealment import Concealment
+from gateway.auth.absence_times import AbsenceTimes
 from gateway.auth.verdict import Concealed
 from gateway.config.limits import LimitsConfig
 from gateway.engine.core import Engine
@@ -31,23 +31,23 @@ for which the gateway would first send a HEAD to the origin.
 """
 
 
-def concealment_of(context: RequestContext) -> Concealment | None:
-    """Return the concealment of the request's route.  None if the route conceals nothing, the stream is public, or only
-    the origin authorises the request.
+def absence_times_of(context: RequestContext) -> AbsenceTimes | None:
+    """Return the times of the 404s of the request's route.  None if the route conceals nothing, the stream is public,
+    or only the origin authorises the request.
     """
     route = context.route
     if route is None or route.guard is None or context.allowed is None or context.is_public:
         return None
-    return route.guard.concealment
+    return route.guard.absence_times
 
 
 def conceal_absence(
-    recorder: ResponseRecorder, context: RequestContext, concealment: Concealment, *, is_from_origin: bool
+    recorder: ResponseRecorder, context: RequestContext, absence_times: AbsenceTimes, *, is_from_origin: bool
 ) -> Answered:
     """Answer a request for an absent stream with the same answer as a refusal."""
     if is_from_origin and context.mode not in LIVE:
         # Do not note the time of a live read, because it may have waited long before its stream was deleted.
-        concealment.note(context.mode, recorder.now() - context.began - context.undecided_s, is_absent=True)
+        absence_times.note(context.mode, recorder.now() - context.began - context.undecided_s, is_absent=True)
     outcome = context.outcome
     answered = recorder.refuse(context, Concealed())
     # Keep the real outcome for the log and the metrics: `refuse` has set another outcome.
@@ -56,7 +56,7 @@ def conceal_absence(
 
 
 async def refuse_concealed(
-    engine: Engine, limits: LimitsConfig, concealment: Concealment, context: RequestContext, meaning: RequestMeaning
+    engine: Engine, limits: LimitsConfig, absence_times: AbsenceTimes, context: RequestContext, meaning: RequestMeaning
 ) -> Answered | None:
     """Refuse the request at the time when the 404 for an absent stream would be sent.  Always raises: Concealed, or the
     GatewayError of an earlier step.
@@ -69,13 +69,13 @@ async def refuse_concealed(
         began = engine.clock.now()
     if (read := meaning.read) is not None:
         name, (known, learns) = (meaning.key.group.path, meaning.target.query), _kinds(context.mode, read)
-        given_at = concealment.given_at(name, known, began)
+        given_at = absence_times.given_at(name, known, began)
         if given_at is None:
             engine.count_concealed(read)
-            given_at = began + concealment.delay_s(context.mode)
-            concealment.remember(name, learns, given_at, began + read.route.absent_s)
+            given_at = began + absence_times.delay_s(context.mode)
+            absence_times.remember(name, learns, given_at, began + read.route.absent_s)
     else:
-        given_at = began + concealment.delay_s(context.mode)
+        given_at = began + absence_times.delay_s(context.mode)
     wait_s = given_at - engine.clock.now()
     if wait_s > 0:
         await pause(engine.clock, wait_s)

@@ -34,9 +34,10 @@ from gateway.server.certificates import Certificates
 from gateway.server.client_connections import ClientConnection, Clients, ConnectionRefusal
 from gateway.server.connection import Connection
 from gateway.server.fleet import MemberHopHandler, member_clients
-from gateway.server.guarded_reads import SPREAD_S, GuardedReads
+from gateway.server.guarded_live_reads import SPREAD_S, GuardedReads
 from gateway.server.handler import RequestHandler
 from gateway.server.handshake import HTTP_1, HTTP_2, Connect
+from gateway.server.header_meanings import Section, Sections
 from gateway.server.hop import HopHandler, HopServer
 from gateway.server.http2.connection import Http2Connection
 from gateway.server.joins import Joins
@@ -44,7 +45,6 @@ from gateway.server.listeners import ListenerRecorder, Listeners
 from gateway.server.remembered import RememberedAnswer, RememberedAnswers
 from gateway.server.request import Answered, Handler, Peer, Request
 from gateway.server.request_admission import Admission
-from gateway.server.request_keys import Section, Sections
 from gateway.server.request_records import Observers
 from gateway.server.verdict_keys import VerdictKey
 from gateway.telemetry.access_record import Client, Record

@@ -38,7 +38,7 @@ from gateway.protocol.sharing import Ground
 from gateway.protocol.target import BadTarget
 from gateway.server import cors
 from gateway.server.authorising import WELL_KNOWN, Authoriser, metadata
-from gateway.server.concealing import conceal_absence, concealment_of, refuse_concealed
+from gateway.server.concealing import absence_times_of, conceal_absence, refuse_concealed
 from gateway.server.context import RequestContext, ResponseRecorder, Stage, learn_hit
 from gateway.server.delivery import Delivery
 from gateway.server.handling import INTERNAL_ERROR, DeferredRequest, UndecidedRequest, WaitingPassedRead, WaitingRead
@@ -241,10 +241,10 @@ class RequestHandler:
 
     def _conceal(self, context: RequestContext, meaning: RequestMeaning, guard: Guard) -> Work:
         """Answer a forbidden request in the same way as a request for a missing stream."""
-        assert guard.concealment is not None
+        assert guard.absence_times is not None
         if context.mode in LIVE or self._admission.rates.limits:
             self._admit(context, meaning)
-        return refuse_concealed(self._engine, self._relays.limits, guard.concealment, context, meaning)
+        return refuse_concealed(self._engine, self._relays.limits, guard.absence_times, context, meaning)
 
     def _admit(self, context: RequestContext, meaning: RequestMeaning) -> None:
         """Count the request against its client's limits.  Raises TooManyRequests."""
@@ -398,13 +398,13 @@ class RequestHandler:
         answer.
         """
         context.outcome, context.saved_bytes = answer.outcome, answer.saved_bytes
-        if read.route.guard is not None and (concealment := concealment_of(context)) is not None:
+        if read.route.guard is not None and (absence_times := absence_times_of(context)) is not None:
             is_from_origin = answer.outcome is not _HIT
             if answer.status == 404:
                 answer.close()
-                return conceal_absence(self._recorder, context, concealment, is_from_origin=is_from_origin)
+                return conceal_absence(self._recorder, context, absence_times, is_from_origin=is_from_origin)
             if is_from_origin and context.mode not in LIVE:
-                concealment.note(context.mode, self._now() - context.began - context.undecided_s, is_absent=False)
+                absence_times.note(context.mode, self._now() - context.began - context.undecided_s, is_absent=False)
         answered: Answered | None = None
         try:
             self._recorder.finish(context, answer.headers)

@@ -52,6 +52,7 @@ from gateway.server.context import RequestContext, ResponseRecorder
 from gateway.server.delivery import Delivery
 from gateway.server.handler import RequestHandler
 from gateway.server.handling import DeferredRequest, WaitingRead
+from gateway.server.header_meanings import Sections
 from gateway.server.hop_s2 import HopS2Answers, s2_read
 from gateway.server.hop_statements import OWN, HopStatements
 from gateway.server.interpreting import LIVE, HeaderFacts, RequestMeaning, mode_of
@@ -61,7 +62,6 @@ from gateway.server.live_requests import LiveRequests
 from gateway.server.poll_group import PollGroup, Rendering
 from gateway.server.request import Answered, Request, Work
 from gateway.server.request_admission import Admission
-from gateway.server.request_keys import Sections
 from gateway.server.request_records import Observers
 from gateway.server.sockets import serve_on
 from gateway.telemetry.access_record import NO_ACCESS_LOG

@@ -2,8 +2,8 @@
 
 When one event wakes a thousand clients, each of them sends its request again.  The first such request is parsed and
 handled.  The resulting read is kept under the request line and the header section's meaning.  The meaning is the
-section without the headers that have no influence on the answer (`gateway.server.request_keys`), so it is the same for
-the other clients.  For each later request, the engine decides whether the reader may wait without a request to the
+section without the headers that have no influence on the answer (`gateway.server.header_meanings`), so it is the same
+for the other clients.  For each later request, the engine decides whether the reader may wait without a request to the
 origin.
 
 A long-poll is *late* if its bytes are in memory when it arrives, because messages follow faster than its client can
@@ -24,8 +24,8 @@ from gateway.engine.route import HeaderRules
 from gateway.engine.sse import SseOpening
 from gateway.protocol.mode import Mode
 from gateway.protocol.stream_version import Version
+from gateway.server.header_meanings import Known, Meaning, Presented, Section, Sections
 from gateway.server.poll_group import PollGroup
-from gateway.server.request_keys import Known, Meaning, Presented, Section, Sections
 from gateway.server.verdict_keys import Beginnings, VerdictKey
 from gateway.tape.stream import Stream
 from gateway.telemetry.access_record import CommonFacts

@@ -24,10 +24,10 @@ from gateway.protocol.coding import applied
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import ACCEL_BUFFERING, SSE_TYPE, STREAM_NEXT_OFFSET
 from gateway.server.cors import ANY_ORIGIN, split_at_origin, with_origin
+from gateway.server.header_meanings import NO_SECTION, Section
 from gateway.server.joins import Join, SseHead
 from gateway.server.poll_group import PollGroup, Rendering
 from gateway.server.request import Channel, Note
-from gateway.server.request_keys import NO_SECTION, Section
 from gateway.server.request_records import Observed
 from gateway.telemetry.access_record import AccessLog, CloseReason, LiveNote, Record
 from gateway.telemetry.tracing import NO_REQUEST, RequestSpan

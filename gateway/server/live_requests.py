@@ -1,9 +1,8 @@
 """Live requests: the beginning of answers to SSE and long-poll reads.
 
 A live request joins readers that wait for the same answer, or gets an answer of its own.  A late long-poll gets an
-answer that others have had (`gateway.server.joins`).  If the origin need not be
-asked, the answer begins at once.  If the origin has to be asked, the answer begins when the engine has found the
-stream's tail (its end).
+answer that others have had (`gateway.server.joins`).  If the origin need not be asked, the answer begins at once.  If
+the origin has to be asked, the answer begins when the engine has found the stream's tail (its end).
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from gateway.protocol.mode import Mode
 from gateway.server.authorising import Authoriser
 from gateway.server.context import RequestContext, Stage
 from gateway.server.cors import named_origin
-from gateway.server.guarded_reads import MOST_EARLY_S
+from gateway.server.guarded_live_reads import MOST_EARLY_S
+from gateway.server.header_meanings import Presented, Section
 from gateway.server.joins import Join, Joins, LatePolls
 from gateway.server.live import Client, LiveAnswers, LiveRequest
 from gateway.server.remembered import RememberedAnswer
 from gateway.server.request import Channel
 from gateway.server.request_admission import Admission
-from gateway.server.request_keys import Presented, Section
 from gateway.server.request_records import Observers
 from gateway.telemetry.access_record import CommonFacts
 

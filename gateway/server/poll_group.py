@@ -28,8 +28,8 @@ from gateway.protocol.coding import applied
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import STREAM_CLOSED, STREAM_NEXT_OFFSET, is_true
 from gateway.server.cors import ANY_ORIGIN, with_origin
+from gateway.server.header_meanings import Section
 from gateway.server.request import Channel, Note
-from gateway.server.request_keys import Section
 from gateway.telemetry.access_record import AccessLog, CloseReason, LiveNote, Record, Repeated
 from gateway.telemetry.metrics import MetricsRecorder, Sent
 

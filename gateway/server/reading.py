@@ -15,9 +15,9 @@ from gateway.errors import BadRequest
 from gateway.http.framing import State
 from gateway.http.request_parser import Event, Mark, RequestHead, RequestParser
 from gateway.server.client_connections import Clients
+from gateway.server.header_meanings import MAX_REQUEST_BYTES
 from gateway.server.phase import Phase
 from gateway.server.request_body import RequestBody
-from gateway.server.request_keys import MAX_REQUEST_BYTES
 from gateway.server.writing import WritingConnection
 
 _SLICE_BYTES: Final = 1 << 14

@@ -39,10 +39,10 @@ from gateway.protocol.cache_status import Outcome
 from gateway.protocol.header_forwarding import response_headers_for_client
 from gateway.protocol.mode import Mode
 from gateway.s2.errors import DrainWatch
-from gateway.server.concealing import conceal_absence, concealment_of
+from gateway.server.concealing import absence_times_of, conceal_absence
 from gateway.server.context import RequestContext, ResponseRecorder, Stage
 from gateway.server.delivery import PART_BYTES
-from gateway.server.guarded_reads import GuardedReads
+from gateway.server.guarded_live_reads import GuardedReads
 from gateway.server.interpreting import RequestMeaning
 from gateway.server.relayed_messages import CatchUpEnd, relayed_fields, relayed_request
 from gateway.server.request import Answered, Channel, Expectation, ask_for_body, is_expecting
@@ -134,7 +134,7 @@ class Relays:
 
     def _keeps_bodies(self, route: Route) -> bool:
         """Return whether the body must have arrived before the origin gets the request."""
-        if route.guard is not None and route.guard.concealment is not None:
+        if route.guard is not None and route.guard.absence_times is not None:
             # A refusal that hides a stream must look the same whether or not the origin asks for the body.
             return True
         return route.is_bridged or self.engine.origins.pool(route.url).follows_redirects
@@ -305,9 +305,9 @@ class Relaying(RelayedCall):
                 self._write_epoch,
                 meaning.client,
             )
-        if status == 404 and (concealment := concealment_of(context)) is not None:
+        if status == 404 and (absence_times := absence_times_of(context)) is not None:
             self._close()
-            recorder.record_end(context, conceal_absence(recorder, context, concealment, is_from_origin=True))
+            recorder.record_end(context, conceal_absence(recorder, context, absence_times, is_from_origin=True))
             return
         headers = relayed_fields(recorder, context, reply.head)
         if context.fields is not None:

@@ -2,8 +2,8 @@
 
 The first time, a request goes to the request handler.  If the answer needs neither the origin nor further work, it is
 remembered under a key of two parts: the request line, and the meaning of the header section.  The meaning is the
-section without the headers that have no influence on the answer (`gateway.server.request_keys`).  All keys are made of
-requests that the HTTP parser has accepted.
+section without the headers that have no influence on the answer (`gateway.server.header_meanings`).  All keys are made
+of requests that the HTTP parser has accepted.
 
 A rendered answer is valid up to the time `until`.  `until` is the end of the second that the answer's Date and Age
 state, or an earlier time at which the stream expires or the origin has to be asked again.  Two events make an answer
@@ -36,7 +36,7 @@ from gateway.limits.memory import SharedBytes
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
 from gateway.protocol.sharing import StreamKey
-from gateway.server.request_keys import Known, Meaning, Section, Sections
+from gateway.server.header_meanings import Known, Meaning, Section, Sections
 from gateway.server.verdict_keys import VerdictKey
 from gateway.tape.costs import ANSWER_COST, ANSWER_SHARE
 from gateway.tape.store import TapeStore

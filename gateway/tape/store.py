@@ -64,7 +64,8 @@ class OtherWorkers(Protocol):
     """The other workers of this gateway, which may have bytes of the same streams."""
 
     def ended(self, key: StreamKey, *, was_known: bool, is_certain: bool) -> None:
-        """Called when the origin has refused a read of a stream with 404 or 410, or has shown another stream there."""
+        """Called when the origin has refused a read of a stream with 404 or 410, or has shown another stream in its
+        place."""
 
 
 class TapeStore:
@@ -82,7 +83,7 @@ class TapeStore:
         self.lent = 0
         """The bytes of the budget for data derived from tapes, and for bodies that are being received."""
         self.arriving = 0
-        """The part of `lent` for bodies that are being received (`gateway.tape.arriving`)."""
+        """The part of `lent` for bodies that are being received (`gateway.tape.arriving_charge`)."""
         self._mint = mint
         self._metrics = metrics
         self.paths: Final = Paths()
@@ -132,7 +133,8 @@ class TapeStore:
             return
         missed, dropped = self.paths.wake(stream)
         if missed is None:
-            # The keeper must not get the bytes, because the stream may have been deleted.
+            # Some of the missed events are no longer kept, and one of them may have been a deletion.  So the keeper
+            # must not get the bytes.
             self._withdraw_kept(stream)
             blocks = stream.block_count
             self._book(stream, -stream.drop_all(), blocks=-blocks)
@@ -354,7 +356,8 @@ class TapeStore:
         return True
 
     def tell_ended(self, key: StreamKey, *, was_known: bool, is_certain: bool) -> None:
-        """Tell the other workers that the origin has refused a read of a stream, or has shown another stream there."""
+        """Tell the other workers that the origin has refused a read of a stream, or has shown another stream in its
+        place."""
         if self.others is not None:
             self.others.ended(key, was_known=was_known, is_certain=is_certain)
 

@@ -30,8 +30,8 @@ the origin serves streams.  The result of the latest own probe decides how many 
     no result          One client's request passes every `CLIENTS_TURN_S`.
 
 A successful client's request closes the breaker.  Two successful own probes in a row also close the breaker, if no
-client's request was admitted in between.  After a client's request, admitted or failed, own probes close the breaker
-only when no client's request has come for `QUIET_S`.  The gateway's live requests count as clients' requests.  An
+client's request was admitted in between.  After a client's request has been admitted, own probes close the breaker only
+after `QUIET_S` without another one.  The gateway's live requests count as clients' requests.  An
 origin may hold a live request without an answer, so such a request does not keep own probes from closing the breaker.
 
 An admitted request holds a `Permit`, and returns the permit with the request's result.  Each change of state begins a
@@ -223,8 +223,9 @@ class Breaker:
         self._clients_from = -inf
         """When the next client's request may probe.  -inf if no own probes are sent."""
         self._turn_ends = -inf
-        """Until this time, only one client's request passes every `CLIENTS_TURN_S`, even if the latest own probe has
-        only lost its connection.  Set when a client's probe has lost its connection too."""
+        """Until this time, clients' requests pass singly, one every `CLIENTS_TURN_S`.  A lost connection of an own
+        probe, after which more would pass, does not change that.  Set when a client's probe has lost its connection
+        too."""
         self._is_vouched = False
         """Whether the latest own probe has succeeded."""
         self._alone_from = -inf

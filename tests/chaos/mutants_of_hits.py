@@ -17,14 +17,14 @@ from gateway.engine.route import MEANINGLESS, HeaderRules
 from gateway.http import known
 from gateway.http.http2.head import Http2Request
 from gateway.protocol.client_address import FORWARDING
-from gateway.server import request_keys
+from gateway.server import header_meanings
 from gateway.server.connection import Connection
+from gateway.server.header_meanings import Section, Sections
 from gateway.server.http2.connection import Http2Connection
 from gateway.server.joins import Joins
 from gateway.server.poll_group import PollGroup
 from gateway.server.remembered import RememberedAnswer, RememberedAnswers
 from gateway.server.request_admission import Admission
-from gateway.server.request_keys import Section, Sections
 from gateway.tape.stream import Stream
 from tests.chaos.mutant import Mutant, Patches, always, never, nothing, registrar
 
@@ -42,10 +42,10 @@ def _taken_out(*names: str) -> Patches:
     def without_credentials(self: Sections, rules: Iterable[HeaderRules], *more: Any) -> None:
         reset(self, rules, *more)
         # Any rules are those of a route on which no header decides.
-        self._kinds = [request_keys._Kind(HeaderRules())] * len(self._kinds)
+        self._kinds = [header_meanings._Kind(HeaderRules())] * len(self._kinds)
 
     return [
-        (request_keys, "MEANINGLESS", (*MEANINGLESS, *names)),
+        (header_meanings, "MEANINGLESS", (*MEANINGLESS, *names)),
         (Sections, "reset", without_credentials),
     ]
 
@@ -57,14 +57,14 @@ def hit_ignores_authorization() -> Patches:
 
 @mutant("credentials are those of the request's route")
 def hit_takes_every_route_for_the_loosest() -> Patches:
-    read = request_keys._Kind.read
+    read = header_meanings._Kind.read
 
-    def read_loosely(self: request_keys._Kind, text: bytes) -> tuple[request_keys.Key, ...]:
+    def read_loosely(self: header_meanings._Kind, text: bytes) -> tuple[header_meanings.Key, ...]:
         names = [*MEANINGLESS, *FORWARDING, "authorization"]
         self._without_meaning = known.lines_named(names).sub
         return read(self, text)
 
-    return [(request_keys._Kind, "read", read_loosely)]
+    return [(header_meanings._Kind, "read", read_loosely)]
 
 
 @mutant("the Origin header decides the CORS fields of an answer")
@@ -89,12 +89,12 @@ def line_with_control_characters_is_taken_out() -> Patches:
     def any_value(names: Any) -> re.Pattern[bytes]:
         return re.compile(lines(names).pattern.replace(rb"[\t\x20-\x7e]*+", rb"[^\r\n]*+"))
 
-    return [(request_keys, "lines_named", any_value)]
+    return [(header_meanings, "lines_named", any_value)]
 
 
 @mutant("the strict parser's bound on lines applies to what is taken out")
 def any_number_of_lines_is_taken_out() -> Patches:
-    return [(request_keys, "_MOST_BREAKS", 10_000)]
+    return [(header_meanings, "_MOST_BREAKS", 10_000)]
 
 
 # -- how long an answer is valid
@@ -238,12 +238,12 @@ def join_outlives_a_reload() -> Patches:
 def _joined_without(name: bytes) -> Patches:
     """Live requests that differ in this header alone are taken for the same."""
     line = re.compile(rb"\r\n" + name + rb":[^\r]*")
-    read = request_keys._Kind.read
+    read = header_meanings._Kind.read
 
-    def read_without(self: request_keys._Kind, text: bytes) -> tuple[request_keys.Key, ...]:
+    def read_without(self: header_meanings._Kind, text: bytes) -> tuple[header_meanings.Key, ...]:
         return read(self, text)[0], read(self, line.sub(b"", text))[-1]
 
-    return [(request_keys._Kind, "read", read_without)]
+    return [(header_meanings._Kind, "read", read_without)]
 
 
 @mutant("the Origin header decides the CORS fields of a live answer")

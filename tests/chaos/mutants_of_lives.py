@@ -22,10 +22,10 @@ from gateway.protocol.cache_status import Outcome
 from gateway.protocol.header_forwarding import Headers
 from gateway.protocol.mode import Mode
 from gateway.protocol.sharing import Ground, Partition, SharingRules
-from gateway.server import request_keys
+from gateway.server import header_meanings
 from gateway.server.client_connections import Clients
+from gateway.server.header_meanings import Sections
 from gateway.server.remembered import RememberedAnswers
-from gateway.server.request_keys import Sections
 from gateway.tape.stream import End, Stream
 from gateway.upstream.collapse import Collapse
 from gateway.upstream.flight import Flight, FlightReader
@@ -114,10 +114,10 @@ def remembered_answer_ignores_authorization() -> Patches:
 
     def taken(self: Sections, rules: Iterable[HeaderRules], *more: Any) -> None:
         reset(self, rules, *more)
-        self._kinds = [request_keys._Kind(HeaderRules())] * len(self._kinds)
+        self._kinds = [header_meanings._Kind(HeaderRules())] * len(self._kinds)
 
     return [
-        (request_keys, "MEANINGLESS", (*MEANINGLESS, "authorization")),
+        (header_meanings, "MEANINGLESS", (*MEANINGLESS, "authorization")),
         (Sections, "reset", taken),
     ]
 

@@ -23,11 +23,11 @@ from gateway.ops.access_log.live_reads import JoinedRead
 from gateway.protocol import target
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.stream_version import Version
-from gateway.server import request_keys
+from gateway.server import header_meanings
+from gateway.server.header_meanings import Known, Section
 from gateway.server.live_requests import LiveRequests
 from gateway.server.poll_group import PollGroup
 from gateway.server.remembered import RememberedAnswer, RememberedAnswers
-from gateway.server.request_keys import Known, Section
 from gateway.server.verdict_keys import NamedStream, VerdictKey
 from gateway.tape import decide
 from gateway.tape import stream as stream_module
@@ -343,7 +343,7 @@ def join_takes_any_verdict_of_its_section() -> Patches:
 
 @mutant("a verdict is on one stream and one credential")
 def request_is_judged_by_the_first_credentials_in_a_query() -> Patches:
-    return [(request_keys, "_named", named_by_the_first)]
+    return [(header_meanings, "_named", named_by_the_first)]
 
 
 def named_by_the_first(known: Known, _: NamedStream | None, credentials: bytes) -> NamedStream:

@@ -12,7 +12,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.engine.flight_bodies import receive
 from gateway.errors import UpstreamCongested
 from gateway.http.reply_lines import Head
-from gateway.tape.arriving import Arriving
+from gateway.tape.arriving_charge import ArrivingCharge
 from gateway.upstream.flight import WINDOW_BYTES, Flight, StreamHead
 from gateway.upstream.incoming import Inflow
 from gateway.upstream.reply import Reply
@@ -47,7 +47,7 @@ class Stalling:
 @pytest.mark.parametrize("room", [0, CHUNK // 2, CHUNK, 4 * CHUNK + 1])
 async def test_a_body_read_on_for_others_leaves_as_soon_as_the_cache_has_no_room(room: int) -> None:
     store, _ = new_store(BUDGET)
-    others = Arriving(store, store.open(key("other"), 0.0))
+    others = ArrivingCharge(store, store.open(key("other"), 0.0))
     assert others.grow(BUDGET // 2 - WINDOW_BYTES - room)
     flight, reply = Flight("-1", BUDGET), Stalling()
     reader = flight.attach()

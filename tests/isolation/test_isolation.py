@@ -11,9 +11,9 @@ import uvloop
 
 from gateway.auth.guard import Guard
 from gateway.auth.remembered_verdicts import Allowed, Verdicts
-from gateway.server import authorising, request_keys
+from gateway.server import authorising, header_meanings
 from gateway.server.frontend import Frontend
-from gateway.server.guarded_reads import GuardedRead, GuardedReads
+from gateway.server.guarded_live_reads import GuardedRead, GuardedReads
 from gateway.server.interpreting import RequestMeaning
 from gateway.server.live_requests import LiveRequests
 from gateway.server.verdict_keys import NamedStream
@@ -46,7 +46,7 @@ def skipped_check() -> list[Patch]:
 
 def shared_verdict() -> list[Patch]:
     # Every header section has the one dictionary.
-    return [(request_keys, "NONE_ALLOWED", {})]
+    return [(header_meanings, "NONE_ALLOWED", {})]
 
 
 def verdict_on_every_stream() -> list[Patch]:
@@ -61,7 +61,7 @@ def join_by_any_verdict() -> list[Patch]:
 
 
 def judged_by_the_first_credentials_in_a_query() -> list[Patch]:
-    return [(request_keys, "_named", named_by_the_first)]
+    return [(header_meanings, "_named", named_by_the_first)]
 
 
 def forgotten_expiry() -> list[Patch]:

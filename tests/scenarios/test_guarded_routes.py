@@ -14,9 +14,9 @@ from gateway.config.gateway import GatewayConfig
 from gateway.config.routes import RouteConfig
 from gateway.config.server import ServerConfig
 from gateway.origin.app import RunningOrigin
+from gateway.server.header_meanings import Section
 from gateway.server.remembered import RememberedAnswer
 from gateway.server.request import Peer
-from gateway.server.request_keys import Section
 from gateway.server.verdict_keys import VerdictKey
 from tests.scenarios.conftest import Edge, Hostile, Start, bounded
 from tests.scenarios.credentials import ISSUER, bearer, jwt_rule, signed, signed_rule

@@ -11,7 +11,7 @@ import pytest
 from gateway.auth.key_sets import LEAST_S
 from gateway.auth.rules import load_rules
 from gateway.origin.app import RunningOrigin
-from gateway.server.guarded_reads import SPREAD_S
+from gateway.server.guarded_live_reads import SPREAD_S
 from gateway.upstream.auth_services import FETCH_S, MOST_KEY_SET_BYTES
 from tests.scenarios.auth_service import AuthService, key_set, probe_and_metrics
 from tests.scenarios.conftest import Edge, Hostile, Start, bounded

@@ -17,7 +17,7 @@ from gateway.config.routes import RouteConfig
 from gateway.config.server import ServerConfig
 from gateway.origin.app import RunningOrigin
 from gateway.origin.faults import Faults
-from gateway.server.guarded_reads import SPREAD_S
+from gateway.server.guarded_live_reads import SPREAD_S
 from tests.scenarios.auth_service import AuthService
 from tests.scenarios.conftest import Edge, Hostile, bounded
 from tests.scenarios.credentials import KEYS, bearer, jwt_rule, signed, signed_rule

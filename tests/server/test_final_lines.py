@@ -19,9 +19,9 @@ from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
 from gateway.server.context import RequestContext, ResponseRecorder, Stage
 from gateway.server.delivery import Delivery
+from gateway.server.header_meanings import Section
 from gateway.server.poll_group import PollGroup, Rendering
 from gateway.server.request import Answered, Request
-from gateway.server.request_keys import Section
 from gateway.server.request_records import Observers
 from gateway.telemetry.access_record import CloseReason, CommonFacts, Record
 from gateway.telemetry.metrics import NoMetrics

@@ -12,9 +12,9 @@ import pytest
 
 from gateway.auth.remembered_verdicts import Allowed
 from gateway.server.authorising import Authoriser
+from gateway.server.header_meanings import Presented, Section
 from gateway.server.joins import Join
 from gateway.server.request import Channel
-from gateway.server.request_keys import Presented, Section
 from tests.scenarios.credentials import WALL, signed, signed_rule
 from tests.server.conftest import Pair, close, connect, get, read_response, start_pair, stop_pair, write
 from tests.waiting import eventually

@@ -13,9 +13,9 @@ from gateway.auth.remembered_verdicts import Allowed, Verdicts
 from gateway.auth.verdict import Principal
 from gateway.engine.route import Route
 from gateway.protocol.mode import Mode
-from gateway.server.guarded_reads import MOST_EARLY_S
+from gateway.server.guarded_live_reads import MOST_EARLY_S
+from gateway.server.header_meanings import Presented, Section
 from gateway.server.live_requests import LiveRequests
-from gateway.server.request_keys import Presented, Section
 from gateway.server.verdict_keys import NamedStream
 
 MOST_S = 20.0

@@ -21,11 +21,11 @@ from gateway.limits.memory import NOTHING, Holding, SharedBytes
 from gateway.protocol.mode import Mode
 from gateway.server.client_connections import Clients
 from gateway.server.connection import Connection
+from gateway.server.header_meanings import NO_SECTION, Presented, Section
 from gateway.server.http2.connection import Http2Connection
 from gateway.server.joins import Join
 from gateway.server.phase import TRANSITIONS, Phase, PhasedChannel
 from gateway.server.request import Answered, Channel, LiveAnswer, Request
-from gateway.server.request_keys import NO_SECTION, Presented, Section
 from gateway.telemetry.access_record import CloseReason
 from gateway.telemetry.metrics import NoMetrics
 from tests.effort import examples

@@ -17,10 +17,10 @@ from gateway.limits.rate_limits import RateLimits
 from gateway.protocol.client_address import Proxies
 from gateway.server.client_connections import Clients
 from gateway.server.connection import Connection
+from gateway.server.header_meanings import Section
 from gateway.server.http2.connection import Http2Connection
 from gateway.server.request import Channel, Request
 from gateway.server.request_admission import Admission
-from gateway.server.request_keys import Section
 from gateway.tape.origin_statements import Sighting
 from gateway.telemetry.metrics import NoMetrics
 from tests.http.http2.peer import NO_SETTINGS

@@ -15,8 +15,8 @@ from gateway.engine.route import HeaderRules
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.freshness_headers import Lifetime
 from gateway.protocol.mode import Mode
+from gateway.server.header_meanings import Sections
 from gateway.server.remembered import RememberedAnswer, RememberedAnswers, Repeatable
-from gateway.server.request_keys import Sections
 from gateway.tape.eviction import USE_S
 from gateway.tape.origin_statements import Sighting
 from gateway.tape.store import TapeStore

@@ -18,8 +18,8 @@ from gateway.app import RunningGateway
 from gateway.auth.signed_urls import PARAMETERS
 from gateway.engine.route import Route
 from gateway.server import verdict_keys
+from gateway.server.header_meanings import Presented
 from gateway.server.live_requests import LiveRequests
-from gateway.server.request_keys import Presented
 from gateway.server.verdict_keys import Beginning, Beginnings, CredentialLines, NamedStream, beginning_of
 from tests.scenarios.credentials import WALL, signed, signed_rule
 from tests.server.conftest import BOUND_S, Pair, close, connect, get, read_response, start_pair, stop_pair, write

@@ -11,7 +11,7 @@ from gateway.protocol.sharing import Group, Partition, StreamKey
 from gateway.s2.records import Record
 from gateway.tape import block as block_module
 from gateway.tape import paths
-from gateway.tape.arriving import Arriving
+from gateway.tape.arriving_charge import ArrivingCharge
 from gateway.tape.eviction import POLICIES, USE_S
 from gateway.tape.record_stream import RecordStream
 from gateway.tape.store import TapeStore
@@ -116,7 +116,7 @@ def test_a_body_charged_while_it_arrives_evicts_the_same_streams_as_one_stored_a
             stream = store.open(key(str(number)), step * USE_S)
             stream.hold()
             if not stream.block_count:
-                arriving = Arriving(store, stream)
+                arriving = ArrivingCharge(store, stream)
                 for _ in range(4 * arrives):
                     assert arriving.grow(sizes[number] // 4)
                 arriving.release()

@@ -38,12 +38,12 @@ from gateway.protocol.names import MAX_OFFSET_CHARS
 from gateway.protocol.sharing import Group, Partition, StreamKey
 from gateway.protocol.target import parse_target
 from gateway.protocol.worker_headers import HOP, HOP_OUTCOME, HOP_RECORD, HOP_SAVED, Alone, HopAsk, HopSaid, Remembered
+from gateway.server.header_meanings import NO_SECTION
 from gateway.server.hop import HEAD_TIMES, HopInterpreter, HopLiveAnswers, HopSection
 from gateway.server.hop_statements import HopStatements
 from gateway.server.live import LiveRequest
 from gateway.server.poll_group import PollGroup, Rendering
 from gateway.server.request import Request
-from gateway.server.request_keys import NO_SECTION
 from gateway.tape.stream import Stream
 from gateway.tape.tape import Tape
 from gateway.telemetry.access_record import NO_ACCESS_LOG

@@ -249,10 +249,10 @@ async def test_reads_that_depend_on_more_than_the_stream_are_not_passed_on(
 
 
 async def test_reads_of_a_route_that_conceals_streams_are_not_passed_on(passing: Passing) -> None:
-    guard = SimpleNamespace(concealment=object())
+    guard = SimpleNamespace(absence_times=object())
     passing.read.route.guard = cast(Any, guard)
     assert passing.reads.begin(passing.read) is None
-    guard.concealment = None
+    guard.absence_times = None
     assert passing.reads.begin(passing.read) is not None
 
 

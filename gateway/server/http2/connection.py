@@ -30,11 +30,11 @@ from gateway.http.http2.streams import (
 from gateway.http.outgoing import response_head
 from gateway.server.client_connections import ClientConnection, Clients
 from gateway.server.handling import REFUSALS, refusal
+from gateway.server.header_meanings import Presented
 from gateway.server.http2.channel import StreamChannel
 from gateway.server.http2.timeouts import TimedHttp2Connection
 from gateway.server.joins import Join
 from gateway.server.remembered import RememberedAnswer
-from gateway.server.request_keys import Presented
 
 _log = logging.getLogger("gateway.server")
 _numbers: Final = count(1)

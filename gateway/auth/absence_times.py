@@ -1,6 +1,7 @@
-"""Concealed streams: a client cannot distinguish a refusal from the 404 for a stream that does not exist.
+"""The times of refusals that look like the 404 for an absent stream.  `gateway.auth.guard` decides which refusals do.
 
-The gateway makes both answers itself, so their fields are equal.  Both answers also take similar times.  A refusal
+The gateway makes both answers itself, so their fields are equal.  Both answers also take similar times, so that a
+client cannot distinguish them.  A refusal
 needs no request to the origin, so it is delayed by a time that the origin has recently taken for a 404.  A read that
 arrives during the delay is refused at the same moment, as if both reads shared one fetch.  Later reads are refused at
 once, for as long as the gateway would answer them with a remembered 404 if the stream were absent.
@@ -20,7 +21,7 @@ MOST_NAMES: Final = 4_096
 """The most refusals that are remembered.  The oldest are forgotten first."""
 
 
-class Concealment:
+class AbsenceTimes:
     """The times of one route's 404s, and the recently refused streams.  `now` is monotonic seconds."""
 
     def __init__(self, rng: random.Random | None = None) -> None:
@@ -35,7 +36,7 @@ class Concealment:
         """
 
     def __repr__(self) -> str:
-        return f"<Concealment {sum(map(len, self._absent.values()))} times, {len(self._refused)} names>"
+        return f"<AbsenceTimes {sum(map(len, self._absent.values()))} times, {len(self._refused)} names>"
 
     def note(self, kind: Hashable, took_s: float, *, is_absent: bool) -> None:
         """Record the seconds that the origin took for a request of this kind.  `is_absent` means that the answer was

@@ -2,8 +2,9 @@
 
 A verdict is a decision to allow a request (`gateway.auth.remembered_verdicts`).  The channel (the HTTP/1.1 connection
 or HTTP/2 stream) keeps the verdict of its live read until the read ends.  A revocation or a change of rules therefore
-examines all connections to find the reads that must end.  There is no register of live reads.  A register would cost
-an entry and an object for each read, and a long-poll client starts a new read after each message.
+examines all connections to find the reads that must end (`Verdicts.revoke` decides which).  There is no register of
+live reads.  A register would cost an entry and an object for each read, and a long-poll client starts a new read after
+each message.
 
 A read has an object of its own only if it must end at a set time.  This object replaces the channel's `live_use`, and
 passes the end of the read on to the object that it has replaced.  Verdicts of services are renewed for all their live

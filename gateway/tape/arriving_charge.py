@@ -2,7 +2,7 @@
 
 The charge grows as the bytes arrive, so a large body evicts other streams gradually.  If the budget were charged only
 when the body is stored, thousands of streams might be evicted in one call.  The stream that will hold the body is not
-evicted.
+evicted.  How readers share a body while it arrives is decided in `gateway.upstream.flight`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _LARGEST_SHARE = 2
 readers, but are not stored."""
 
 
-class Arriving:
+class ArrivingCharge:
     """The budget's charge for one body that will be stored on `stream`.  The caller must call `release` at the end."""
 
     __slots__ = ("_store", "_stream", "size")
@@ -27,7 +27,7 @@ class Arriving:
         """The bytes charged so far."""
 
     def __repr__(self) -> str:
-        return f"<Arriving {self.size} bytes>"
+        return f"<ArrivingCharge {self.size} bytes>"
 
     def grow(self, size: int) -> bool:
         """Charge `size` more bytes.  Charge nothing and return False if the budget has no room for them."""

@@ -1,5 +1,7 @@
 """The meaning of header sections: requests that differ only in headers without influence on the answer count as equal.
 
+Which readers share a stream's bytes is decided in `gateway.protocol.sharing`.
+
 A section's meaning is its text without the lines that have no influence on any answer of a route:
 
 - trace ids, user agents, and cookies that are not credentials;
