@@ -9,7 +9,9 @@ import yaml
 
 from gateway.aio.clock import ManualClock
 from gateway.config.file import load_config
+from gateway.config.fleet import MemberConfig
 from gateway.config.gateway import GatewayConfig
+from gateway.engine.fleet_own_address import own_member
 from gateway.origin.app import RunningOrigin, start_origin
 from gateway.origin.requests import Kind
 from tests.deploy.test_compose import ROOT, seconds
@@ -20,12 +22,12 @@ from tests.fleet.test_orders import bodies, order
 COMPOSE = ROOT / "config/deploy/compose.fleet.yaml"
 DOCUMENT: dict[str, Any] = yaml.safe_load(COMPOSE.read_text(encoding="utf-8"))
 SERVICES: dict[str, dict[str, Any]] = DOCUMENT["services"]
-MEMBERS = ("a", "b")
+MEMBERS = ("gateway-a", "gateway-b")
 
 
 def environment(name: str) -> dict[str, str]:
     """A member's environment, with a secret that its user has set."""
-    given = {key: str(value) for key, value in SERVICES[f"gateway-{name}"]["environment"].items()}
+    given = {key: str(value) for key, value in SERVICES[name]["environment"].items()}
     asked = given["DURABLE_GATEWAY_FLEET__SECRET"]
     assert asked.startswith("${FLEET_SECRET:?")
     return {**given, "DURABLE_GATEWAY_FLEET__SECRET": SECRET}
@@ -44,7 +46,6 @@ class ComposedSite(Site):
             "http://origin:4438": self.origin.url,
             "redis://redis:6379/0": self._redis_url,
             "0.0.0.0:4439": self.urls[name].removeprefix("http://"),
-            **{f"http://gateway-{one}:4439": url for one, url in self.urls.items()},
         }
         for key, value in environ.items():
             for there, here in places.items():
@@ -62,11 +63,11 @@ def test_members_redis_and_origin_are_where_the_members_look() -> None:
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
     configs = [load_config(environ=environment(name)).config for name in MEMBERS]
     for name, config in zip(MEMBERS, configs, strict=True):
-        fleet, service = config.fleet, SERVICES[f"gateway-{name}"]
-        assert fleet.name == name
-        assert {one.url.removeprefix("http://").rpartition(":")[0] for one in fleet.members} == {
-            f"gateway-{one}" for one in MEMBERS
-        }
+        fleet, service = config.fleet, SERVICES[name]
+        assert fleet.name == config.server.node_name == name
+        assert fleet.members_redis
+        # A container's address in the network of the members, which is not that of Redis alone.
+        assert own_member(fleet, lambda _: "172.18.0.3") == MemberConfig(name=name, url="http://172.18.0.3:4439")
         assert config.routes[0].origin == "http://origin:4438"
         assert SERVICES["origin"]["command"][-1].endswith(":4438")
         # What the tapes may take leaves room for everything else.
@@ -77,7 +78,10 @@ def test_members_redis_and_origin_are_where_the_members_look() -> None:
         assert set(service["networks"]) >= set(SERVICES["redis"]["networks"]) == {"orders"}
     assert DOCUMENT["networks"]["orders"]["internal"]
     assert not {"ports", "network_mode"} & set(SERVICES["redis"])
-    assert len({config.server.node_name for config in configs}) == len(MEMBERS)
+    # A member is added without a change of the others.
+    own = {"DURABLE_GATEWAY_FLEET__NAME", "DURABLE_GATEWAY_SERVER__NODE_NAME"}
+    first, second = ({key: value for key, value in environment(name).items() if key not in own} for name in MEMBERS)
+    assert first == second
 
 
 async def test_the_members_share_streams_and_purges(tmp_path: Path) -> None:
@@ -86,12 +90,12 @@ async def test_the_members_share_streams_and_purges(tmp_path: Path) -> None:
     async with redis_server(tmp_path) as redis:
         site = ComposedSite(origin, clock, redis.url)
         await site.start_all()
-        path = site.path_of("b")
-        await site.members["a"].put(path, b"one", Stream_Closed="true")
+        path = site.path_of("gateway-b")
+        await site.members["gateway-a"].put(path, b"one", Stream_Closed="true")
         assert await bodies(site, path, MEMBERS) == {b"one"}
         assert origin.origin.counters.requests[Kind.CATCHUP] == 1
-        answer = await order(site, "a", "purge", {"stream": path})
-        assert answer["members"] == [{"member": "b", "affected": 1, "why_not": ""}]
+        answer = await order(site, "gateway-a", "purge", {"stream": path})
+        assert answer["members"] == [{"member": "gateway-b", "affected": 1, "why_not": ""}]
         assert answer["in_redis"]
         await site.close()
     await origin.stop(grace_s=0)
