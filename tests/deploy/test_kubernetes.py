@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,10 +22,13 @@ from gateway.config.file import load_config
 from gateway.config.gateway import GatewayConfig
 from gateway.engine.fleet_own_address import own_address
 from tests.deploy.dockerfile import assignments, read
+from tests.deploy.kubernetes_tools import NoProgramError, kubernetes_tool
 from tests.served import durable_gateway, served
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "config/deploy/kubernetes"
+FLEET = ROOT / "config/deploy/kubernetes-fleet"
+KUSTOMIZATION = "kustomization.yaml"
 NEWEST = "newest"
 RELEASES = ("1.30", "1.33", NEWEST)
 """The oldest that the manifests are meant for, one between, and the newest that there are schemas of."""
@@ -33,6 +37,7 @@ TOKEN = "a-token-of-the-operators"
 DOCUMENTS: dict[str, dict[str, Any]] = {
     document["kind"]: document
     for path in sorted(FOLDER.glob("*.yaml"))
+    if path.name != KUSTOMIZATION
     for document in yaml.safe_load_all(path.read_text(encoding="utf-8"))
 }
 POD = DOCUMENTS["Deployment"]["spec"]["template"]
@@ -82,54 +87,101 @@ def test_the_schemas_see_a_misspelt_key() -> None:
         kubernetes_validate.validate(document, RELEASES[0], strict=True)
 
 
-FLEET = {
-    path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in sorted((FOLDER / "fleet").glob("*.yaml"))
-}
-MEMBER = FLEET["deployment-patch"]["spec"]["template"]["spec"]["containers"][0]
+Documents = dict[tuple[str, str], dict[str, Any]]
+"""The documents by kind and name."""
 
 
-@pytest.mark.parametrize("release", RELEASES)
-def test_every_manifest_of_a_fleet_is_of_its_kinds_schema(release: str) -> None:
+def kustomized(folder: Path) -> Documents:
+    """What `kubectl apply -k` would apply."""
+    try:
+        command = [kubernetes_tool("kubectl"), "kustomize", str(folder)]
+    except NoProgramError as error:
+        pytest.skip(str(error))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    documents = list(yaml.safe_load_all(done.stdout))
+    named = {(one["kind"], one["metadata"]["name"]): one for one in documents}
+    assert len(named) == len(documents)
+    return named
+
+
+@pytest.fixture(params=["fleet", "redis"])
+def fleet(request: pytest.FixtureRequest, tmp_path: Path) -> Documents:
+    """The fleet as it is, and with the line for Redis."""
+    if request.param == "fleet":
+        return kustomized(FLEET)
+    shutil.copytree(FOLDER, tmp_path / FOLDER.name)
+    shutil.copytree(FLEET, tmp_path / FLEET.name)
+    file = tmp_path / FLEET.name / KUSTOMIZATION
+    text = file.read_text(encoding="utf-8")
+    assert "#- ../kubernetes/redis" in text
+    file.write_text(text.replace("#- ../kubernetes/redis", "- ../kubernetes/redis"), encoding="utf-8")
+    return kustomized(tmp_path / FLEET.name)
+
+
+def test_kustomize_applies_every_manifest_as_it_is() -> None:
+    found = kustomized(FOLDER)
+    assert {kind: document for (kind, _), document in found.items()} == DOCUMENTS
+
+
+def test_every_manifest_of_a_fleet_is_of_its_kinds_schema(fleet: Documents) -> None:
     import kubernetes_validate
 
-    release = kubernetes_validate.latest_version() if release == NEWEST else release
-    patched = yaml.safe_load((FOLDER / "deployment.yaml").read_text(encoding="utf-8"))
-    container = patched["spec"]["template"]["spec"]["containers"][0]
-    assert container["name"] == MEMBER["name"]
-    for key in MEMBER.keys() - {"name"}:
-        container[key] += MEMBER[key]
-    for document in (patched, FLEET["service"], FLEET["networkpolicy"]):
-        kubernetes_validate.validate(document, release, strict=True)
+    # The other objects, and their schemas in other releases, are those of the tests above.
+    for kind, name in (
+        ("Deployment", "durable-gateway"),
+        ("NetworkPolicy", "durable-gateway-fleet"),
+        ("Service", "durable-gateway-fleet"),
+    ):
+        kubernetes_validate.validate(fleet[kind, name], RELEASES[0], strict=True)
+
+
+def test_a_fleet_has_three_members_and_what_else_the_pods_have(fleet: Documents) -> None:
+    added = {("NetworkPolicy", "durable-gateway-fleet"), ("Service", "durable-gateway-fleet")}
+    assert set(fleet) == {(kind, "durable-gateway") for kind in DOCUMENTS} | added
+    assert fleet["HorizontalPodAutoscaler", "durable-gateway"]["spec"]["minReplicas"] == 3
+    pod = fleet["Deployment", "durable-gateway"]["spec"]["template"]["spec"]["containers"][0]
+    for key in ("env", "ports"):
+        assert all(one in pod[key] for one in CONTAINER[key])
+    own = {"env", "image", "ports"}
+    assert {key: pod[key] for key in pod.keys() - own} == {key: CONTAINER[key] for key in CONTAINER.keys() - own}
 
 
 @pytest.mark.parametrize(("pod_ip", "member"), [("10.1.2.3", "10.1.2.3:4439"), ("fd00::3", "[fd00::3]:4439")])
-def test_pods_of_a_fleet_find_each_other_by_the_headless_service(tmp_path: Path, pod_ip: str, member: str) -> None:
-    service, policy = FLEET["service"], FLEET["networkpolicy"]["spec"]
+def test_pods_of_a_fleet_find_each_other_by_the_headless_service(
+    fleet: Documents, tmp_path: Path, pod_ip: str, member: str
+) -> None:
+    service = fleet["Service", "durable-gateway-fleet"]
+    policy = fleet["NetworkPolicy", "durable-gateway-fleet"]["spec"]
+    pod = fleet["Deployment", "durable-gateway"]["spec"]["template"]["spec"]["containers"][0]
     assert service["spec"]["clusterIP"] == "None"
     assert service["spec"]["publishNotReadyAddresses"]
     assert service["spec"]["selector"] == policy["podSelector"]["matchLabels"] == LABELS
     (rule,) = policy["ingress"]
     assert rule["from"] == [{"podSelector": {"matchLabels": LABELS}}]
     assert rule["ports"] == [{"port": "fleet"}]
-    given = {"POD_IP": pod_ip, "NODE_NAME": "durable-gateway-6d5f-abcde", "SECRET": "s" * 64}
+    given = {"POD_IP": pod_ip, "NODE_NAME": "durable-gateway-6d5f-abcde", "SECRET": "s" * 64, "REDIS_PASSWORD": "p"}
     environ = environment()
-    for one in MEMBER["env"]:
-        value = one.get("value") or given[one["name"].rpartition("__")[2]]
+    for one in pod["env"]:
+        value = one.get("value") or given.get(one["name"].rpartition("__")[2], TOKEN)
         environ[one["name"]] = value.replace("$(POD_IP)", given["POD_IP"])
     del environ["POD_IP"]
     file = tmp_path / "gateway.toml"
-    file.write_text(DOCUMENTS["ConfigMap"]["data"]["gateway.toml"], encoding="utf-8")
+    file.write_text(fleet["ConfigMap", "durable-gateway"]["data"]["gateway.toml"], encoding="utf-8")
     config = load_config(file, environ=environ).config
     port = config.fleet.dns_name.port
     assert config.fleet.dns_name.host == service["metadata"]["name"]
     assert str(own_address(config.fleet)) == member
     assert config.server.node_name == given["NODE_NAME"]
-    assert (
-        [port] == [one["port"] for one in service["spec"]["ports"]] == [one["containerPort"] for one in MEMBER["ports"]]
-    )
+    ports = {one["name"]: one["containerPort"] for one in pod["ports"]}
+    assert [port] == [one["port"] for one in service["spec"]["ports"]] == [ports["fleet"]]
     listener = config.fleet.listener
     assert listener is not None
     assert listener.address == f":{port}"
+    if config.fleet.redis:
+        (password,) = [one for one in pod["env"] if one["name"].endswith("__REDIS_PASSWORD")]
+        assert password["valueFrom"]["secretKeyRef"]["optional"], "a server without a password needs no secret"
+        assert config.fleet.redis_place.password == "p"
 
 
 def test_there_is_one_of_each_and_all_have_one_name() -> None:
