@@ -16,13 +16,14 @@ from grafana.alerts_page import PAGE, RULES, RUNBOOKS, with_alerts, with_runbook
 from grafana.board import rendered
 from grafana.cache import CACHE
 from grafana.connections import CONNECTIONS
+from grafana.fleet import FLEET
 from grafana.live import LIVE
 from grafana.origin import ORIGIN
 from grafana.overview import OVERVIEW
 from grafana.pipeline import PIPELINE
 
 FOLDER: Final = Path(__file__).parent / "dashboards"
-BOARDS: Final = (OVERVIEW, LIVE, CACHE, ORIGIN, CONNECTIONS, PIPELINE)
+BOARDS: Final = (OVERVIEW, LIVE, CACHE, ORIGIN, CONNECTIONS, FLEET, PIPELINE)
 
 
 def files(runbooks: str = RUNBOOKS) -> Mapping[Path, str]:

@@ -89,6 +89,11 @@ def panel_queries() -> list[Asked]:
     return asked
 
 
+def is_of_fleet(query: str) -> bool:
+    """Whether a query reads series that only a member of a fleet has."""
+    return "durable_gateway_fleet_" in query
+
+
 def annotation_queries() -> list[Asked]:
     """The queries of every dashboard's annotations."""
     return [

@@ -8,7 +8,8 @@ from dataclasses import fields
 from itertools import combinations
 from pathlib import Path
 from random import Random
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -18,6 +19,13 @@ from gateway.config.cache_plan import parse_plan
 from gateway.config.origins import OriginsConfig
 from gateway.config.rate_limits import RateLimitConfig
 from gateway.config.routes import RouteConfig
+from gateway.disk.store import DiskCounts
+from gateway.engine.fleet_announced import MembersInRedis
+from gateway.engine.fleet_dns import MembersInDns
+from gateway.engine.fleet_found import FoundMembers, Source
+from gateway.engine.fleet_member import Member
+from gateway.engine.fleet_redis import OrdersByRedis
+from gateway.ops.disk_families import DiskState
 from gateway.ops.memory_figures import MemoryState
 from gateway.ops.metrics import Metrics
 from gateway.ops.plan_state import PlanState
@@ -74,8 +82,8 @@ def test_every_query_reads_series_that_the_gateway_has() -> None:
     metrics = Metrics(routes=["default"], limits={"connections": 1, "followed_streams": 1})
     metrics.protocols = {"default": "s2"}
     nothing: dict[str, Any] = dict.fromkeys((field.name for field in fields(PlanState)), 0)
-    state = PlanState(**{**nothing, "plan": parse_plan(SAMPLE)})
-    metrics.plan = lambda: state
+    planned = PlanState(**{**nothing, "plan": parse_plan(SAMPLE)})
+    metrics.plan = lambda: planned
     metrics.limit_figures.configure([RateLimitConfig(name="reads", live_reads=1)], ["default"])
     metrics.listeners.speaks_tls(":443", [reason.value for reason in HandshakeFailure])
     metrics.listeners.refused = lambda: dict.fromkeys(ConnectionRefusal, 0)
@@ -83,9 +91,24 @@ def test_every_query_reads_series_that_the_gateway_has() -> None:
     metrics.listeners.expiries = lambda: [(":443", "edge.test", 1e9)]
     origins = Origins(ManualClock(), Random(1), lambda line: None)
     origins.configure([RouteConfig(origin="http://a")], OriginsConfig(), {})
-    metrics.look = lambda: State(origins=origins.snapshot(), upstream={"live": Connections(0, 0, 0.0, 0.0)})
-    text, _ = metrics.exposition()
-    existing = figures(text.decode(), "a")
+    metrics.disk = lambda: DiskState(DiskCounts())
+    member = SimpleNamespace(name="b", why_not="", share=1.0, workers=1, has_differed=False, losses=0, asked=0)
+    by_redis = SimpleNamespace(problem="", losses=0, foreign=SimpleNamespace(count=0))
+    existing = []
+    # A fleet finds its members in one of them.
+    for source in MembersInDns, MembersInRedis:
+        found = FoundMembers(cast("Source", object.__new__(source)), lambda _: None, ManualClock())
+        state = State(
+            origins=origins.snapshot(),
+            upstream={"live": Connections(0, 0, 0.0, 0.0)},
+            members=(cast("Member", member),),
+            found=found,
+            by_redis=cast("OrdersByRedis", by_redis),
+            missed_orders=0,
+        )
+        metrics.look = lambda state=state: state  # type: ignore[misc]
+        text, _ = metrics.exposition()
+        existing += figures(text.decode(), "a")
     for asked in (*panel_queries(), *annotation_queries(), *alert_queries()):
         assert unanswered(asked.query, existing) == set(), asked.where
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +18,8 @@ from gateway.config.gateway import GatewayConfig
 from gateway.origin.app import RunningOrigin, start_origin
 from grafana.spared import BYTES_SPARED, REQUESTS_SPARED
 from tests.certificates import Authority
+from tests.fleet.redis_server import redis_server
+from tests.fleet.site import SECRET
 from tests.grafana.load import EARLY, READERS, ask_everything, live_readers, send, write_plan
 from tests.grafana.prometheus import Prometheus, running_prometheus
 from tests.grafana.queries import (
@@ -26,10 +29,13 @@ from tests.grafana.queries import (
     annotation_queries,
     evaluate,
     figures,
+    is_of_fleet,
     panel_queries,
     sums,
 )
 from tests.plans import PlanFile
+from tests.ports import kept_port
+from tests.waiting import eventually
 
 BOUND_S = 60.0
 ATTEMPTS = 10
@@ -65,6 +71,7 @@ MOVED = {
     "durable_gateway_requests_total",
     "durable_gateway_response_bytes_total",
     "durable_gateway_response_saved_bytes_total",
+    "durable_gateway_store_limit_bytes",
     "durable_gateway_subscribers",
     "durable_gateway_tape_blocks",
     "durable_gateway_tape_bytes",
@@ -119,6 +126,7 @@ async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
         cache_bytes=400_000,
         live_linger_s=0.0,
         shutdown_timeout_s=1.0,
+        store={"path": str(tmp_path / "store")},
         rate_limits=[{"name": "reads", "requests_per_s": 1_000_000}],
         listeners=[{"address": "127.0.0.1:0"}, {"address": "127.0.0.1:0", "tls": {"certificates": [pair.as_config()]}}],
     )
@@ -171,7 +179,8 @@ async def at_rest(
 
 async def test_prometheus_shows_the_gateways_counts(stage: Stage) -> None:
     seen: set[str] = set()
-    for asked in (*panel_queries(), *alert_queries()):
+    alone = [asked for asked in panel_queries() if not is_of_fleet(asked.query)]
+    for asked in (*alone, *alert_queries()):
         for one in sums(asked.query):
             if not one.name.startswith(RESTLESS):
                 shown = await stage.prometheus.query(one.query, stage.at)
@@ -203,7 +212,7 @@ async def test_prometheus_shows_the_gateways_counts(stage: Stage) -> None:
 
     # Every panel has data, and values where the load causes some.
     assert {name for name in counted if stage.of(name)} >= MOVED
-    for asked in panel_queries():
+    for asked in alone:
         found = await stage.prometheus.query(asked.query, stage.at)
         assert found, asked
         parts = [evaluate(one, stage.own) for one in sums(asked.query)]
@@ -226,3 +235,55 @@ async def test_prometheus_shows_the_gateways_counts(stage: Stage) -> None:
         found = await stage.prometheus.query(asked.query, stage.at)
         assert found, asked
         assert set(found.values()) <= {0.0, 1.0}, asked
+
+
+async def test_the_fleets_dashboard_shows_a_member_that_is_lost(tmp_path: Path) -> None:
+    origin = await start_origin()
+    async with AsyncExitStack() as stack:
+        redis = await stack.enter_async_context(redis_server(tmp_path))
+        session = await stack.enter_async_context(ClientSession(timeout=ClientTimeout(total=BOUND_S)))
+        members = {}
+        for name in "ab":
+            port = stack.enter_context(kept_port())
+            fleet = {"name": name, "listen": f"127.0.0.1:{port}", "members_redis": True, "redis": redis.url}
+            config = GatewayConfig.for_origin(
+                origin.url,
+                listen="127.0.0.1:0",
+                admin="127.0.0.1:0",
+                node_name=name,
+                shutdown_timeout_s=1.0,
+                fleet={**fleet, "secret": SECRET},
+            )
+            members[name] = await start_gateway(config)
+        admin = members["a"].admin_url.removeprefix("http://")
+        prometheus = await stack.enter_async_context(running_prometheus(tmp_path, admin, session))
+
+        async def shown(series: str) -> set[float]:
+            return set((await prometheus.query(f"durable_gateway_fleet_{series}")).values())
+
+        async def is_shared() -> bool:
+            return await shown("member_share") == {1.0}
+
+        await eventually(is_shared, within_s=BOUND_S, look_s=0.2)
+        for number in range(16):
+            url = f"{members['a'].gateway_url}/s/{number}"
+            assert await send(session, "PUT", url, b"[1]", {"Stream-Closed": "true"}) == 201
+            assert await send(session, "GET", f"{url}?offset=-1") == 200
+        at = await prometheus.scrapes(2)
+        async with session.get(f"{members['a'].admin_url}/metrics") as reply:
+            own = figures(await reply.text(), admin)
+        for asked in panel_queries():
+            if is_of_fleet(asked.query) and "_fleet_dns_" not in asked.query:
+                assert await prometheus.query(asked.query, at), asked
+                for one in sums(asked.query):
+                    assert await prometheus.query(one.query, at) == pytest.approx(evaluate(one, own)), asked
+        assert min(await shown("requests_total")) > 0
+
+        await members["b"].stop()
+
+        async def is_lost() -> bool:
+            return await shown("member_share") == {0.0} and await shown("member_losses_total") == {1.0}
+
+        await eventually(is_lost, within_s=BOUND_S, look_s=0.2)
+        await members["a"].stop()
+    await origin.stop(grace_s=0)
