@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 import subprocess
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -65,9 +67,18 @@ def helm(*arguments: str, values: dict[str, Any] | None = None) -> subprocess.Co
         pytest.skip(str(error))
     # JSON is YAML, and it comes by stdin.
     command = [program, *arguments, "--namespace", "edge", "--values", "-"]
-    return subprocess.run(
-        command, input=json.dumps(values or {}), cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
-    )
+    # Neither the clusters of the developer nor what Helm remembers of an earlier one.
+    with tempfile.TemporaryDirectory() as cache:
+        environ = {**os.environ, "KUBECONFIG": os.devnull, "KUBECACHEDIR": cache}
+        return subprocess.run(
+            command,
+            input=json.dumps(values or {}),
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
 
 
 def rendered(values: dict[str, Any], *more: str) -> Documents:
