@@ -493,7 +493,7 @@ def test_prometheus_scrapes_the_admin_ports_with_the_token() -> None:
     assert endpoint["authorization"]["credentials"] == {"name": NAME, "key": "admin-token"}
 
 
-# -- mistakes -----------------------------------------------------------------------------------------------------------
+# -- mistakes ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
