@@ -22,7 +22,7 @@ from gateway.config.routes import RouteConfig
 from gateway.disk.store import DiskCounts
 from gateway.engine.fleet_announced import MembersInRedis
 from gateway.engine.fleet_dns import MembersInDns
-from gateway.engine.fleet_found import FoundMembers, Source
+from gateway.engine.fleet_found import FoundMembers, MembersSource
 from gateway.engine.fleet_member import Member
 from gateway.engine.fleet_redis import OrdersByRedis
 from gateway.ops.disk_families import DiskState
@@ -97,7 +97,7 @@ def test_every_query_reads_series_that_the_gateway_has() -> None:
     existing = []
     # A fleet finds its members in one of them.
     for source in MembersInDns, MembersInRedis:
-        found = FoundMembers(cast("Source", object.__new__(source)), lambda _: None, ManualClock())
+        found = FoundMembers(cast("MembersSource", object.__new__(source)), lambda _: None, ManualClock())
         state = State(
             origins=origins.snapshot(),
             upstream={"live": Connections(0, 0, 0.0, 0.0)},
