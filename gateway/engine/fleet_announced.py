@@ -36,6 +36,8 @@ HOLD_S: Final = LIFE_S
 """Seconds for the other members to announce themselves again after Redis was away or has lost its data."""
 MOST_OFF_S: Final = 30.0
 """The most seconds by which the time in an announcement may be wrong, because clocks differ."""
+_MOST_LOST: Final = 3
+"""At so many looks in a row, this gateway may find that its announcement has gone since the look before."""
 
 
 class MemberStore(Protocol):
@@ -46,7 +48,7 @@ class MemberStore(Protocol):
 
     async def entries(self) -> list[tuple[bytes, bytes]]: ...
 
-    async def announce(self, name: str, entry: bytes, at: float, life_s: float) -> None: ...
+    async def announce(self, name: str, entry: bytes, life_s: float) -> None: ...
 
     async def withdraw(self, name: str, is_own: Callable[[bytes], bool]) -> None: ...
 
@@ -154,6 +156,10 @@ class MembersInRedis:
         self._rng = rng
         self._has_announced = False
         """Whether this gateway was announced before."""
+        self._is_new = False
+        """Whether this process has announced this gateway at the latest look."""
+        self._lost = 0
+        """At how many looks in a row the announcement of the look before was missing."""
         self._is_away = False
         """Whether Redis could not be asked at the latest look."""
         self._held_until: dict[str, float] = {}
@@ -177,11 +183,14 @@ class MembersInRedis:
         self._hold(announced, may_lack=was_away or (self._has_announced and found is None))
         judged = judge_own(found, own, has_announced=self._has_announced)
         is_announced = found is not None and found.instance == own.instance
-        problems = [judged.problem, problem]
+        self._lost = self._lost + 1 if self._is_new and found is None else 0
+        self._is_new = False
+        lost = "the announcement of this gateway is lost again and again" if self._lost >= _MOST_LOST else ""
+        problems = [judged.problem, problem, lost]
         if judged.is_due and not self.is_replaced():
             try:
-                await self._store.announce(own.name, self._seal.announcement(own), own.at, LIFE_S)
-                is_announced = True
+                await self._store.announce(own.name, self._seal.announcement(own), LIFE_S)
+                is_announced = self._is_new = True
             except OSError as error:
                 problems.append(f"this gateway cannot be announced: {error}")
         self._has_announced |= is_announced

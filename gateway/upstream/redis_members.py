@@ -1,8 +1,9 @@
 """The announcements of a fleet's members in Redis or Valkey: a key for each member that expires, and an index of names.
 
 The index is a sorted set of the names by the time of their latest announcement, so that the keys are found without a
-look at all keys of the database.  It has no more than `MOST_NAMES` names, and none of long ago.  All keys begin with
-the name of the fleet, which also keeps them in one slot of a cluster.
+look at all keys of the database.  It has no more than `MOST_NAMES` names, none of long ago, and none of a time to come.
+The times are those of Redis's own clock, so a member with a wrong clock removes no name of another member.  All keys
+begin with the name of the fleet, which also keeps them in one slot of a cluster.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from gateway.upstream.redis_database import RedisDatabase
 MOST_NAMES: Final = 256
 """The most names in the index: four times as many as a fleet has members."""
 _INDEXED_S: Final = 3_600.0
-"""The most seconds that a name stays in the index after its latest announcement.  A member whose clock is some minutes
-ahead removes no name that is in use."""
+"""The most seconds that a name stays in the index after its latest announcement."""
+_AHEAD_S: Final = 60.0
+"""The most seconds by which the time of a name may lie ahead: Redis's clock may be set back."""
 _MS_PER_S: Final = 1_000
 
 
@@ -46,12 +48,15 @@ class RedisMembers:
         entries: Any = await self._database.within(self._client.mget([prefix + name for name in names]))
         return [(name, entry) for name, entry in zip(names, entries, strict=True) if entry is not None]
 
-    async def announce(self, name: str, entry: bytes, at: float, life_s: float) -> None:
-        """Set an announcement, which expires after `life_s`.  `at` is its time (Unix seconds).  Raises OSError."""
+    async def announce(self, name: str, entry: bytes, life_s: float) -> None:
+        """Set an announcement, which expires after `life_s`.  Raises OSError."""
+        now, _ = await self._database.within(self._client.time())
         changes = self._client.pipeline(transaction=True)
         changes.set(self._prefix + name, entry, px=round(life_s * _MS_PER_S))
-        changes.zadd(self._index, {name: at})
-        changes.zremrangebyscore(self._index, "-inf", at - _INDEXED_S)
+        changes.zadd(self._index, {name: now})
+        changes.zremrangebyscore(self._index, "-inf", now - _INDEXED_S)
+        # Names of a time to come would stay for good, and push out the names of all members.
+        changes.zremrangebyscore(self._index, now + _AHEAD_S, "+inf")
         changes.zremrangebyrank(self._index, 0, -MOST_NAMES - 1)
         await self._database.within(changes.execute())
 

@@ -14,6 +14,7 @@ from gateway.aio.clock import ManualClock
 from gateway.config.errors import ConfigError
 from gateway.config.fleet import MOST_MEMBERS, FleetConfig, MemberConfig
 from gateway.config.gateway import GatewayConfig
+from gateway.config.redis_place import parse_redis_url
 from gateway.engine import fleet, fleet_found
 from gateway.engine.fleet_announced import (
     HOLD_S,
@@ -21,6 +22,7 @@ from gateway.engine.fleet_announced import (
     MOST_OFF_S,
     RENEW_S,
     MembersInRedis,
+    MemberStore,
     judge_own,
     listed_members,
 )
@@ -30,6 +32,7 @@ from gateway.engine.foreign_entries import ForeignEntries
 from gateway.origin.app import RunningOrigin
 from gateway.protocol.stored_orders import Announcement, Seal
 from gateway.upstream import redis_members
+from gateway.upstream.redis_members import RedisMembers
 from tests.fleet.redis_server import RedisServer, gate, redis_server
 from tests.fleet.site import NAMES, SECRET
 from tests.fleet.test_orders import PRINCIPAL, REVOKED, order, revocations
@@ -157,7 +160,7 @@ class MemoryStore:
             raise OSError(self.fault)
         return [(name, entry) for name, (entry, until) in self.kept.items() if self._clock.now() < until]
 
-    async def announce(self, name: str, entry: bytes, at: float, life_s: float) -> None:
+    async def announce(self, name: str, entry: bytes, life_s: float) -> None:
         if self.fault or self.full:
             raise OSError(self.fault or self.full)
         self.announced += 1
@@ -176,7 +179,7 @@ class MemoryStore:
 class Gateway:
     """One gateway's looks at the announcements, and its list."""
 
-    def __init__(self, store: MemoryStore, clock: ManualClock, name: str, url: str = "", instance: str = "") -> None:
+    def __init__(self, store: MemberStore, clock: ManualClock, name: str, url: str = "", instance: str = "") -> None:
         self.answering: set[str] = set()
         """The other members that answer its probes."""
         self.listed: dict[str, str] = {}
@@ -344,6 +347,15 @@ async def test_an_empty_redis_makes_no_gateway_alone(
     assert await a.others() == {"c"}
     await live(clock, 2, a)
     assert a.listed == {}, "c has not announced itself again"
+
+
+async def test_an_announcement_that_is_lost_again_and_again_is_reported(store: MemoryStore, clock: ManualClock) -> None:
+    a, problems = Gateway(store, clock, "a"), []
+    for is_lost in (True, True, True, True, False, False):
+        problems.append((await a.look()).problem)
+        if is_lost:
+            store.kept.clear()
+    assert problems == ["", "", "", line := "the announcement of this gateway is lost again and again", line, ""]
 
 
 async def test_an_orderly_end_removes_the_announcement_at_once(
@@ -702,7 +714,31 @@ async def test_foreign_names_in_redis_push_out_no_member(site: AnnouncedSite, mo
     await site.start("b")
     assert site.others("b") == {"a"}
     assert await site.redis.client.zcard(index) == 2, "names of long ago are gone"
-    await site.redis.client.zadd(index, {f"x{number}": site.clock.wall() - 5 for number in range(100)})
+    now, _ = await site.redis.client.time()
+    await site.redis.client.zadd(index, {f"x{number}": now - 5 for number in range(100)})
     async with time_passing(site.clock, STEP_S):
         await eventually(site.have_joined)
     assert await site.redis.client.zcard(index) <= 8
+    await site.redis.client.zadd(index, {f"y{number}": 1e15 for number in range(8)})
+    await site.until_looked(4, "a", "b")
+    assert [name for name in await site.redis.client.zrange(index, 0, -1) if name[:1] == b"y"] == []
+    assert (site.found("a").found, site.found("b").found) == (2, 2)
+
+
+@pytest.mark.parametrize("off_s", [-7_200.0, 7_200.0])
+async def test_a_member_whose_clock_is_hours_off_removes_no_name_and_is_reported_once(
+    redis: RedisServer, off_s: float
+) -> None:
+    stores = [RedisMembers(parse_redis_url(redis.url), SEAL.fleet) for _ in NAMES]
+    clocks = ManualClock(), ManualClock(), ManualClock(wall=ManualClock().wall() + off_s)
+    gateways = [Gateway(*one) for one in zip(stores, clocks, NAMES, strict=True)]
+    problems: set[str] = set()
+    for number in range(20):
+        for one, own_clock in zip(gateways, clocks, strict=True):
+            own_clock.advance(1)
+            problem = (await one.look()).problem
+            if number and one is not gateways[-1]:
+                problems.add(problem)
+    assert problems == {"the time in the announcement of c is wrong: the clocks differ, or it was written again"}
+    for one in gateways:
+        await one.source.close()
