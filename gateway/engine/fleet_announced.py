@@ -10,7 +10,9 @@ notices it by a look that has failed, or because its own announcement is missing
 
 A name belongs to the gateway that is announced under it.  Another gateway with that name and another URL is not
 announced while the announcement lasts, and says so.  At the same URL, it takes the name over, because the process that
-was announced there has ended.  So a gateway that starts again is listed at once.
+was announced there has ended.  So a gateway that starts again is listed at once.  In an upgrade, that process goes on
+until it is replaced: the next version is listed by its announcement, and renews it when the earlier version no longer
+does.
 """
 
 from __future__ import annotations
@@ -78,11 +80,13 @@ class OwnAnnouncement(NamedTuple):
     """The conflict with another gateway, for the operator; empty if there is none."""
 
 
-def judge_own(found: Announcement | None, own: Announcement, *, has_announced: bool) -> OwnAnnouncement:
+def judge_own(
+    found: Announcement | None, own: Announcement, *, has_announced: bool, is_successor: bool = False
+) -> OwnAnnouncement:
     """Judge the announcement that was found under this gateway's name.
 
     `own` is the announcement that this gateway would make now.  `has_announced` states whether this gateway was
-    announced before.
+    announced before.  `is_successor` states whether this gateway replaces an earlier version in an upgrade.
     """
     if found is None:
         return OwnAnnouncement(is_due=True)
@@ -94,7 +98,8 @@ def judge_own(found: Announcement | None, own: Announcement, *, has_announced: b
         return OwnAnnouncement(False, f"{conflict}: this one is not announced, {why}")
     if has_announced:
         return OwnAnnouncement(False, f"{conflict} too: each needs a fleet.name and a fleet.url of its own")
-    return OwnAnnouncement(is_due=True)
+    # The earlier version renews its announcement until it is replaced.  To it, a second one would be a conflict.
+    return OwnAnnouncement(is_due=not is_successor or abs(own.at - found.at) >= 2 * RENEW_S)
 
 
 def listed_members(
@@ -138,14 +143,18 @@ class MembersInRedis:
         foreign: ForeignEntries,
         clock: Clock,
         rng: Random,
+        *,
+        is_successor: bool = False,
     ) -> None:
         """`present` returns the other members in the list.  `is_replaced` returns whether another version of this
-        gateway goes on in its place, under its name."""
+        gateway goes on in its place, under its name.  `is_successor` states whether this gateway replaces an earlier
+        version."""
         self.where: Final = f"in Redis at {store.shown}"
         self.setting: Final = f"fleet.members_redis at {store.shown}"
         self.noun: Final = "announcement", "announcements"
         self.retry_s: Final = LOOK_S
         self.is_replaced = is_replaced
+        self._is_successor = is_successor
         self._store = store
         self._seal = seal
         self._own = own
@@ -181,13 +190,15 @@ class MembersInRedis:
         announced, problem = self._read(entries, own.at)
         found = announced.pop(own.name, None)
         self._hold(announced, may_lack=was_away or (self._has_announced and found is None))
-        judged = judge_own(found, own, has_announced=self._has_announced)
+        judged = OwnAnnouncement(is_due=False)
+        if not self.is_replaced():
+            judged = judge_own(found, own, has_announced=self._has_announced, is_successor=self._is_successor)
         is_announced = found is not None and found.instance == own.instance
         self._lost = self._lost + 1 if self._is_new and found is None else 0
         self._is_new = False
         lost = "the announcement of this gateway is lost again and again" if self._lost >= _MOST_LOST else ""
         problems = [judged.problem, problem, lost]
-        if judged.is_due and not self.is_replaced():
+        if judged.is_due:
             try:
                 await self._store.announce(own.name, self._seal.announcement(own), LIFE_S)
                 is_announced = self._is_new = True

@@ -63,7 +63,7 @@ def make_fleet(config: FleetConfig, clock: Clock, rng: Random, crew: WorkerPlace
     else:
         fleet = Fleet(config if announced is None else _alone(config, announced), clock, rng, crew=crew)
     if config.redis:
-        _use_redis(fleet, config, announced, clock, rng)
+        _use_redis(fleet, config, announced, clock, rng, crew)
     return fleet
 
 
@@ -86,7 +86,14 @@ def _fleet_by_dns(config: FleetConfig, clock: Clock, rng: Random, crew: WorkerPl
     return fleet
 
 
-def _use_redis(fleet: Fleet, config: FleetConfig, announced: MemberConfig | None, clock: Clock, rng: Random) -> None:
+def _use_redis(
+    fleet: Fleet,
+    config: FleetConfig,
+    announced: MemberConfig | None,
+    clock: Clock,
+    rng: Random,
+    crew: WorkerPlace | None,
+) -> None:
     """Let orders go through Redis too, and find the members there if this one is `announced`."""
     try:
         from gateway.upstream.redis_members import RedisMembers
@@ -117,6 +124,7 @@ def _use_redis(fleet: Fleet, config: FleetConfig, announced: MemberConfig | None
             foreign,
             clock,
             rng,
+            is_successor=crew is not None and bool(crew.predecessors),
         )
         fleet.found = FoundMembers(source, fleet.replace_members, clock)
 

@@ -179,7 +179,16 @@ class MemoryStore:
 class Gateway:
     """One gateway's looks at the announcements, and its list."""
 
-    def __init__(self, store: MemberStore, clock: ManualClock, name: str, url: str = "", instance: str = "") -> None:
+    def __init__(
+        self,
+        store: MemberStore,
+        clock: ManualClock,
+        name: str,
+        url: str = "",
+        instance: str = "",
+        *,
+        is_successor: bool = False,
+    ) -> None:
         self.answering: set[str] = set()
         """The other members that answer its probes."""
         self.listed: dict[str, str] = {}
@@ -189,7 +198,7 @@ class Gateway:
         self.foreign = ForeignEntries(store.shown, clock)
         self.source = MembersInRedis(
             store, SEAL, self.own, (instance or name) * 16, self._present, lambda: self.is_replaced, self.foreign,
-            clock, Random(1),
+            clock, Random(1), is_successor=is_successor,
         )  # fmt: skip
 
     def _present(self) -> list[Present]:
@@ -382,6 +391,29 @@ async def test_a_version_that_is_replaced_announces_nothing_more(store: MemorySt
     a.is_replaced = True
     await live(clock, 20, a)
     assert (store.announced, store.names()) == (1, set())
+
+
+async def test_an_upgrade_to_another_layout_of_shared_memory_is_no_conflict(
+    store: MemoryStore, clock: ManualClock
+) -> None:
+    old, new, b = (
+        Gateway(store, clock, "a"),
+        Gateway(store, clock, "a", instance="n", is_successor=True),
+        Gateway(store, clock, "b"),
+    )
+    await joined(old, b)
+    problems: set[str] = set()
+    for second in range(60):
+        old.is_replaced = second >= 30
+        clock.advance(1)
+        problems |= {(await one.look()).problem for one in (old, new, b)}
+        assert (b.listed, store.names()) == ({"a": "http://a:1"}, {"a", "b"})
+    assert problems == {""}
+    await old.source.close()
+    assert store.names() == {"a", "b"}
+    # The announcement is the next version's.
+    await new.source.close()
+    assert store.names() == {"b"}
 
 
 async def test_a_gateway_that_starts_again_at_its_url_takes_its_name_over_at_once(
