@@ -18,7 +18,9 @@ from gateway.aio.tasks import Tasks
 from gateway.config.fleet import MOST_MEMBERS, MemberConfig
 
 _FIRST_S: Final = 3.0
-"""The most seconds for which the start waits for the first look: several tries at a server."""
+"""The most seconds for which the start waits for a look that succeeds."""
+_RETRY_S: Final = 0.5
+"""The most seconds between two looks while the start waits."""
 _SETTLE_S: Final = 0.1
 """The most seconds for which the end waits for a look that is under way."""
 
@@ -82,6 +84,8 @@ class FoundMembers:
         """How many looks have ended."""
         self._is_alone = True
         """Whether the latest list has no other member."""
+        self._on_started = asyncio.Event()
+        """Set once a look has succeeded, or the start has waited long enough."""
         self._timer: Timer | None = None
         self._tasks = Tasks()
 
@@ -95,14 +99,17 @@ class FoundMembers:
         return f"1 {one}" if self.found == 1 else f"{self.found} {several}"
 
     async def start(self) -> None:
-        """Begin to look, and wait for the first look, but not for long."""
-        first = self._begin()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_FIRST_S):
-                await asyncio.shield(first)
+        """Begin to look, and wait until a look has succeeded, but not for long."""
+        self._begin()
+        limit = self._clock.call_later(_FIRST_S, self._on_started.set)
+        try:
+            await self._on_started.wait()
+        finally:
+            limit.cancel()
 
     async def close(self) -> None:
         """End the looks."""
+        self._on_started.set()
         self._cancel_timer()
         # uvloop leaks a UDP socket if its making is cancelled, and closing the loop then hangs.  A look-up makes its
         # socket at once, so let a look-up that has just begun go on for a moment.
@@ -117,9 +124,9 @@ class FoundMembers:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _begin(self) -> asyncio.Task[None]:
+    def _begin(self) -> None:
         self._timer = None
-        return self._tasks.start(self._look(), f"look for members {self.source.where}")
+        self._tasks.start(self._look(), f"look for members {self.source.where}")
 
     async def _look(self) -> None:
         again_s, has_answer = self.source.retry_s, False
@@ -135,6 +142,10 @@ class FoundMembers:
             self._report_failure(f"the {self.source.noun[1]} could not be used ({name})", error)
         self.has_answer = has_answer
         self.looked += 1
+        if has_answer:
+            self._on_started.set()
+        elif not self._on_started.is_set():
+            again_s = min(again_s, _RETRY_S)
         self._timer = self._clock.call_later(again_s, self._begin)
 
     def _take(self, finding: Finding) -> None:

@@ -18,7 +18,7 @@ from gateway.config.fleet import MOST_MEMBERS, FleetConfig, MemberConfig
 from gateway.config.gateway import GatewayConfig
 from gateway.engine import fleet_dns
 from gateway.engine.fleet_dns import MembersInDns, listed_members, places_at, problem_of
-from gateway.engine.fleet_found import FoundMembers
+from gateway.engine.fleet_found import _FIRST_S, FoundMembers
 from gateway.engine.fleet_own_address import own_address, source_address
 from gateway.origin.app import RunningOrigin
 from gateway.upstream.dns_records import AddressRecords, address_records
@@ -211,8 +211,9 @@ async def test_a_gateway_that_starts_without_dns_serves_and_joins_later(
 ) -> None:
     a, b, _ = site.names
     site.dns.fault = "servfail"
-    for name in (a, b):
-        await site.start(name)
+    async with time_passing(site.clock, STEP_S):
+        for name in (a, b):
+            await site.start(name)
     why = "no DNS server has given a valid answer; this gateway serves alone"
     assert await site.lines(a) == f"[-] members at {NAME}: {why}\n"
     assert (await site.metrics(a)) == {"answered": 0.0, "addresses": 0.0}
@@ -348,11 +349,12 @@ async def test_an_unexpected_exception_ends_neither_the_start_nor_the_look_ups(
     look_ups = LookUps()
     look_ups.error = ValueError("no such member")
     look_ups.answers = [AddressRecords(("10.0.0.2",), 60.0)] * 2
-    await look_ups.by_dns.start()
+    starting = asyncio.create_task(look_ups.by_dns.start())
+    await pass_turns()
     line = f"fleet.members_dns = {NAME}: the addresses could not be used (ValueError)"
     assert (look_ups.by_dns.looked, look_ups.by_dns.has_answer) == (1, False)
-    look_ups.clock.advance(5.01)
-    await pass_turns()
+    look_ups.clock.advance(_FIRST_S)
+    await starting
     assert (look_ups.asked, look_ups.by_dns.looked) == (2, 2)
     assert [one.message for one in caplog.records if "ValueError" in one.message] == [
         f"{line}; this gateway serves alone"
@@ -362,6 +364,39 @@ async def test_an_unexpected_exception_ends_neither_the_start_nor_the_look_ups(
     look_ups.clock.advance(5.01)
     await pass_turns()
     assert look_ups.by_dns.has_answer
+    await look_ups.by_dns.close()
+
+
+async def test_a_start_waits_until_a_look_has_succeeded() -> None:
+    look_ups = LookUps()
+    look_ups.answers = [OSError("none"), OSError("none"), AddressRecords(("10.0.0.2",), 60.0)]
+    starting = asyncio.create_task(look_ups.by_dns.start())
+    for looked in (1, 2):
+        await pass_turns()
+        assert (look_ups.by_dns.looked, starting.done()) == (looked, False)
+        look_ups.clock.advance(0.5)
+    await starting
+    assert look_ups.lists == [["10.0.0.1:1", "10.0.0.2:1"]]
+    await look_ups.by_dns.close()
+
+
+async def test_a_start_waits_three_seconds_for_a_look_that_succeeds() -> None:
+    look_ups = LookUps()
+    look_ups.answers = [OSError("none") for _ in range(100)]
+    starting = asyncio.create_task(look_ups.by_dns.start())
+    for _ in range(29):
+        await pass_turns()
+        assert not starting.done()
+        look_ups.clock.advance(0.1)
+    look_ups.clock.advance(0.11)
+    await starting
+    looked = look_ups.by_dns.looked
+    assert looked == pytest.approx(_FIRST_S / 0.5, abs=1)
+    # From then on, looks are as seldom as ever.
+    for _ in range(100):
+        look_ups.clock.advance(0.1)
+        await pass_turns()
+    assert look_ups.by_dns.looked - looked <= 3
     await look_ups.by_dns.close()
 
 

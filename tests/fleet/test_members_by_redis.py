@@ -15,7 +15,7 @@ from gateway.config.errors import ConfigError
 from gateway.config.fleet import MOST_MEMBERS, FleetConfig, MemberConfig
 from gateway.config.gateway import GatewayConfig
 from gateway.config.redis_place import parse_redis_url
-from gateway.engine import fleet, fleet_found
+from gateway.engine import fleet
 from gateway.engine.fleet_announced import (
     HOLD_S,
     LIFE_S,
@@ -699,8 +699,9 @@ async def test_members_find_each_other_in_redis_and_keep_each_other_without_it(
 
 async def test_a_gateway_that_starts_without_redis_serves_alone_and_joins_later(site: AnnouncedSite) -> None:
     site.redis.kill()
-    for name in "ab":
-        await site.start(name)
+    async with time_passing(site.clock, STEP_S):
+        for name in "ab":
+            await site.start(name)
     await site.members["a"].put("/s", b"x", Stream_Closed="true")
     assert (await site.members["b"].get("/s?offset=-1")).body == b"x"
     assert "it cannot be reached; this gateway serves alone" in (await site.lines("a"))[0]
@@ -710,12 +711,12 @@ async def test_a_gateway_that_starts_without_redis_serves_alone_and_joins_later(
 
 
 async def test_a_start_does_not_wait_long_for_redis(site: AnnouncedSite, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet_found, "_FIRST_S", 0.05)
     monkeypatch.setattr(fleet, "_FIRST_S", 0.05)
     async with gate(site.redis.port) as door:
         site.redis_url = door.url
         door.hold()
-        await asyncio.wait_for(site.start("a"), 5)
+        async with time_passing(site.clock, STEP_S):
+            await asyncio.wait_for(site.start("a"), 5)
         assert site.found("a").looked == 0
         door.release()
         await site.until_looked(1, "a")
