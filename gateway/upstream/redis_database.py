@@ -11,7 +11,7 @@ import asyncio
 import ssl
 from collections.abc import Awaitable, Mapping
 from contextlib import suppress
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 from redis import exceptions
 from redis.asyncio import Connection, ConnectionPool, Redis
@@ -24,6 +24,8 @@ from gateway.upstream.resolver import Resolver, look_up
 
 _COMMAND_S: Final = 1.0
 """The most seconds for one answer of Redis, with the time to connect."""
+_MOST_ANSWER_BYTES: Final = 1 << 24
+"""The most bytes of one answer of Redis: twice as many as the largest order has."""
 _MOST_ADDRESSES: Final = 4
 """The most addresses of one name that are tried."""
 _WORD_CHARS: Final = 24
@@ -32,14 +34,55 @@ _REFUSED: Final = "it has refused the user or the password"
 T = TypeVar("T")
 
 
+class _TooLargeError(Exception):
+    """An answer of Redis has too many bytes."""
+
+
+class _BoundedReader:
+    """The stream from Redis, which reads no more of one answer than `_MOST_ANSWER_BYTES`."""
+
+    def __init__(self, stream: asyncio.StreamReader | None) -> None:
+        self._stream: Any = stream
+        self._left = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def begin_answer(self) -> None:
+        self._left = _MOST_ANSWER_BYTES
+
+    def _count(self, count: int) -> None:
+        self._left -= count
+        if self._left < 0:
+            raise _TooLargeError
+
+    async def readexactly(self, n: int) -> bytes:
+        self._count(n)
+        part: bytes = await self._stream.readexactly(n)
+        return part
+
+    async def readline(self) -> bytes:
+        line: bytes = await self._stream.readline()
+        self._count(len(line))
+        return line
+
+    async def read(self, n: int = -1) -> bytes:
+        part: bytes = await self._stream.read(n)
+        self._count(len(part))
+        return part
+
+
 class _Connection(Connection):
-    """A connection whose address is looked up by the gateway: redis-py's way would fill the threads of the loop."""
+    """A connection whose address is looked up by the gateway: redis-py's way would fill the threads of the loop.
+
+    Its answers are bounded, because another party may write large values to Redis."""
 
     def __init__(self, *, resolver: Resolver, tls: ssl.SSLContext | None, **options: Any) -> None:
         super().__init__(**options)
         self._resolver = resolver
         self._tls = tls
         self._address = ""
+        self._bounded = _BoundedReader(None)
 
     def _connection_arguments(self) -> Mapping[str, Any]:
         tls = {} if self._tls is None else {"ssl": self._tls, "server_hostname": self.host}
@@ -55,10 +98,16 @@ class _Connection(Connection):
                 # An address that does not answer must leave time for the next one.
                 async with asyncio.timeout(_COMMAND_S / len(addresses)):
                     await super()._connect()  # type: ignore[no-untyped-call]
+                self._bounded = _BoundedReader(self._reader)
+                self._reader = cast("Any", self._bounded)
                 return
             except OSError as error:
                 failed = error
         raise failed
+
+    async def read_response(self, *args: Any, **options: Any) -> Any:
+        self._bounded.begin_answer()
+        return await super().read_response(*args, **options)
 
 
 class RedisDatabase:
@@ -117,6 +166,8 @@ class RedisDatabase:
 
 def _reason(error: Exception) -> str:
     match error:
+        case _TooLargeError():
+            return "its answer is too large"
         case exceptions.AuthenticationError() | exceptions.AuthorizationError():
             return _REFUSED
         case exceptions.AuthenticationWrongNumberOfArgsError():

@@ -8,6 +8,7 @@ import re
 import socket
 import sys
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Any, Final
@@ -26,6 +27,8 @@ from gateway.origin.app import RunningOrigin
 from gateway.protocol.fleet_orders import NO_ORDERS, PURGE_ALL, InEffect, Order, OrderLog
 from gateway.protocol.stored_orders import Moment, Seal, StoredEntry, news_of
 from gateway.upstream import redis_database, redis_orders
+from gateway.upstream.redis_members import RedisMembers
+from gateway.upstream.redis_orders import RedisOrders
 from tests.certificates import Authority
 from tests.fleet.redis_server import RedisServer, gate, redis_server
 from tests.fleet.site import NAMES, SECRET, Site
@@ -803,6 +806,31 @@ async def test_a_user_needs_few_rights(site: RedisSite) -> None:
     await site.start("a", {"redis_password": "PASSWORD"})
     assert (await order(site, "a", "revoke", PRINCIPAL))["in_redis"]
     assert await site.lines("a") == [f"[+] purges and revocations in Redis at 127.0.0.1:{site.redis.port}"]
+
+
+async def test_an_answer_of_redis_that_is_too_large_is_not_read(
+    redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_database, "_MOST_ANSWER_BYTES", 10_000)
+    place, key, large = parse_redis_url(redis.url), "durable-gateway:{f}:", b"x" * 6_000
+    orders, members = RedisOrders(place, "f"), RedisMembers(place, "f")
+    looks = partial(orders.since, "-"), lambda: anext(orders.revocations()), members.entries
+    for count in (1, 2):
+        await redis.client.xadd(f"{key}orders", {"order": large})
+        await redis.client.hset(f"{key}revocations", f"{count}", large)
+        await redis.client.zadd(f"{key}members", {f"{count}": count})
+        await redis.client.set(f"{key}member:{count}", large)
+        for look in looks:
+            if count == 1:
+                assert len(await look()) == 1
+            else:
+                with pytest.raises(OSError, match=r"^its answer is too large$"):
+                    await look()
+    # Nothing of an answer is left over for the next command.
+    await redis.client.flushall()
+    assert (await orders.since("-"), await anext(orders.revocations()), await members.entries()) == ([], {}, [])
+    await orders.close()
+    await members.close()
 
 
 async def test_redis_that_hangs_holds_up_nothing(site: RedisSite, monkeypatch: pytest.MonkeyPatch) -> None:
