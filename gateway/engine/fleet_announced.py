@@ -169,8 +169,8 @@ class MembersInRedis:
         """Whether this process has announced this gateway at the latest look."""
         self._lost = 0
         """At how many looks in a row the announcement of the look before was missing."""
-        self._is_away = False
-        """Whether Redis could not be asked at the latest look."""
+        self._is_away = True
+        """Whether Redis could not be asked at the latest look, or there was no look yet."""
         self._held_until: dict[str, float] = {}
         """The members that have not announced themselves again since Redis was away or has lost its data, and until
         when they stay."""

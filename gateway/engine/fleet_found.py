@@ -3,15 +3,21 @@
 
 A source finds the members.  `FoundMembers` asks it again and again, hands each list to the fleet, and reports the
 problems of the source once each.  A look that fails changes nothing: the fleet keeps its present members.
+
+A worker keeps its list in a file for workers of its gateway that start later (`KeptMembers`).  So a worker that starts
+while the source is away has the members that its siblings know.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from pathlib import Path
 from typing import Final, NamedTuple, Protocol
+
+import orjson
 
 from gateway.aio.clock import Clock, Timer
 from gateway.aio.tasks import Tasks
@@ -66,12 +72,54 @@ class MembersSource(Protocol):
         """End the use of the source, because this gateway stops."""
 
 
+class KeptMembers:
+    """The file with the latest list that a worker of this gateway has found."""
+
+    def __init__(self, folder: Path, slot: int, earlier: Iterable[Path] = ()) -> None:
+        """`folder` is private to the workers of this gateway, and `slot` is that of this worker.  `earlier` are the
+        folders of the versions that this one replaces in an upgrade."""
+        self._file = folder / "members.json"
+        self._fresh = folder / f"members-{slot}.new"
+        self._files = [self._file, *(one / self._file.name for one in earlier)]
+        self._kept: list[MemberConfig] = []
+
+    def __repr__(self) -> str:
+        return f"<KeptMembers in {self._file}>"
+
+    def keep(self, setting: str, members: list[MemberConfig]) -> None:
+        """Write the list that was found by this setting."""
+        if members == self._kept:
+            return
+        try:
+            self._fresh.write_bytes(orjson.dumps([setting, [[one.name, one.url] for one in members]]))
+            self._fresh.replace(self._file)
+            self._kept = members
+        except OSError as error:
+            _log.warning("cannot keep the list of members for workers that start later: %s", error)
+
+    def read(self, setting: str) -> list[MemberConfig]:
+        """Return the list that was found by this setting; empty if there is none."""
+        for file in self._files:
+            with suppress(OSError, ValueError):
+                kept_setting, members = orjson.loads(file.read_bytes())
+                if kept_setting == setting:
+                    return [MemberConfig(name=name, url=url) for name, url in members]
+        return []
+
+
 class FoundMembers:
     """Looks for the members again and again, from `start` to `close`."""
 
-    def __init__(self, source: MembersSource, on_members: Callable[[list[MemberConfig]], object], clock: Clock) -> None:
-        """`on_members` is called with each new list."""
+    def __init__(
+        self,
+        source: MembersSource,
+        on_members: Callable[[list[MemberConfig]], object],
+        clock: Clock,
+        kept: KeptMembers | None = None,
+    ) -> None:
+        """`on_members` is called with each new list.  `kept` is None if this process is the only one."""
         self.source: Final = source
+        self._kept = kept
         self._on_members = on_members
         self._clock = clock
         self.problem = ""
@@ -82,10 +130,12 @@ class FoundMembers:
         """How many entries the latest successful look has found."""
         self.looked = 0
         """How many looks have ended."""
+        self._has_list = False
+        """Whether a look has succeeded, of this process or of one that has kept its list."""
         self._is_alone = True
         """Whether the latest list has no other member."""
         self._on_started = asyncio.Event()
-        """Set once a look has succeeded, or the start has waited long enough."""
+        """Set once there is a list, or the start has waited long enough."""
         self._timer: Timer | None = None
         self._tasks = Tasks()
 
@@ -98,8 +148,17 @@ class FoundMembers:
         one, several = self.source.noun
         return f"1 {one}" if self.found == 1 else f"{self.found} {several}"
 
+    @property
+    def why_unknown(self) -> str:
+        """Why the other members are not known; empty if they are."""
+        why = f"{self.source.where}: {self.problem or 'no look has ended yet'}"
+        return "" if self._has_list else f"the other members are not known ({why})"
+
     async def start(self) -> None:
-        """Begin to look, and wait until a look has succeeded, but not for long."""
+        """Begin to look, and wait until there is a list of members, but not for long."""
+        if self._kept is not None and (kept := self._kept.read(self.source.setting)):
+            self._use(kept)
+            self._on_started.set()
         self._begin()
         limit = self._clock.call_later(_FIRST_S, self._on_started.set)
         try:
@@ -149,11 +208,16 @@ class FoundMembers:
         self._timer = self._clock.call_later(again_s, self._begin)
 
     def _take(self, finding: Finding) -> None:
-        self._on_members(finding.members)
+        self._use(finding.members)
+        if self._kept is not None:
+            self._kept.keep(self.source.setting, finding.members)
         self.found = finding.found
-        self._is_alone = len(finding.members) == 1
         # An answer with a problem is the operator's to correct, unlike a failure.
         self._report(finding.problem, level=logging.ERROR if finding.problem else logging.WARNING)
+
+    def _use(self, members: list[MemberConfig]) -> None:
+        self._on_members(members)
+        self._has_list, self._is_alone = True, len(members) == 1
 
     def _report_failure(self, failure: str, error: Exception | None = None) -> None:
         effect = "this gateway serves alone" if self._is_alone else "the present members stay"

@@ -7,6 +7,7 @@ workers of this gateway.
 from __future__ import annotations
 
 import ssl
+from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ from gateway.config.gateway import GatewayConfig
 from gateway.engine.fleet import Fleet
 from gateway.engine.fleet_announced import MembersInRedis
 from gateway.engine.fleet_dns import MembersInDns, member_at
-from gateway.engine.fleet_found import FoundMembers
+from gateway.engine.fleet_found import FoundMembers, KeptMembers
 from gateway.engine.fleet_own_address import own_address, own_member
 from gateway.engine.fleet_redis import OrdersByRedis
 from gateway.engine.fleet_upstream import FleetHop, FleetUpstream
@@ -72,6 +73,12 @@ def _alone(config: FleetConfig, own: MemberConfig) -> FleetConfig:
     return config.model_copy(update={"name": own.name, "members": (own,)})
 
 
+def _kept(crew: WorkerPlace | None) -> KeptMembers | None:
+    if crew is None:
+        return None
+    return KeptMembers(Path(crew.folder), crew.slot, {Path(one).parent for one in crew.predecessors})
+
+
 def _fleet_by_dns(config: FleetConfig, clock: Clock, rng: Random, crew: WorkerPlace | None) -> Fleet:
     from gateway.upstream.dns_records import address_records
 
@@ -82,7 +89,7 @@ def _fleet_by_dns(config: FleetConfig, clock: Clock, rng: Random, crew: WorkerPl
         return [parse_address(one.name) for one in fleet.members.values() if one.answers]
 
     source = MembersInDns(config.dns_name.host, own, address_records, answering)
-    fleet.found = FoundMembers(source, fleet.replace_members, clock)
+    fleet.found = FoundMembers(source, fleet.replace_members, clock, _kept(crew))
     return fleet
 
 
@@ -126,7 +133,7 @@ def _use_redis(
             rng,
             is_successor=crew is not None and bool(crew.predecessors),
         )
-        fleet.found = FoundMembers(source, fleet.replace_members, clock)
+        fleet.found = FoundMembers(source, fleet.replace_members, clock, _kept(crew))
 
 
 def make_upstreams(

@@ -7,6 +7,7 @@ import errno
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, Final, cast
 
 import pytest
@@ -18,7 +19,7 @@ from gateway.config.fleet import MOST_MEMBERS, FleetConfig, MemberConfig
 from gateway.config.gateway import GatewayConfig
 from gateway.engine import fleet_dns
 from gateway.engine.fleet_dns import MembersInDns, listed_members, places_at, problem_of
-from gateway.engine.fleet_found import _FIRST_S, FoundMembers
+from gateway.engine.fleet_found import _FIRST_S, FoundMembers, KeptMembers
 from gateway.engine.fleet_own_address import own_address, source_address
 from gateway.origin.app import RunningOrigin
 from gateway.upstream.dns_records import AddressRecords, address_records
@@ -219,12 +220,16 @@ async def test_a_gateway_that_starts_without_dns_serves_and_joins_later(
     assert (await site.metrics(a)) == {"answered": 0.0, "addresses": 0.0}
     await site.members[a].put("/s", b"x", Stream_Closed="true")
     assert (await site.members[b].get("/s?offset=-1")).body == b"x"
-    await order(site, a, "revoke", PRINCIPAL)
+    answer = await order(site, a, "revoke", PRINCIPAL)
+    not_known = f"the other members are not known (at {NAME}: {why})"
+    assert answer["members"] == [{"member": a, "affected": None, "why_not": not_known}]
     assert (site.reached(a), revocations(site, b)) == (set(), [])
     site.dns.fault, site.dns.addresses = "", list(HOSTS[:2])
     async with time_passing(site.clock, STEP_S):
         await eventually(site.have_joined)
         await eventually(lambda: revocations(site, b) == [REVOKED])
+    answer = await order(site, a, "revoke", PRINCIPAL)
+    assert answer["members"] == [{"member": b, "affected": 0, "why_not": ""}]
 
 
 async def test_a_start_has_the_members_though_a_datagram_was_lost(site: DnsSite) -> None:
@@ -295,7 +300,7 @@ async def test_a_gateway_whose_address_is_not_among_three_answers_in_a_row_says_
 class LookUps:
     """The look-ups of one gateway, whose answers the test gives."""
 
-    def __init__(self) -> None:
+    def __init__(self, kept: KeptMembers | None = None) -> None:
         self.clock = ManualClock()
         self.answers: list[AddressRecords | OSError] = []
         self.lists: list[list[str]] = []
@@ -303,7 +308,7 @@ class LookUps:
         self.error: Exception | None = None
         """The exception that taking a list raises."""
         source = MembersInDns(NAME, Address("10.0.0.1", 1), self.look_up, lambda: ())
-        self.by_dns = FoundMembers(source, self.take, self.clock)
+        self.by_dns = FoundMembers(source, self.take, self.clock, kept)
 
     async def look_up(self, name: str, *, is_v6: bool, within_s: float) -> AddressRecords:
         self.asked += 1
@@ -398,6 +403,31 @@ async def test_a_start_waits_three_seconds_for_a_look_that_succeeds() -> None:
         await pass_turns()
     assert look_ups.by_dns.looked - looked <= 3
     await look_ups.by_dns.close()
+
+
+async def test_a_worker_that_starts_later_has_the_list_of_the_others(tmp_path: Path) -> None:
+    first, later, upgraded = tmp_path / "first", tmp_path / "later", KeptMembers(tmp_path, 0, [tmp_path / "first"])
+    for folder in (first, later):
+        folder.mkdir()
+    look_ups = LookUps(KeptMembers(first, 0))
+    look_ups.answers = [AddressRecords(("10.0.0.2",), 60.0)]
+    await look_ups.by_dns.start()
+    await look_ups.by_dns.close()
+    found = ["10.0.0.1:1", "10.0.0.2:1"]
+    for kept in (KeptMembers(first, 1), upgraded):
+        look_ups = LookUps(kept)
+        look_ups.answers = [OSError("none")]
+        starting = asyncio.create_task(look_ups.by_dns.start())
+        await pass_turns()
+        assert starting.done()
+        assert (look_ups.lists, look_ups.by_dns.why_unknown) == ([found], "")
+        assert look_ups.by_dns.problem == "none; the present members stay"
+        await look_ups.by_dns.close()
+    # A list of other places, and what is no list, is not used.
+    assert KeptMembers(first, 1).read("fleet.members_dns = other.test") == []
+    assert KeptMembers(later, 1).read(look_ups.by_dns.source.setting) == []
+    (first / "members.json").write_bytes(b"[")
+    assert KeptMembers(first, 1).read(look_ups.by_dns.source.setting) == []
 
 
 @pytest.mark.parametrize("answers", [True, False])

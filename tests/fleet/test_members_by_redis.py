@@ -33,6 +33,7 @@ from gateway.origin.app import RunningOrigin
 from gateway.protocol.stored_orders import Announcement, Seal
 from gateway.upstream import redis_members
 from gateway.upstream.redis_members import RedisMembers
+from tests.fleet.crews import crews
 from tests.fleet.redis_server import RedisServer, gate, redis_server
 from tests.fleet.site import NAMES, SECRET
 from tests.fleet.test_orders import PRINCIPAL, REVOKED, order, revocations
@@ -775,3 +776,21 @@ async def test_a_member_whose_clock_is_hours_off_removes_no_name_and_is_reported
     assert problems == {"the time in the announcement of c is wrong: the clocks differ, or it was written again"}
     for one in gateways:
         await one.source.close()
+
+
+# -- members with workers
+
+
+async def test_members_with_workers_find_each_other_and_a_new_worker_knows_them_without_redis(
+    redis: RedisServer,
+) -> None:
+    async with crews("a", "b", fleet={"members": [], "members_redis": True, "redis": redis.url}) as fleet:
+        redis.kill()
+        gateway = fleet.members["b"].gateway
+        gateway.kill(gateway.worker_pids()[0])
+        await eventually(gateway.is_well, within_s=30)
+        await fleet.until_joined()
+        answer = await fleet.order("b", "/api/purge", {"stream": "/s"})
+        assert answer == {
+            "purged": 0, "members": [{"member": "a", "affected": 0, "why_not": ""}], "in_redis": False
+        }  # fmt: skip

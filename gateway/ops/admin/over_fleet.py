@@ -84,8 +84,9 @@ class OverFleet:
             given = await self._orders.give(kind, text, partial(self._give, endpoint, asked.body))
             siblings, in_redis = given.siblings, given.is_stored
             members = [MemberOutcome(*one) for one in given.members]
-            if siblings.why_not:
-                members.append(MemberOutcome(self._fleet.field.name, None, siblings.why_not))
+            unknown = self._fleet.found.why_unknown if self._fleet.found is not None else ""
+            if why_not := "; ".join(filter(None, (siblings.why_not, unknown))):
+                members.append(MemberOutcome(self._fleet.field.name, None, why_not))
             affected = affected_by_all((given.result, *siblings.affected))
             if in_redis is None:
                 return (PurgedOverFleet if kind == "purge" else RevokedOverFleet)(affected, members)

@@ -112,7 +112,8 @@ class PurgedOverFleet:
     purged: int
     """The number of streams that this member has purged."""
     members: list[MemberOutcome]
-    """The other members of the fleet, and this one if another worker of it has not confirmed."""
+    """The other members of the fleet, and this one if another worker of it has not confirmed, or if
+    it has not found the others yet."""
 
 
 @with_config(API_TYPE)
@@ -123,7 +124,8 @@ class PurgedOverRedis:
     purged: int
     """The number of streams that this member has purged."""
     members: list[MemberOutcome]
-    """The other members of the fleet, and this one if another worker of it has not confirmed."""
+    """The other members of the fleet, and this one if another worker of it has not confirmed, or if
+    it has not found the others yet."""
     in_redis: bool
     """Whether Redis has the purge. If not, this member adds it once Redis can be used again."""
 

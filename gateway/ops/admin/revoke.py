@@ -49,7 +49,8 @@ class RevokedOverFleet:
     live_reads: int
     """The number of live reads that have ended at this member."""
     members: list[MemberOutcome]
-    """The other members of the fleet, and this one if another worker of it has not confirmed."""
+    """The other members of the fleet, and this one if another worker of it has not confirmed, or if
+    it has not found the others yet."""
 
 
 @with_config(API_TYPE)
@@ -60,7 +61,8 @@ class RevokedOverRedis:
     live_reads: int
     """The number of live reads that have ended at this member."""
     members: list[MemberOutcome]
-    """The other members of the fleet, and this one if another worker of it has not confirmed."""
+    """The other members of the fleet, and this one if another worker of it has not confirmed, or if
+    it has not found the others yet."""
     in_redis: bool
     """Whether Redis has the revocation. If not, this member adds it once Redis can be used again."""
 
