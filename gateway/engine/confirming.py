@@ -166,7 +166,8 @@ class _Wait(Generic[H]):
             return
         self._found = self._held()
         if self._found is not None:
-            route.is_silent = is_silent
+            if is_silent:
+                route.fell_silent()
             self._give_up()
             self._task.cancel()
 

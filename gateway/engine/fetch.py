@@ -315,8 +315,7 @@ class Fetch:
             if not self._is_from_memory:
                 route.heard()
             elif (said := self.facts.said) is not None and not said.is_stale:
-                # The owner does not take the origin for silent.
-                route.is_silent = False
+                route.heard_elsewhere(said.as_of)
             if reply.status in _RETRIED and not self._is_last and "Retry-After" not in reply.headers:
                 reply.close()
                 self._repeat_or_fail(UpstreamUnavailable())

@@ -152,8 +152,9 @@ class Route:
         self.answers = 0
         """The number of requests of the route that an origin has answered.  A waiting read compares the number with an
         earlier one, to see whether the origin answers at all."""
-        self.is_silent = False
-        """Whether a read has waited too long, and the origin has answered no request of the route since."""
+        self.silent_at: float | None = None
+        """When a read had waited too long, and the origin had answered no request of the route (monotonic seconds).
+        None if the origin has answered since."""
         self.ends_live_in_s: float | None = None
         """Set when a reload has put the route's requests under rules of authorisation.  A read in progress has not
         passed these rules.  If its live answer begins after the reload, the answer ends after this number of
@@ -261,10 +262,26 @@ class Route:
         """Whether a live answer of the origin has proved shareable, and none has recently proved unshareable."""
         return self._has_shared_live and self._now() >= self._shares_live_from
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether a read has waited too long, and the origin has answered no request of the route since."""
+        return self.silent_at is not None
+
     def heard(self) -> None:
         """Record that an origin has answered a request of the route."""
         self.answers += 1
-        self.is_silent = False
+        self.silent_at = None
+
+    def heard_elsewhere(self, at: float) -> None:
+        """Record that the origin has answered another process at this time (monotonic seconds), which may be long
+        ago."""
+        if self.silent_at is not None and at > self.silent_at:
+            self.silent_at = None
+
+    def fell_silent(self) -> None:
+        """Record that a read has waited too long.  The silence began with the first such read."""
+        if self.silent_at is None:
+            self.silent_at = self._now()
 
     def serves(self, host: str, path: str) -> bool:
         """Return whether this route serves the host (lower case, no port) and canonical path."""

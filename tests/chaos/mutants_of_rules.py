@@ -116,6 +116,11 @@ def held_bytes_lack_a_write() -> Patches:
     return [(Stream, "holds_acknowledged", always)]
 
 
+@mutant("an origin that has answered nobody since it fell silent is silent")
+def earlier_answer_ends_a_silence() -> Patches:
+    return [(route.Route, "heard_elsewhere", lambda self, _: setattr(self, "silent_at", None))]
+
+
 @mutant("where parties share, the 404 of one is verified by the others")
 def one_partys_404_is_everybodys() -> Patches:
     return [(Stream, "is_hidden_from", never)]

@@ -103,9 +103,13 @@ async def test_a_silent_origin_is_waited_for_only_so_long_if_there_are_held_byte
 
 
 async def test_while_the_origin_is_silent_the_next_read_is_given_held_bytes_at_once(world: World) -> None:
-    world.route.is_silent = True
+    world.route.fell_silent()
+    silent_at = world.clock.now()
+    world.clock.advance(1)
     read = AskingRead(world, held := Held())
     assert await result_of(read.task) is held
+    # Otherwise an answer that the origin has given another process meanwhile would be older than the silence.
+    assert world.route.silent_at == silent_at
 
 
 async def test_an_origin_that_answers_others_is_waited_for_longer_and_not_for_ever(world: World) -> None:

@@ -899,7 +899,8 @@ async def test_another_worker_that_compares_bytes_of_its_own_waits_for_the_origi
         await bench.body()
         asked: list[Any] = []
         bench.upstream.script = asked.append
-        bench.route.is_silent = is_silent
+        if is_silent:
+            bench.route.fell_silent()
         read = bench.read("/s?offset=-1", is_handed=True)._replace(max_age_s=0.0)
         bench.clock.advance(10)
         reading = asyncio.ensure_future(bench.engine.catch_up(read))
@@ -943,9 +944,12 @@ async def test_an_owners_answer_from_memory_does_not_show_that_the_origin_answer
         await bench.close()
 
 
-@pytest.mark.parametrize("is_stale", [False, True])
-async def test_an_owner_that_answers_from_memory_without_need_knows_of_no_silence(is_stale: bool) -> None:
-    """It has asked the origin later than this worker, which otherwise would not wait for the origin for a long time."""
+@pytest.mark.parametrize(("is_stale", "silent_s"), [(False, 31), (False, 29), (True, 31)])
+async def test_an_owner_that_has_heard_of_the_origin_since_it_fell_silent_ends_the_silence(
+    is_stale: bool, silent_s: float
+) -> None:
+    """Otherwise this worker would not wait for the origin for a long time.  An answer that the owner has in memory from
+    before the silence shows nothing of it."""
 
     def owner(asked: Any) -> None:
         asked.said = HopSaid("1.1.1", bench.clock.now() - 30, "life", is_stale=is_stale)
@@ -953,9 +957,10 @@ async def test_an_owner_that_answers_from_memory_without_need_knows_of_no_silenc
 
     bench = EngineBench(owner)
     try:
-        bench.route.is_silent, answers = True, bench.route.answers
+        bench.clock.advance(60)
+        bench.route.silent_at, answers = bench.clock.now() - silent_s, bench.route.answers
         await bench.body()
-        assert (bench.route.is_silent, bench.route.answers) == (is_stale, answers)
+        assert (bench.route.is_silent, bench.route.answers) == (is_stale or silent_s < 30, answers)
     finally:
         await bench.close()
 
