@@ -388,10 +388,16 @@ class Waiter:
         """Start again with the stream that the origin has now.
 
         If the stream was re-created after the follower had confirmed the old stream, the clients get an error instead.
+        Another process has to ask again.
         """
         waiting = self._waiting
         if self._was_confirmed and waiting.stream.ended not in (None, End.PURGED):
             return self._replaced()
+        if self.is_handed:
+            # The head of the answer would state the record that the wait began with, and so the other process would
+            # join the bytes of two streams.  Cut its connection: the answer to its next request states the new record.
+            self.gone()
+            return Poll.WAIT
         if waiting.stream.ended is not End.PURGED:
             # Limit the restarts, because a faulty origin may state an offset and then refuse it, again and again.
             self._changes += 1
@@ -415,8 +421,6 @@ class Waiter:
         found.topic.readers_now.add(self)
         found.topic.readers += self.clients - 1
         found.topic.extra_clients += self.clients - 1
-        if self.is_handed:
-            waiting.topic.hand_on(self, found.topic)
         return Poll.ASK
 
     def _replaced(self) -> Answer:

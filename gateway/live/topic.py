@@ -262,11 +262,6 @@ class Topic:
         if self.failure is not None:
             self.cut_handed()
 
-    def hand_on(self, reader: LiveReader, topic: Topic) -> None:
-        """Record that a reader that is another worker has moved to another topic."""
-        if (cut := self.handed.pop(reader, None)) is not None:
-            topic.hand(reader, cut)
-
     @property
     def client_readers(self) -> int:
         """The number of readers that are clients of this worker."""

@@ -13,6 +13,7 @@ from gateway.engine import catchup, reply_recorder, route
 from gateway.engine.catchup import _Attempt
 from gateway.engine.confirming import Patience
 from gateway.engine.live_start import LiveReads, _Opening
+from gateway.engine.long_poll_waiter import Waiter
 from gateway.engine.relayed_request import SentRequest
 from gateway.engine.reply_classifier import TapeFacts
 from gateway.engine.sse import SseOpening, Subscription
@@ -119,6 +120,11 @@ def held_bytes_lack_a_write() -> Patches:
 @mutant("an origin that has answered nobody since it fell silent is silent")
 def earlier_answer_ends_a_silence() -> Patches:
     return [(route.Route, "heard_elsewhere", lambda self, _: setattr(self, "silent_at", None))]
+
+
+@mutant("a live answer to another process states the record of its bytes")
+def wait_of_another_process_starts_again() -> Patches:
+    return [(Waiter, "is_handed", property(never))]
 
 
 @mutant("where parties share, the 404 of one is verified by the others")
