@@ -25,7 +25,7 @@ from gateway.engine.from_disk import FromDisk
 from gateway.engine.live_start import LiveReads
 from gateway.engine.read import Read, Uncacheable
 from gateway.engine.response_heads import Said, head_answer, now_answer, origin_error_answer, part_answer
-from gateway.errors import GatewayError, TailMovedBack
+from gateway.errors import GatewayError, TailMovedBack, UpstreamUnavailable
 from gateway.live.topic import Topic
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.names import NOW, is_before
@@ -436,6 +436,9 @@ class _Attempt:
             head = as_seen_by(head, self._read.source.headers)
         elif flight.error is not None and flight.expected is not None and flight.expected <= SMALL_BYTES:
             head = flight.error
+        if isinstance(head, StreamHead) and head.is_stale and self.stream.may_lack_acknowledged(head.next_offset):
+            # The owner has answered from memory, and has not learned of a write that this process knows of.
+            head = UpstreamUnavailable()
         if isinstance(head, NotShareable):
             raise Uncacheable(head)
         if isinstance(head, StreamHead | Beyond):

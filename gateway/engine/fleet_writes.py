@@ -7,8 +7,9 @@ answer leaves.  All workers of a member count together, because the worker that 
 relayed the write.
 
 The owner keeps the count that it saw last, for each path and member.  If the next count is greater, the owner asks the
-origin before it answers.  Paths with equal hashes share a cell, so some counted writes may concern other paths.  The
-question to the origin is then needless, and does no harm.
+origin before it answers.  If one of the new writes was acknowledged, the bytes in its memory may lack this write, and
+are not sent even if the origin fails.  Paths with equal hashes share a cell, so some counted writes may concern other
+paths.  The question to the origin is then needless.
 
 An earlier process of the same member may have relayed any writes without a request to this owner.  All of these were
 acknowledged before the owner first heard of the later process.  So at the first request of each process for a path, the
@@ -27,7 +28,7 @@ from typing import Final, Protocol
 
 from gateway.engine.fleet_processes import Met
 from gateway.engine.relayed_request import NO_CHANGE, SentRequest
-from gateway.protocol.fleet_headers import MemberField, WriteCount
+from gateway.protocol.fleet_headers import ACKNOWLEDGED, MemberField, WriteCount
 from gateway.protocol.mode import Mode
 from gateway.protocol.sharing import Group
 from gateway.upstream.reply import Reply
@@ -69,7 +70,7 @@ class CountedWrites:
             self.unanswered(write, may_be_done=not write.is_cut_short)
         elif reply.status < 300:
             is_append = write.request.mode is Mode.APPEND or (write.request.mode is Mode.CREATE and reply.status != 201)
-            self._add(write, is_append=is_append and not write.is_overtaken)
+            self._add(write, is_append=is_append and not write.is_overtaken, is_acknowledged=True)
         else:
             # A refused write changes nothing.  But a refusal may name the tail of a closed stream, and a DELETE that
             # finds no stream may be the repetition of one that was executed.
@@ -80,8 +81,9 @@ class CountedWrites:
         if may_be_done:
             self._add(write, is_append=write.request.mode is Mode.APPEND and write.change == NO_CHANGE)
 
-    def _add(self, write: SentRequest, *, is_append: bool) -> None:
-        self._counts.add(self.index_of(write.request.group), is_append=is_append)
+    def _add(self, write: SentRequest, *, is_append: bool, is_acknowledged: bool = False) -> None:
+        number = ACKNOWLEDGED if is_append and is_acknowledged else 1
+        self._counts.add(self.index_of(write.request.group), is_append=is_append, number=number)
 
 
 class RecordedWrites(Protocol):
@@ -127,7 +129,7 @@ class WritesOfWorker:
 class ApplyingMemberWrites(Protocol):
     """Applies writes: `gateway.engine.writes.Writes`."""
 
-    def apply_appends(self, group: Group) -> None: ...
+    def apply_appends(self, group: Group, *, are_acknowledged: bool) -> None: ...
 
     def apply_anything(self, group: Group) -> None: ...
 
@@ -163,11 +165,12 @@ class SeenWrites:
         # A request may have been overtaken by a later one on another connection.
         latest = WriteCount(max(before.appends, now.appends), max(before.others, now.others))
         self._seen[key] = intern(instance), latest
+        are_acknowledged = now.acknowledged > before.acknowledged
         if now.others > before.others:
             self._applying().apply_anything(group)
         elif not is_known:
             self._applying().apply_earlier(group, met.at)
             if now.appends or met.is_successor:
-                self._applying().apply_appends(group)
+                self._applying().apply_appends(group, are_acknowledged=are_acknowledged or met.is_successor)
         elif now.appends > before.appends:
-            self._applying().apply_appends(group)
+            self._applying().apply_appends(group, are_acknowledged=are_acknowledged)

@@ -152,7 +152,7 @@ class ReplyRecorder:
         ends_at_tail = up_to_date or is_beyond
         is_short = not ends_at_tail and not (facts.said is not None and facts.said.is_tail_unknown)
         tape.reached(offset, is_short=is_short, is_closed=is_closed)
-        if up_to_date and stream.acked is not None:
+        if up_to_date:
             stream.read_up_to_tail(facts.version, offset)
         if route.is_shared:
             stream.was_found_by(fetch.source.asker)

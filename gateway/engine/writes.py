@@ -155,10 +155,15 @@ class Writes:
 
         self._tell(group, anything, "doubt")
 
-    def apply_appends(self, group: Group) -> None:
-        """Assume that another gateway has appended to the path.  The tail is stated again once the origin has."""
+    def apply_appends(self, group: Group, *, are_acknowledged: bool) -> None:
+        """Assume that another gateway has appended to the path.  The tail is stated again once the origin has.
+
+        `are_acknowledged`: the origin has acknowledged an append, so that no read may lack it."""
         self._negative_cache.forget_path(group)
-        self._tell(group, _appended, "appended")
+        if are_acknowledged:
+            self._tell(group, _appended, "appended")
+        else:
+            self._tell(group, _may_have_grown, "may have grown")
 
     def apply_earlier(self, group: Group, before: float) -> None:
         """Assume that every kind of write has happened to the path before a time (monotonic seconds)."""
@@ -508,4 +513,9 @@ class Writes:
 
 def _appended(stream: Stream) -> None:
     stream.acknowledged_without_offset()
+    stream.mark_stale(may_have_ended=False)
+
+
+def _may_have_grown(stream: Stream) -> None:
+    stream.acknowledged_without_offset(is_certain=False)
     stream.mark_stale(may_have_ended=False)

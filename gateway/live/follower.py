@@ -85,6 +85,8 @@ class Follower:
         self._asked_version = topic.stream.version
         """The stream's version when the follower last sent a request.  A write that was acknowledged since can make a
         refusal outdated."""
+        self._live_version = self._asked_version
+        """The stream's version when the latest live request was sent."""
         self._counted_failure: GatewayError | None = None
         """The latest failure that another metric has counted already, so that it is not counted again: a failed fetch,
         or an error status."""
@@ -345,7 +347,7 @@ class Follower:
     async def _ask(self, at: str, live: str, bounds: Bounds) -> Reply:
         source = self._topic.access.source
         self._mode = Mode.SSE if live == LIVE_SSE else Mode.LONGPOLL
-        self._asked_version = self._stream.version
+        self._asked_version = self._live_version = self._stream.version
         self._topic.asked_from = at
         cursor = next_cursor(self._clock.wall(), self._cursor, self._rng) if self._cursor else None
         headers = source.headers
@@ -421,6 +423,8 @@ class Follower:
                 self._stream.own_record().stale_stored_at = now
         tape.reached(end, is_closed=control.is_closed)
         is_confirmed = control.up_to_date or control.is_closed
+        if is_confirmed and self._stream.has_unplaced_ack:
+            self._stream.read_up_to_tail(self._live_version, end)
         is_told = self._topic.position == end and not pieces and not self._topic.handed_untold
         self._topic.moved(end, stated_at, is_confirmed=is_confirmed)
         if self._asked_at - stated_at > LEAST_AGE_S and not is_told:

@@ -43,13 +43,23 @@ def peer_name(member: str, worker: int) -> str:
     return f"{member}/{worker}"
 
 
+ACKNOWLEDGED: Final = 1 << 20
+"""The number by which an acknowledged append counts.  An append of unknown outcome counts 1, so one number shows
+whether there are more appends, and whether any of these was acknowledged."""
+
+
 class WriteCount(NamedTuple):
     """How many writes the workers of one gateway have seen acknowledged, or have lost sight of."""
 
     appends: int = 0
-    """The writes that have added something to a stream, or may have."""
+    """The writes that have added something to a stream, or may have; the acknowledged ones count `ACKNOWLEDGED`."""
     others: int = 0
     """The writes that may have ended or created a stream."""
+
+    @property
+    def acknowledged(self) -> int:
+        """The number of acknowledged appends, or a slightly greater one."""
+        return self.appends // ACKNOWLEDGED
 
 
 class MemberField(NamedTuple):

@@ -183,7 +183,7 @@ def decide(stream: Stream, read: Progress, now: float) -> Decision:
 def _after_failure(stream: Stream, read: Progress, now: float, failed_at: float) -> Decision:
     """Send held bytes, not marked up to date, if they may be sent."""
     may_show = read.has_bytes and outlasts_failure(stream, read, now, failed_at)
-    return Send(read.at) if may_show and stream.holds_acknowledged(read.at) else GONE
+    return Send(read.at) if may_show and not stream.may_lack_acknowledged(read.at) else GONE
 
 
 def _catch_up(stream: Stream, read: Progress, now: float) -> Decision:

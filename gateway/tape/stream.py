@@ -101,6 +101,8 @@ class Stream:
     """Whether an acknowledged write through this gateway has closed the stream."""
     acked_by: str = ""
     """The query of the latest write that advanced `acked` or closed the stream."""
+    has_unplaced_ack: bool = False
+    """Whether a write was acknowledged whose end is unknown, and no request sent since has read up to the tail."""
     other_queries: frozenset[str] = frozenset()
     """Queries that select other streams at the same path, at most `MAX_OTHER_QUERIES`.  Writes with these queries do
     not affect this stream."""
@@ -356,9 +358,11 @@ class Stream:
         self.is_close_acked |= is_closed
         self.version = self.version.acknowledged()
 
-    def acknowledged_without_offset(self) -> None:
-        """Record that the origin has acknowledged a write whose end offset is unknown."""
+    def acknowledged_without_offset(self, *, is_certain: bool = True) -> None:
+        """Record that the origin has acknowledged a write whose end offset is unknown, or may have done so if not
+        `is_certain`."""
         self.sighting = None
+        self.has_unplaced_ack |= is_certain
         self.version = self.version.acknowledged()
 
     def read_up_to_tail(self, seen: Version, tail: str) -> None:
@@ -368,12 +372,16 @@ class Stream:
         If this tail is before `acked`, the acknowledged write went to another stream: an origin may keep several
         streams at one path, and choose by credentials or query.
         """
-        if self.acked is None or not seen.same_acks_as(self.version):
+        if not seen.same_acks_as(self.version):
             return
-        is_short = is_before(tail, self.acked) or self.is_closing
-        if is_short and self.acked_by != self.key.query and len(self.other_queries) < MAX_OTHER_QUERIES:
-            self.other_queries |= {self.acked_by}
-        self.forget_acknowledged()
+        if self.acked is not None:
+            is_short = is_before(tail, self.acked) or self.is_closing
+            if is_short and self.acked_by != self.key.query and len(self.other_queries) < MAX_OTHER_QUERIES:
+                self.other_queries |= {self.acked_by}
+            self.forget_acknowledged()
+        if self.has_unplaced_ack:
+            # All acknowledged writes end at this tail or before it.  The bytes before the tail may not be in memory.
+            self.has_unplaced_ack, self.acked, self.acked_by = False, tail, self.key.query
 
     def forget_acknowledged(self) -> None:
         """Forget acknowledged writes, because they may have gone to another stream."""
@@ -385,6 +393,10 @@ class Stream:
         `is_closed`: the stream is closed at `token`.
         """
         return (is_closed or not self.is_closing) and (self.acked is None or not is_before(token, self.acked))
+
+    def may_lack_acknowledged(self, token: str) -> bool:
+        """Return whether the stream up to `token` may lack an acknowledged write, even one whose end is unknown."""
+        return self.has_unplaced_ack or not self.holds_acknowledged(token)
 
     def is_still(self, first: FirstTail, at: str) -> bool:
         """Return whether a live reader at `at` is up to date, judged by `first`, the tail that the origin named when

@@ -33,7 +33,7 @@ class WriteCounts:
         at, places = self._at + 2 * index * self._places, self._places
         return sum(self._words[at : at + places]), sum(self._words[at + places : at + 2 * places])
 
-    def add(self, index: int, *, is_append: bool) -> None:
-        """Count a write of this worker."""
+    def add(self, index: int, *, is_append: bool, number: int = 1) -> None:
+        """Count a write of this worker by adding `number`."""
         row = 2 * index if is_append else 2 * index + 1
-        self._words[self._at + row * self._places + self._place] += 1
+        self._words[self._at + row * self._places + self._place] += number

@@ -117,6 +117,11 @@ def held_bytes_lack_a_write() -> Patches:
     return [(Stream, "holds_acknowledged", always)]
 
 
+@mutant("bytes that may lack an acknowledged write of unknown end are not given for want of the origin")
+def held_bytes_lack_a_write_of_unknown_end() -> Patches:
+    return [(Stream, "may_lack_acknowledged", lambda self, token: not self.holds_acknowledged(token))]
+
+
 @mutant("an origin that has answered nobody since it fell silent is silent")
 def earlier_answer_ends_a_silence() -> Patches:
     return [(route.Route, "heard_elsewhere", lambda self, _: setattr(self, "silent_at", None))]

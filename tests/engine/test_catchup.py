@@ -9,10 +9,11 @@ import pytest
 
 from gateway.engine.confirming import MOST_WAIT_S
 from gateway.engine.read import Uncacheable
-from gateway.errors import UpstreamBroken
+from gateway.errors import UpstreamBroken, UpstreamUnavailable
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.freshness_headers import Lifetime
 from gateway.protocol.mode import Mode
+from gateway.protocol.worker_headers import HopSaid
 from tests.engine.bench import TEXT, BinaryOrigin, EngineBench, Start, part_of_stream
 from tests.memory_upstream import Asked
 from tests.waiting import eventually, pass_turns
@@ -309,3 +310,27 @@ async def test_a_read_from_now_that_finds_the_stream_gone_leaves_no_topic(start:
     await reading
     assert stream.ended is not None
     assert all(topic.stream is not stream for topic in bench.engine.live.topics())
+
+
+@pytest.mark.parametrize("has_failed", [False, True])
+async def test_bytes_in_the_owners_memory_that_lack_an_acknowledged_write_are_not_sent(
+    start: Start, has_failed: bool
+) -> None:
+    """The owner sends them because the origin fails, and has not learned of the write."""
+
+    def owner(asked: Asked) -> None:
+        if asked.method == "POST":
+            asked.answer(204, {"Stream-Next-Offset": "0004"})
+            return
+        is_read = asked.query.get("offset") == "-1"
+        asked.said = HopSaid("1.1.1", bench.clock.now(), "life", is_stale=has_failed and is_read)
+        asked.answer(200, {**TEXT, "Stream-Next-Offset": "0002"}, b"ab" if is_read else b"")
+
+    bench = start(owner)
+    assert await bench.body("/s?offset=now") == (200, b"")
+    await bench.relay(Mode.APPEND, b"cd")
+    if has_failed:
+        with pytest.raises(UpstreamUnavailable):
+            await bench.body()
+    else:
+        assert await bench.body() == (200, b"ab")

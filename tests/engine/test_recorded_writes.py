@@ -171,6 +171,18 @@ def test_an_acknowledged_append_without_an_offset_ends_what_every_party_is_told_
     assert world.doubted == [False, False]
 
 
+@pytest.mark.parametrize("are_acknowledged", [False, True])
+def test_an_append_of_another_gateway_may_be_lacking_if_it_was_acknowledged(
+    world: World, are_acknowledged: bool
+) -> None:
+    group = world.streams[0].key.group
+    world.writes.apply_appends(group, are_acknowledged=are_acknowledged)
+    world.writes.apply_appends(group, are_acknowledged=False)
+    assert [stream.may_lack_acknowledged("4") for stream in world.streams] == [are_acknowledged] * 2
+    assert [stream.version.may_have_ended for stream in world.streams] == [False, False]
+    assert (world.doubted, world.tails_stated) == ([True, True], [False, False])
+
+
 @pytest.mark.parametrize("status", [400, 403, 409])
 def test_a_refused_write_changes_nothing(world: World, status: int) -> None:
     for mode in (Mode.APPEND, Mode.CREATE, Mode.DELETE):

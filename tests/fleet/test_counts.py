@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import tracemalloc
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -10,11 +12,14 @@ from hypothesis import strategies as st
 
 from gateway.engine.fleet_processes import MemberProcesses, Met
 from gateway.engine.fleet_writes import CountedWrites, SeenWrites
-from gateway.protocol.fleet_headers import MemberAnswer, MemberField, WriteCount, moved
+from gateway.engine.relayed_request import NO_CHANGE, SentRequest
+from gateway.protocol.fleet_headers import ACKNOWLEDGED, MemberAnswer, MemberField, WriteCount, moved
 from gateway.protocol.freshness_headers import Lifetime
+from gateway.protocol.mode import Mode
 from gateway.protocol.sharing import Group
 from gateway.protocol.worker_headers import HOP_RECORD, HopSaid, Remembered
 from gateway.server.hop_statements import HopStatements
+from gateway.upstream.reply import Reply
 from gateway.workers.members import MemberOwners
 from gateway.workers.shared_memory import MOST_WORKERS
 from tests.engine.bench import EngineBench, part_of_stream
@@ -27,12 +32,14 @@ class Effects:
     """Takes the place of the writes in memory."""
 
     def __init__(self) -> None:
-        self.appends: list[Group] = []
+        self.appends: list[str] = []
         self.anything: list[Group] = []
         self.earlier: list[float] = []
-        self.apply_appends = self.appends.append
         self.apply_anything = self.anything.append
         self.seen = SeenWrites(lambda: self, most=4)
+
+    def apply_appends(self, group: Group, *, are_acknowledged: bool) -> None:
+        self.appends.append("acknowledged appends" if are_acknowledged else "appends")
 
     def apply_earlier(self, group: Group, before: float) -> None:
         self.earlier.append(before)
@@ -52,7 +59,7 @@ class Effects:
         self.earlier.clear()
         self.seen.look(sender._replace(writes=WriteCount(appends, others)), group, Met(7.0, is_successor))
         assert set(self.earlier) <= {7.0}
-        found = ["earlier"] * len(self.earlier) + ["appends"] * len(self.appends) + ["anything"] * len(self.anything)
+        found = ["earlier"] * len(self.earlier) + self.appends + ["anything"] * len(self.anything)
         return " and ".join(found)
 
 
@@ -63,6 +70,22 @@ def test_the_first_count_and_each_greater_one_have_an_effect() -> None:
     ]  # fmt: skip
     assert effects.after(1, 0) == "", "an earlier request that has arrived late"
     assert effects.after(2, 1) == ""
+
+
+def test_an_owner_is_told_whether_an_append_was_acknowledged() -> None:
+    effects = Effects()
+    assert [effects.after(count) for count in (ACKNOWLEDGED, ACKNOWLEDGED + 1, 2 * ACKNOWLEDGED + 1)] == [
+        "earlier and acknowledged appends", "appends", "acknowledged appends"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("status", "number"), [(204, ACKNOWLEDGED), (503, 1), (409, 1)])
+def test_only_an_acknowledged_append_counts_as_one(status: int, number: int) -> None:
+    counts = CountedWrites(MemberOwners(["a", "b"], 0, b"the key of cells"))
+    request = SimpleNamespace(group=GROUP, mode=Mode.APPEND)
+    write = SimpleNamespace(request=request, change=NO_CHANGE, is_overtaken=False, is_cut_short=False)
+    counts.answered(cast(SentRequest, write), cast(Reply, SimpleNamespace(status=status)))
+    assert counts.count(GROUP) == WriteCount(number, 0)
 
 
 def test_each_path_and_each_member_counts_for_itself() -> None:
@@ -78,7 +101,7 @@ def test_the_paths_of_a_member_that_was_replaced_are_asked_for_once() -> None:
     assert effects.after(5) == "earlier and appends"
     # The earlier process may be relaying writes to its end.
     found = [effects.after(0, sender=second, is_successor=True) for _ in range(2)]
-    assert found == ["earlier and appends", ""]
+    assert found == ["earlier and acknowledged appends", ""]
     assert effects.after(1, sender=second) == "appends"
     assert effects.after(0, 1, sender=second) == "anything"
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import pytest
+
+from gateway.engine.confirming import MOST_WAIT_S
 from gateway.origin.requests import Kind
 from tests.fleet.site import NAMES, Site
 from tests.scenarios.wire import pairs
+from tests.waiting import eventually, time_passing
 
 
 async def test_readers_at_all_members_cost_the_origin_one_live_request(site: Site) -> None:
@@ -82,3 +88,43 @@ async def test_every_member_says_that_bytes_are_stale_while_the_origin_fails(apa
         answer = await apart.members[name].get(f"{path}?offset=-1")
         said = answer.headers["Cache-Status"], answer.headers.get("Age")
         assert (answer.body, said) == (b"x", (f"{name}; fwd=stale; detail=stale_if_error", "3"))
+
+
+@pytest.mark.parametrize("knows_stream", [False, True])
+@pytest.mark.parametrize("fault", ["failing", "silent"])
+async def test_an_acknowledged_write_is_missing_in_no_answer_although_the_owner_has_older_bytes(
+    apart: Site, fault: str, knows_stream: bool
+) -> None:
+    await apart.start_all(retry_attempts=0)
+    path, faults = apart.path_of("b"), apart.origin.origin.faults
+    writer, owner = apart.members["a"], apart.members["b"]
+    await owner.put(path, b"x")
+    assert (await owner.get(f"{path}?offset=-1")).body == b"x"
+    if knows_stream:
+        await writer.get(f"{path}?offset=now")
+    assert (await writer.post(path, b"y")).status == 204
+    if fault == "failing":
+        faults.status(503, times=None)
+        assert (await writer.get(f"{path}?offset=-1")).status == 503
+        return
+    gate, until = faults.hold(times=None), apart.clock.now() + MOST_WAIT_S + 1
+    reading = asyncio.create_task(writer.get(f"{path}?offset=-1"))
+    async with time_passing(apart.clock, 0.05):
+        await eventually(lambda: reading.done() or apart.clock.now() > until)
+        gate.release()
+        faults.clear()
+        assert (await reading).body == b"xy"
+
+
+async def test_an_append_of_unknown_outcome_is_no_reason_to_send_nothing_while_the_origin_fails(apart: Site) -> None:
+    await apart.start_all(retry_attempts=0)
+    path = apart.path_of("b")
+    writer, owner = apart.members["a"], apart.members["b"]
+    await owner.put(path, b"x")
+    assert (await owner.get(f"{path}?offset=-1")).body == b"x"
+    assert (await writer.get(f"{path}?offset=-1")).body == b"x"
+    apart.origin.origin.faults.status(503, times=None)
+    assert (await writer.post(path, b"y")).status == 503
+    for member in (writer, owner):
+        answer = await member.get(f"{path}?offset=-1")
+        assert (answer.body, "stale_if_error" in answer.headers["Cache-Status"]) == (b"x", True)

@@ -114,6 +114,24 @@ async def test_one_live_request_serves_all_readers_and_moves_the_topic(followed:
     assert len(followed.live) == 1
 
 
+async def test_a_live_request_sent_after_a_write_of_unknown_end_brings_all_bytes_up_to_the_tail(
+    followed: Followed,
+) -> None:
+    followed.join()
+    begin(first := await followed.asked(1), "0002")
+    await eventually(lambda: followed.position == "0002")
+    stream, live = followed.bench.stream, followed.bench.engine.live
+    stream.acknowledged_without_offset()
+    first.inflow.say(encode_data(b"cd", base64=True) + encode_control(Control("0004", "2", True, False)))
+    await eventually(lambda: followed.position == "0004")
+    assert stream.may_lack_acknowledged("0004")
+    followed.tail = "0004"
+    live.restart(stream)
+    begin(await followed.asked(2), "0004")
+    await eventually(lambda: followed.position == "0004")
+    assert [stream.may_lack_acknowledged(token) for token in ("0002", "0004")] == [True, False]
+
+
 @pytest.mark.parametrize("record", ["junk", HopSaid("1.1.1", 1.0, alone=Alone("x", True, False)).rendered()])
 async def test_an_origin_does_not_speak_as_another_worker(followed: Followed, record: str) -> None:
     followed.join()

@@ -358,6 +358,30 @@ def test_bytes_that_lack_an_acknowledged_write_are_not_sent_if_the_origin_fails(
     assert step(stream, failed(catching_up(stream))) == GONE
 
 
+def test_bytes_that_may_lack_a_write_of_unknown_end_are_not_sent_if_the_origin_fails() -> None:
+    stream, sent_before = held(), held().version
+    stream.acknowledged_without_offset()
+    stream.read_up_to_tail(sent_before, "4")
+    assert step(stream, failed(catching_up(stream))) == GONE
+    stream.read_up_to_tail(stream.version, "4")
+    assert step(stream, failed(catching_up(stream))) == Send("4")
+
+
+def test_bytes_before_the_tail_after_a_write_of_unknown_end_are_not_sent_if_the_origin_fails() -> None:
+    """A HEAD has named the tail, and brought no bytes."""
+    stream = held()
+    stream.acknowledged_without_offset()
+    stream.read_up_to_tail(stream.version, "6")
+    assert step(stream, failed(catching_up(stream))) == GONE
+    assert step(stream, failed(catching_up(stream, at="6"))) == Send("6")
+
+
+def test_a_write_that_may_not_have_been_acknowledged_is_no_reason_to_send_nothing_if_the_origin_fails() -> None:
+    stream = held()
+    stream.acknowledged_without_offset(is_certain=False)
+    assert step(stream, failed(catching_up(stream))) == Send("4")
+
+
 def test_bytes_that_must_be_revalidated_are_not_sent_if_the_origin_fails() -> None:
     stream = held()
     stream.caching = stream.caching._replace(must_revalidate=True)
