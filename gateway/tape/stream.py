@@ -103,6 +103,9 @@ class Stream:
     """The query of the latest write that advanced `acked` or closed the stream."""
     has_unplaced_ack: bool = False
     """Whether a write was acknowledged whose end is unknown, and no request sent since has read up to the tail."""
+    acked_through: str | None = None
+    """An offset at or after the ends of all writes that had been acknowledged when a request last read up to the
+    tail."""
     other_queries: frozenset[str] = frozenset()
     """Queries that select other streams at the same path, at most `MAX_OTHER_QUERIES`.  Writes with these queries do
     not affect this stream."""
@@ -374,18 +377,22 @@ class Stream:
         """
         if not seen.same_acks_as(self.version):
             return
+        # All acknowledged writes end at this tail or before it.  The bytes before their end may not be in memory: the
+        # request may have been a HEAD.
+        through = tail if self.has_unplaced_ack else self.acked_through
         if self.acked is not None:
             is_short = is_before(tail, self.acked) or self.is_closing
             if is_short and self.acked_by != self.key.query and len(self.other_queries) < MAX_OTHER_QUERIES:
                 self.other_queries |= {self.acked_by}
+            if not is_short and not self.has_unplaced_ack:
+                through = self.acked
             self.forget_acknowledged()
-        if self.has_unplaced_ack:
-            # All acknowledged writes end at this tail or before it.  The bytes before the tail may not be in memory.
-            self.has_unplaced_ack, self.acked, self.acked_by = False, tail, self.key.query
+        self.has_unplaced_ack = False
+        self.acked_through = None if through is None or is_before(tail, through) else through
 
     def forget_acknowledged(self) -> None:
         """Forget acknowledged writes, because they may have gone to another stream."""
-        self.acked, self.is_close_acked = None, False
+        self.acked, self.acked_through, self.is_close_acked = None, None, False
 
     def holds_acknowledged(self, token: str, is_closed: bool = False) -> bool:
         """Return whether the stream up to `token` includes all acknowledged writes and an acknowledged close.
@@ -396,7 +403,8 @@ class Stream:
 
     def may_lack_acknowledged(self, token: str) -> bool:
         """Return whether the stream up to `token` may lack an acknowledged write, even one whose end is unknown."""
-        return self.has_unplaced_ack or not self.holds_acknowledged(token)
+        is_short = self.acked_through is not None and is_before(token, self.acked_through)
+        return is_short or self.has_unplaced_ack or not self.holds_acknowledged(token)
 
     def is_still(self, first: FirstTail, at: str) -> bool:
         """Return whether a live reader at `at` is up to date, judged by `first`, the tail that the origin named when

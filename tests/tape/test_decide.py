@@ -358,6 +358,15 @@ def test_bytes_that_lack_an_acknowledged_write_are_not_sent_if_the_origin_fails(
     assert step(stream, failed(catching_up(stream))) == GONE
 
 
+def test_bytes_before_the_tail_lack_an_acknowledged_write_although_a_request_has_named_the_tail() -> None:
+    """A HEAD has named the tail, and brought no bytes."""
+    stream = held()
+    stream.acknowledged("6", is_closed=False, query="")
+    stream.read_up_to_tail(stream.version, "6")
+    assert step(stream, failed(catching_up(stream))) == GONE
+    assert step(stream, failed(catching_up(stream, at="6"))) == Send("6")
+
+
 def test_bytes_that_may_lack_a_write_of_unknown_end_are_not_sent_if_the_origin_fails() -> None:
     stream, sent_before = held(), held().version
     stream.acknowledged_without_offset()
