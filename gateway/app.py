@@ -449,8 +449,7 @@ async def start_gateway(
     metrics.listeners.expiries = frontend.listeners.expiries
     gateway = RunningGateway(config, engine, metrics, frontend, load, log, environ, handed)
     metrics.plan = gateway.plan_figures.look
-    if (disk := engine.disk) is not None:
-        metrics.disk = lambda: DiskState.of(disk)
+    metrics.disk = lambda: DiskState.of(engine.disk) if engine.disk is not None else None
     metrics.tenants = frontend.routes.verdicts.tenants.items
     metrics.look = partial(
         look_at, engine, frontend.connections, lambda: Unsent(*frontend.unsent()), lambda: gateway.is_ready
@@ -462,5 +461,7 @@ async def start_gateway(
     places = (lambda: gateway.gateway_url, lambda: frontend.listeners.inside_url)
     add_console(application, lambda: gateway.config, *places)
     gateway.take_plan(files.plan, is_budget_set=config.limits.is_budget_set)
+    if engine.slot_store is not None:
+        await engine.slot_store.open()
     engine.tls_reloader.start(known)
     return await gateway.listen(application, certificate_stamp)

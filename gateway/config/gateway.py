@@ -25,7 +25,8 @@ from gateway.config.origins import (
 from gateway.config.rate_limits import RateLimitConfig
 from gateway.config.routes import RouteConfig
 from gateway.config.server import ServerConfig
-from gateway.config.store import StoreConfig
+from gateway.config.sizes import MIB
+from gateway.config.store import LEAST_STORE_BYTES, StoreConfig
 from gateway.config.telemetry import LogConfig, TracingConfig
 from gateway.config.values import MOST_WORKERS
 from gateway.container import container_limit_bytes, usable_processors
@@ -35,6 +36,9 @@ _WORKER_BYTES: Final = 1 << 28
 _WORKER_CACHE_BYTES: Final = 1 << 25
 """The least part of `limits.cache_bytes` for each worker that `auto` starts.  A stream that is larger than its owner's
 part is not kept whole."""
+
+_WORKER_STORE_BYTES: Final = 1 << 28
+"""The least part of `store.max_bytes` for each worker that `auto` starts."""
 
 
 class GatewayConfig(Model):
@@ -69,18 +73,21 @@ class GatewayConfig(Model):
         """The number of workers, with `auto` resolved."""
         if self.server.workers != "auto":
             return self.server.workers
-        if sys.platform != "linux" or self.store.path:
-            # Other systems lack the shared memory and the socket options that several workers need.  The store on disk
-            # belongs to one process.
+        if sys.platform != "linux":
+            # Other systems lack the shared memory and the socket options that several workers need.
             return 1
         memory = self.limits.memory_max_bytes or container_limit_bytes() or sys.maxsize
         most = min(memory // _WORKER_BYTES, self.limits.cache_bytes // _WORKER_CACHE_BYTES)
+        if self.store.path:
+            most = min(most, self.store.max_bytes // _WORKER_STORE_BYTES)
         return max(1, min(MOST_WORKERS, usable_processors(), most))
 
     @model_validator(mode="after")
-    def _store_has_one_process(self) -> Self:
-        if self.store.path and self.server.workers not in ("auto", 1):
-            raise MisfitError("is for one process: set server.workers to 1, or leave it out", "store", "path")
+    def _store_fits(self) -> Self:
+        workers = self.server.workers
+        if self.store.path and workers != "auto" and self.store.max_bytes < workers * LEAST_STORE_BYTES:
+            text = f"is divided among {workers} workers, each of which needs {LEAST_STORE_BYTES // MIB} MiB"
+            raise MisfitError(text, "store", "max_bytes")
         if self.store.path and self.fleet.is_on:
             raise MisfitError("cannot be set together with a fleet", "store", "path")
         return self

@@ -67,6 +67,14 @@ def is_unicode(key: StoredKey, facts: Facts) -> bool:
     return True
 
 
+class Holder(NamedTuple):
+    """The worker that has used the store last.  It has counted what its disk has done, in memory that outlives it
+    (`gateway.workers.removals`)."""
+
+    memory: str
+    place: int
+
+
 class RunRow(NamedTuple):
     """One run in the index."""
 
@@ -122,6 +130,7 @@ class Index:
         if run("SELECT id FROM store").fetchone() is None:
             run("INSERT INTO store VALUES (?)", (secrets.token_hex(16),))
         (self.store,) = run("SELECT id FROM store").fetchone()
+        run("CREATE TABLE IF NOT EXISTS holder (memory TEXT NOT NULL, place INTEGER NOT NULL)")
         run(f"PRAGMA user_version = {FORMAT}")
         run("COMMIT")
 
@@ -134,6 +143,9 @@ class Index:
         if found != "ok":
             raise ValueError(found)
         _expect((str,), [self.store])
+        for holder in self._database.execute("SELECT memory, place FROM holder"):
+            _expect((str,), [holder[0]])
+            _expect((int,), [holder[1]])
         for _, key, facts in self.streams():
             _expect((str,), [*key, facts.content_type, *facts.surrogate_keys])
             _expect((str, type(None)), [facts.identity, facts.first])
@@ -161,6 +173,23 @@ class Index:
         """Return the segment, the position and the size of each record of a stream."""
         found = self._database.execute("SELECT segment, position, size FROM runs WHERE stream = ?", (number,))
         return found.fetchall()
+
+    @property
+    def holder(self) -> Holder | None:
+        """The worker that has used the store last; None if no worker of several has."""
+        found = self._database.execute("SELECT memory, place FROM holder").fetchone()
+        return Holder(*found) if found is not None else None
+
+    def put_holder(self, holder: Holder) -> None:
+        self._database.execute("DELETE FROM holder")
+        self._database.execute("INSERT INTO holder VALUES (?, ?)", holder)
+
+    def clear(self) -> None:
+        """Drop all streams."""
+        self.begin()
+        self._database.execute("DELETE FROM runs")
+        self._database.execute("DELETE FROM streams")
+        self.commit()
 
     def begin(self) -> None:
         """Begin a transaction if there is none."""

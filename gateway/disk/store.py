@@ -9,13 +9,13 @@ gateway stops.  Streams of less than `LEAST_BYTES` are not written: to confirm t
 them.  Only streams of readers without credentials are written, unless the operator allows others
 (`store.with_credentials`).
 
-The store belongs to one process, which holds a lock on its folder.
+The store belongs to one process, which holds a lock on its folder.  Each of several workers has a store of its own
+(`gateway.disk.folders`), with the streams that it owns while all workers serve.
 """
 
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import logging
 import os
 import sqlite3
@@ -28,11 +28,23 @@ from typing import Final, Self
 from gateway.aio.clock import Clock
 from gateway.config.errors import ConfigError
 from gateway.config.store import StoreConfig
-from gateway.disk.index import Facts, Index, OtherFormatError, StoredKey, is_unicode, open_index
+from gateway.disk.folders import LOCK, InUseError, in_use, is_behind, mark_behind, take_lock, unmark
+from gateway.disk.index import Facts, Holder, Index, OtherFormatError, StoredKey, is_unicode, open_index
 from gateway.disk.reads import NotRead, Reads
 from gateway.disk.record import Record
 from gateway.disk.runs import RUN_BYTES, Run, StoredStream
-from gateway.disk.writer import Describe, DropOldest, DropRun, Finish, Place, Withdraw, Write, Writer, segment_path
+from gateway.disk.writer import (
+    Describe,
+    DropOldest,
+    DropRun,
+    Finish,
+    Place,
+    Withdraw,
+    Work,
+    Write,
+    Writer,
+    segment_path,
+)
 from gateway.protocol.names import START
 from gateway.protocol.sharing import Group, Partition, StreamKey
 from gateway.tape.block import Block
@@ -68,36 +80,155 @@ class DiskCounts:
     """Streams whose bytes on disk the origin did not confirm."""
 
 
+@dataclass(slots=True)
+class Loaded:
+    """The content of an index."""
+
+    sizes: dict[int, int]
+    """The sizes of the segments."""
+    following: int
+    """The number of the next segment."""
+    replaced: list[Withdraw]
+    """The withdrawals of streams that later streams have replaced."""
+    streams: dict[StoredKey, StoredStream]
+    paths: defaultdict[Group, set[StoredStream]]
+    segments: defaultdict[int, set[StoredStream]]
+    runs: int
+    numbered: int
+    """The highest number of a stream."""
+
+
+@dataclass(slots=True)
+class OpenedFolder:
+    """A folder that this process has locked, with its open index.  A `DiskStore` takes it over, or `close` must be
+    called."""
+
+    folder: Path
+    lock: int
+    index: Index
+    loaded: Loaded
+    holder: Holder | None
+    """The place of the worker that has used the folder last, if its counts can still be read."""
+
+    def close(self) -> None:
+        """Release the folder."""
+        self.index.close()
+        os.close(self.lock)
+
+
+def open_folder(
+    config: StoreConfig, lock_name: str, memory: str | None = None, *, is_late: bool = False
+) -> OpenedFolder:
+    """Open the folder `config.path`, or make it.  May run in any thread.
+
+    `memory` names the memory that the workers of this gateway share; None for a gateway of one process.  `is_late`:
+    this gateway serves already, so removals may have happened that only its memory knows.  Raises InUseError if
+    another process has the folder, and ConfigError if it cannot be used.
+    """
+    folder = Path(config.path)
+    try:
+        lock = take_lock(folder, lock_name)
+    except OSError as error:
+        raise ConfigError(f"store.path: {error}") from None
+    try:
+        index = open_index(folder)
+        try:
+            holder = index.holder
+            if holder is not None and holder.memory != memory:
+                holder = None
+            if holder is None and (is_late or is_behind(folder)):
+                index.clear()
+                unmark(folder)
+            return OpenedFolder(folder, lock, index, _load(folder, index), holder)
+        except BaseException:
+            index.close()
+            raise
+    except OtherFormatError as other:
+        text = f"store.path: {folder} has format {other}, which this version does not read: use another folder"
+    except (OSError, sqlite3.Error) as error:
+        text = f"store.path: the index in {folder} cannot be opened: {error}"
+    except BaseException:
+        os.close(lock)
+        raise
+    os.close(lock)
+    raise ConfigError(text)
+
+
+def _load(folder: Path, index: Index) -> Loaded:
+    sizes = {int(path.stem): path.stat().st_size for path in folder.glob("*.segment")}
+    by_number: dict[int, StoredStream] = {}
+    latest_of: dict[StoredKey, int] = {}
+    numbered = 0
+    for number, key, facts in index.streams():
+        numbered = max(numbered, number)
+        by_number[number] = StoredStream(number, key, facts)
+        latest_of[key] = max(number, latest_of.get(key, 0))
+    # The index may have refused to withdraw an earlier stream of the same key.
+    kept = set(latest_of.values())
+    replaced = [Withdraw(number, ()) for number in by_number if number not in kept]
+    by_number = {number: by_number[number] for number in kept}
+    segments: defaultdict[int, set[StoredStream]] = defaultdict(set)
+    runs, latest = 0, max(sizes, default=0)
+    for row in index.runs():
+        # A damaged index may have runs without a stream.  No later stream must get them.
+        numbered = max(numbered, row.stream)
+        stored, place = by_number.get(row.stream), Place(row.segment, row.position, row.size)
+        latest = max(latest, row.segment)
+        if stored is None or place.position + place.size > sizes.get(place.segment, 0):
+            continue
+        if stored.add(Run(row.start, row.end, row.check, row.body, place)):
+            segments[place.segment].add(stored)
+            runs += 1
+    for segment in sizes.keys() - segments.keys():
+        segment_path(folder, segment).unlink(missing_ok=True)
+        del sizes[segment]
+    streams = {stored.key: stored for stored in by_number.values() if len(stored)}
+    paths: defaultdict[Group, set[StoredStream]] = defaultdict(set)
+    for stored in streams.values():
+        paths[_group(stored)].add(stored)
+    return Loaded(sizes, latest + 1, replaced, streams, paths, segments, runs, numbered)
+
+
 class DiskStore:
     """The store on disk.  It is a `gateway.tape.store.Keeper`."""
 
-    def __init__(self, folder: Path, lock: int, index: Index, config: StoreConfig, clock: Clock) -> None:
+    def __init__(self, opened: OpenedFolder, config: StoreConfig, clock: Clock, workers: int = 1) -> None:
+        """`opened` belongs to the store from now on.  The store is that of one among `workers`."""
+        folder, index, loaded = opened.folder, opened.index, opened.loaded
         self._folder = folder
-        self._lock = lock
+        self._lock = opened.lock
         self._index = index
         self._clock = clock
         self.max_bytes = config.max_bytes
         self.with_credentials = config.with_credentials
         self._most_run_bytes = config.segment_bytes // 4
         self.counts = DiskCounts()
-        self._streams: dict[StoredKey, StoredStream] = {}
-        self._paths: defaultdict[tuple[str, str], set[StoredStream]] = defaultdict(set)
-        self._segments: defaultdict[int, set[StoredStream]] = defaultdict(set)
+        self._streams, self._paths, self._segments = loaded.streams, loaded.paths, loaded.segments
         self._reads = Reads(folder, clock)
         self._sharing: Mapping[Partition, str] = {}
         self._unwritten: dict[Stream, int] = {}
         """For each stream in memory, the bytes stored on its tape since it was last written."""
         self._queued_bytes = 0
-        self._runs = 0
+        self._runs = loaded.runs
+        self._most_runs = MOST_RUNS // workers
         self._is_dropping = False
         """Whether the writer has yet to delete the oldest segment because there are too many runs."""
-        self._numbered = 0
+        self._numbered = loaded.numbered
         self.is_not_stored: Callable[[Stream], bool] = lambda stream: False
         """Whether the cache plan excludes a stream.  The engine sets it."""
         self.is_in_doubt: Callable[[Stream], bool] = lambda stream: stream.version.may_have_ended
         """Whether another stream may have taken the place of a stream.  The engine sets it."""
-        sizes, following, replaced = self._load()
-        self._writer = Writer(folder, index, sizes, following, config, clock.now)
+        self.owns: Callable[[Group], bool] = lambda group: True
+        """Whether this process keeps the streams of a path on disk.  The engine sets it."""
+        self.check: Callable[[Group], object] = lambda group: None
+        """Drops the streams of a path if the disk has missed a removal.  Called before one of them is used.  The engine
+        sets it."""
+        self.is_unchecked: Callable[[Group], bool] = lambda group: False
+        """Whether `check` has yet to be called for a path.  Nothing of the path is written until then.  The engine sets
+        it."""
+        self.path_added: Callable[[Group], object] = lambda group: None
+        """Called when the first stream of a path has come to the disk.  The engine sets it."""
+        self._writer = Writer(folder, index, loaded.sizes, loaded.following, config, clock.now)
         loop = asyncio.get_running_loop()
 
         def tell(event: Callable[[], object]) -> None:
@@ -110,29 +241,16 @@ class DiskStore:
         self._writer.tell = tell
         self._writer.segment_dropped = self._segment_dropped
         self._writer.start()
-        for withdrawal in replaced:
+        for withdrawal in loaded.replaced:
             self._writer.put(withdrawal)
 
     @classmethod
     def open(cls, config: StoreConfig, clock: Clock) -> Self:
-        """Open the store in `config.path`, or make it.  Raises ConfigError if it cannot be used."""
-        folder = Path(config.path)
+        """Open the store of a gateway of one process, or make it.  Raises ConfigError if it cannot be used."""
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise ConfigError(f"store.path: {error}") from None
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return cls(folder, lock, open_index(folder), config, clock)
-        except BlockingIOError:
-            text = f"store.path: another process uses {folder}"
-        except OtherFormatError as other:
-            text = f"store.path: {folder} has format {other}, which this version does not read: use another folder"
-        except (OSError, sqlite3.Error) as error:
-            text = f"store.path: the index in {folder} cannot be opened: {error}"
-        os.close(lock)
-        raise ConfigError(text)
+            return cls(open_folder(config, LOCK), config, clock)
+        except InUseError:
+            raise ConfigError(in_use(Path(config.path))) from None
 
     def __repr__(self) -> str:
         return f"<DiskStore {len(self._streams)} streams, {self._runs} runs, {self._queued_bytes} bytes to write>"
@@ -149,43 +267,6 @@ class DiskStore:
     def errors(self) -> int:
         """How many writes have failed."""
         return self._writer.errors
-
-    def _load(self) -> tuple[dict[int, int], int, list[Withdraw]]:
-        """Load the index.  Return the sizes of the segments, the number of the next segment, and the withdrawals of
-        streams that later streams have replaced."""
-        sizes = {int(path.stem): path.stat().st_size for path in self._folder.glob("*.segment")}
-        by_number: dict[int, StoredStream] = {}
-        latest_of: dict[StoredKey, int] = {}
-        for number, key, facts in self._index.streams():
-            self._numbered = max(self._numbered, number)
-            by_number[number] = StoredStream(number, key, facts)
-            latest_of[key] = max(number, latest_of.get(key, 0))
-        # The index may have refused to withdraw an earlier stream of the same key.
-        kept = set(latest_of.values())
-        replaced = [Withdraw(number, ()) for number in by_number if number not in kept]
-        by_number = {number: by_number[number] for number in kept}
-        used: set[int] = set()
-        latest = max(sizes, default=0)
-        for row in self._index.runs():
-            # A damaged index may have runs without a stream.  No later stream must get them.
-            self._numbered = max(self._numbered, row.stream)
-            stored, place = by_number.get(row.stream), Place(row.segment, row.position, row.size)
-            latest = max(latest, row.segment)
-            if stored is None or place.position + place.size > sizes.get(place.segment, 0):
-                continue
-            run = Run(row.start, row.end, row.check, row.body, place)
-            if stored.add(run):
-                used.add(place.segment)
-                self._segments[place.segment].add(stored)
-                self._runs += 1
-        for stored in by_number.values():
-            if len(stored):
-                self._streams[stored.key] = stored
-                self._paths[stored.key.origin, stored.key.path].add(stored)
-        for segment in sizes.keys() - used:
-            segment_path(self._folder, segment).unlink(missing_ok=True)
-            del sizes[segment]
-        return sizes, latest + 1, replaced
 
     def take_routes(self, sharing: Mapping[Partition, str]) -> None:
         """Use these routes: the digest of its sharing settings for the partition of each route that may be on disk."""
@@ -222,7 +303,7 @@ class DiskStore:
 
     def withdraw_group(self, group: Group) -> None:
         """See `Keeper.withdraw_group`."""
-        for stored in tuple(self._paths.get((group.origin, group.path), ())):
+        for stored in tuple(self._paths.get(group, ())):
             self.drop(stored)
 
     # -- streams on disk
@@ -237,6 +318,20 @@ class DiskStore:
         """Return the stream on disk; None if there is none."""
         stored_key = self._key(key)
         return self._streams.get(stored_key) if stored_key is not None else None
+
+    def usable(self, key: StreamKey) -> StoredStream | None:
+        """Return the stream on disk if its bytes may be used, once the origin has confirmed them; None if not.
+
+        May apply the writes of other workers, so it must not be called during a change of the tapes.
+        """
+        if self.find(key) is None or not self.owns(key.group):
+            return None
+        self.check(key.group)
+        return self.find(key)
+
+    def has_path(self, group: Group) -> bool:
+        """Return whether a stream of the path is on disk."""
+        return group in self._paths
 
     def partition_of(self, stored: StoredStream) -> Partition:
         """Return the partition of the readers of a stream on disk."""
@@ -264,7 +359,7 @@ class DiskStore:
         stored.is_withdrawn = True
         if self._streams.get(stored.key) is stored:
             del self._streams[stored.key]
-        path = (stored.key.origin, stored.key.path)
+        path = _group(stored)
         self._paths[path].discard(stored)
         if not self._paths[path]:
             del self._paths[path]
@@ -280,7 +375,9 @@ class DiskStore:
         key, content_type = self._key(stream.key), stream.content_type
         if key is None or content_type is None or self._writer.is_paused or not self._may_be_written(stream):
             return
-        tape, stored = stream.tape, self._streams.get(key)
+        if not self.owns(stream.key.group) or self.is_unchecked(stream.key.group):
+            return
+        tape, stored = stream.tape, self.find(stream.key)
         if stored is not None and not stored.is_bound_to(stream):
             check = stored.check
             is_fetched = check is None or (tape.is_indexed(check) and tape.size >= stored.body)
@@ -295,9 +392,11 @@ class DiskStore:
                 return
             self._numbered += 1
             facts = Facts(content_type, None, None, False, frozenset())
-            stored = self._streams[key] = StoredStream(self._numbered, key, facts)
+            stored = StoredStream(self._numbered, key, facts)
             stored.incarnation = stream.version.incarnation
-            self._paths[key.origin, key.path].add(stored)
+            self._streams[key] = stored
+            self._paths[stream.key.group].add(stored)
+            self.path_added(stream.key.group)
         before, first = stored.facts, tape.resolve(START)
         stored.facts = before._replace(
             identity=stream.identity,
@@ -347,7 +446,7 @@ class DiskStore:
 
         written_at = self._clock.wall()
         self._writer.put(Write(stored.number, stored.key, stored.facts, run.check, written_at, block, done))
-        if self._runs > MOST_RUNS and not self._is_dropping:
+        if self._runs > self._most_runs and not self._is_dropping:
             self._is_dropping = True
             self._writer.put(DropOldest(self._dropped))
         return True
@@ -394,6 +493,33 @@ class DiskStore:
         if not len(stored):
             self.drop(stored)
 
+    # -- what the disk has done
+
+    def when_done(self, done: Callable[[bool], object], holder: Holder | None) -> None:
+        """Have everything decided so far done on disk, and call `done` on the loop with whether it will outlast a
+        crash.
+
+        With `holder`, the folder is not behind (`gateway.disk.folders.mark_behind`), and `holder` is the worker that
+        has used it last.
+        """
+
+        def finished(is_done: bool) -> None:
+            done(is_done)
+            if is_done and holder is not None:
+                self._writer.put(Work(lambda index: self._hold(index, holder)))
+
+        self._writer.put(Finish(finished))
+
+    def _hold(self, index: Index, holder: Holder) -> None:
+        unmark(self._folder)
+        if index.holder != holder:
+            index.put_holder(holder)
+
+    def mark_behind(self, folder: Path) -> None:
+        """Have another slot's folder marked (`gateway.disk.folders.mark_behind`), before the end of the next
+        `settled`."""
+        self._writer.put(Work(lambda index: mark_behind(folder)))
+
     # -- the end
 
     async def settled(self) -> bool:
@@ -426,6 +552,10 @@ class DiskStore:
             return
         self._index.close()
         os.close(self._lock)
+
+
+def _group(stored: StoredStream) -> Group:
+    return Group(stored.key.origin, stored.key.path)
 
 
 def _is_at(stored: StoredStream, run: Run, place: Place) -> bool:

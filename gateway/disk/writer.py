@@ -97,6 +97,12 @@ class Finish(NamedTuple):
     """Its argument is whether all withdrawals so far will outlast a crash."""
 
 
+class Work(NamedTuple):
+    """Do other work on the folder or the index, for example a mark; a failure is one of a write."""
+
+    work: Callable[[Index], None]
+
+
 class Stop(NamedTuple):
     """End the thread."""
 
@@ -116,7 +122,7 @@ class _Withdrawal:
         return bool(self.places) or not self.is_complete
 
 
-Job = Write | Describe | Withdraw | DropRun | DropOldest | Finish | Stop
+Job = Write | Describe | Withdraw | DropRun | DropOldest | Finish | Work | Stop
 
 
 def segment_path(folder: Path, segment: int) -> Path:
@@ -166,6 +172,9 @@ class Writer:
         """Runs a function on the loop.  The owner sets it before `start`."""
         self.segment_dropped: Callable[[int], object] = lambda segment: None
         """Called on the loop before a segment file is deleted."""
+        if self.total_bytes > self._max_bytes:
+            # The limit has been lowered, or is divided among more workers.
+            self.put(Work(lambda index: self._shrink(0)))
 
     def __repr__(self) -> str:
         counts = f"{len(self._withdrawn)} withdrawals to record, {len(self._overtaken)} with jobs in the queue"
@@ -227,7 +236,7 @@ class Writer:
             self._overtaken.update(job.stream for job in withdrawals)
             self._withdraw(withdrawals)
 
-    def _do(self, job: Write | Describe | Withdraw | DropRun | DropOldest | Finish) -> None:
+    def _do(self, job: Write | Describe | Withdraw | DropRun | DropOldest | Finish | Work) -> None:
         match job:
             case Write():
                 self._write(job)
@@ -242,6 +251,8 @@ class Writer:
             case DropOldest(done):
                 self._try(self._drop_oldest)
                 self.tell(done)
+            case Work(work):
+                self._change(work)
             case Finish(finished):
                 self._commit()
                 self._withdraw_again()
@@ -274,8 +285,7 @@ class Writer:
         segment = self._next - 1
         if self._file < 0 or self._sizes[segment] + len(data) > self._segment_bytes:
             segment = self._open_segment()
-        while self.total_bytes + len(data) > self._max_bytes and len(self._sizes) > 1:
-            self._drop_oldest()
+        self._shrink(len(data))
         position = written = self._sizes[segment]
         try:
             view = memoryview(data)
@@ -289,6 +299,11 @@ class Writer:
         self._sizes[segment] = written
         self.total_bytes += len(data)
         return Place(segment, position, len(data))
+
+    def _shrink(self, size: int) -> None:
+        """Delete the oldest segments until there is room for `size` bytes.  Raises OSError, sqlite3.Error."""
+        while self.total_bytes + size > self._max_bytes and len(self._sizes) > 1:
+            self._drop_oldest()
 
     def _open_segment(self) -> int:
         segment = self._next

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
 from typing import Any
 
 from gateway.aio.timers import Wheel
@@ -39,6 +40,7 @@ from gateway.engine.response_heads import head_answer, origin_error_answer
 from gateway.engine.route_table import RouteTable
 from gateway.engine.s2.reads import S2Reads
 from gateway.engine.s2.writes import S2Writes
+from gateway.engine.slot_store import SlotStore, remove_other_slots
 from gateway.engine.sse import Sse, Subscription
 from gateway.engine.upstreams import make_upstreams, recorded_writes
 from gateway.engine.writes import Writes
@@ -65,6 +67,7 @@ from gateway.upstream.kept_connections import KeepAlive
 from gateway.upstream.origin_pool import Credentials, Origins, origin_names
 from gateway.upstream.reply import Upstream
 from gateway.upstream.slots import SlotLimits
+from gateway.workers.owners import Owners
 from gateway.workers.place import WorkerPlace
 from gateway.workers.shared_origins import SharedOrigins
 
@@ -115,8 +118,10 @@ class Engine:
         """Watches the TLS files.  The application starts the watch if the configuration asks for one."""
         eviction = POLICIES[limits.eviction]()
         self.store = TapeStore(limits.cache_bytes, eviction, lambda: f"{rng.getrandbits(48):012x}", metrics)
-        self.disk = DiskStore.open(config.store, clock) if config.store.path else None
-        """The store on disk; None if there is none."""
+        self.disk: DiskStore | None = None
+        """The store on disk; None if there is none, or if it is not open yet."""
+        self.slot_store: SlotStore | None = None
+        """Opens the store of a worker; None if this process is the only one, or if there is no store."""
         self.coder = Coder(
             self.store, clock, metrics, min_bytes=limits.compress_min_bytes, keep_bytes=limits.compress_cache_bytes
         )
@@ -157,10 +162,13 @@ class Engine:
         self._reads = LiveReads(self.fetches, confirming, self.live, clock, rng, self.drain, limits.max_reply_bytes)
         if isinstance(shared, HopUpstream):
             self._reads.is_owner, self.live.placement = shared.is_owner, shared
-        if self.disk is not None:
-            self.store.keeper = self.disk
-            self.disk.is_not_stored, self.disk.is_in_doubt = self.store.is_not_stored, self.store.is_in_doubt
-            self._reads.from_disk = FromDisk(self.disk, self.store, self.fetches, clock)
+        self._routes: RouteTable | None = None
+        if config.store.path and crew is None:
+            self._take_disk(DiskStore.open(config.store, clock))
+            tasks.start(remove_other_slots(Path(config.store.path)), "folders of workers that are gone")
+        elif config.store.path and crew is not None and self.others is not None and self.hop is not None:
+            owners = Owners(crew.shared, crew.slot)
+            self.slot_store = SlotStore(config.store, crew, owners, self.others, clock, self._take_disk)
         self._catch_up = CatchUp(self._reads)
         # Live readers wait for new bytes, which are few.  Compress these bytes only if the compression needs no
         # waiting.
@@ -442,8 +450,22 @@ class Engine:
 
     def take_routes(self, routes: RouteTable) -> None:
         """Keep the streams of these routes on disk, and no others."""
+        self._routes = routes
         if self.disk is not None:
             self.disk.take_routes(routes.sharing(with_credentials=self.disk.with_credentials))
+
+    def _take_disk(self, disk: DiskStore) -> None:
+        """Use the store on disk from now on."""
+        self.disk = self.store.keeper = disk
+        disk.is_not_stored, disk.is_in_doubt = self.store.is_not_stored, self.store.is_in_doubt
+        self._reads.from_disk = FromDisk(disk, self.store, self.fetches, self.clock)
+        if self._routes is not None:
+            self.take_routes(self._routes)
+
+    @property
+    def has_disk(self) -> bool:
+        """Whether there is a store on disk, even if it is not open yet."""
+        return self.disk is not None or self.slot_store is not None
 
     def _trimmed(self, route: str, path: str, offset: str) -> None:
         """Drop the bytes before `offset` of a bridged S2 stream, because the origin has trimmed them."""
@@ -493,6 +515,8 @@ class Engine:
         await self.tasks.close()
         await self.client.close()
         self.coder.close()
+        if self.slot_store is not None:
+            await self.slot_store.close(disk_s / 2)
         if self.disk is not None:
             await self.disk.close(self.store, disk_s)
 

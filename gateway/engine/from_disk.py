@@ -70,7 +70,7 @@ class FromDisk:
 
     def may_help(self, key: StreamKey, start: str) -> bool:
         """Return whether bytes on disk may spare the origin the bytes after `start`."""
-        stored = self._disk.find(key)
+        stored = self._disk.usable(key)
         return stored is not None and self._is_worth_asking(stored, start)
 
     @staticmethod
@@ -88,7 +88,7 @@ class FromDisk:
 
         Returns the origin's latest answer in this proof; None if nothing was proved for this read.
         """
-        stored = self._disk.find(stream.key)
+        stored = self._disk.usable(stream.key)
         if stored is None or stored.is_bound_to(stream) or stream.tape.knows_after(read.start):
             return None
         if self._disk.is_not_stored(stream):
@@ -220,7 +220,7 @@ class FromDisk:
     async def restore(self, read: Read, stream: Stream, at: str) -> bool:
         """Bring the bytes after `at` to the tape if they are on disk, with a proof if it is needed; return whether the
         tape has bytes after `at` now."""
-        stored = self._disk.find(stream.key)
+        stored = self._disk.usable(stream.key)
         if stored is None or not stored.is_bound_to(stream) or self._disk.is_not_stored(stream):
             return False
         tape, start = stream.tape, _first(stored, at)

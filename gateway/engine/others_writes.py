@@ -29,6 +29,7 @@ from gateway.protocol.sharing import Group, StreamKey
 from gateway.tape.store import TapeStore
 from gateway.upstream.reply import Reply
 from gateway.workers.owners import Owners
+from gateway.workers.removals import Removals
 from gateway.workers.write_log import MOST_TEXT, Record, WriteLog
 
 _BEGUN, _ANSWERED, _UNANSWERED, _WITHOUT_EFFECT = b"B", b"A", b"U", b"N"
@@ -111,6 +112,13 @@ class OthersWrites:
         """The rows of the write log, by number, as they were when this worker last looked at them."""
         self._rows: dict[int, slice] = {}
         self._ends = Account("ends of streams")
+        self._removals: Removals | None = None
+        self._removed: list[int] = []
+        """The rows of removals whose record is still to be made."""
+        self._is_applying = False
+        """Whether records of other workers are being applied."""
+        self._kept_in_row: Callable[[int], Collection[Group]] = lambda row: ()
+        """Returns the paths of a row that may be on disk."""
         self.routes: Callable[[str], Route | None] = lambda name: None
         """Returns the route with this name."""
         self.applying: Applying
@@ -121,10 +129,21 @@ class OthersWrites:
     def __repr__(self) -> str:
         return f"<OthersWrites {len(self._own)} own, {len(self._others)} of others, {len(self._seen)} rows seen>"
 
+    def count_removals(self, removals: Removals) -> None:
+        """Count this worker's removals for the stores on disk of all workers."""
+        self._removals = removals
+
+    def keep_on_disk(self, kept_in_row: Callable[[int], Collection[Group]]) -> None:
+        """Apply lost records also to the paths that `kept_in_row` returns: the paths of a row that are on disk."""
+        self._kept_in_row = kept_in_row
+
     def look(self, group: Group) -> None:
         """Apply the other workers' records for the path.  Must be called before this worker uses its facts about the
         path."""
-        index = self.index_of(group)
+        self.look_at_row(self.index_of(group))
+
+    def look_at_row(self, index: int) -> None:
+        """Apply the other workers' records for all paths of a row."""
         if self._raw[self._row(index)] != self._seen.get(index):
             self._read(index)
 
@@ -204,13 +223,34 @@ class OthersWrites:
             rate = _OF_KNOWN if was_known else _OF_UNKNOWN
             if not rate.took_one(self._ends, self._log.now()):
                 return
+        index = self.index_of(key.group)
+        if is_certain:
+            self._begin_removal(index)
         self._count += 1
         name = b"%d.%d" % (self._generation, self._count)
         certain = "1" if is_certain else ""
         text = _text(_ENDED, name, certain, *_words(key))
         if len(text) > MOST_TEXT:
             text = _text(_ENDED, name, certain, _digest(key))
-        self._log.note(self.index_of(key.group), text)
+        self._log.note(index, text)
+        self._end_removals()
+
+    def withdrawn(self, group: Group) -> None:
+        """Note that a write of this worker may have removed the streams of a path.  The write's second record, or the
+        record of the end, must follow.  Does nothing while records of other workers are applied, because their workers
+        have counted the removal."""
+        if not self._is_applying:
+            self._begin_removal(self.index_of(group))
+
+    def _begin_removal(self, row: int) -> None:
+        if self._removals is not None:
+            self._removed.append(row)
+            self._removals.begin(row)
+
+    def _end_removals(self) -> None:
+        if self._removals is not None:
+            while self._removed:
+                self._removals.end(self._removed.pop())
 
     def _end(self, write: SentRequest, text: bytes) -> None:
         request = write.request
@@ -220,6 +260,7 @@ class OthersWrites:
         if request.route.is_s2 and not text.startswith(_WITHOUT_EFFECT) and _is_control(request):
             origin = request.group.origin
             self._log.note(self.index_of(Group(origin, "")), _text(_CONTROL, name, origin))
+        self._end_removals()
 
     def _has_made(self, index: int, cell: bytes) -> None:
         """Treat this worker's own new record as seen, so that the next look at the row finds nothing new."""
@@ -233,6 +274,13 @@ class OthersWrites:
         if seen is None and (row := self._raw[self._rows[index]]) == self._log.blank:
             self._seen[index] = row
             return
+        was_applying, self._is_applying = self._is_applying, True
+        try:
+            self._apply_news(index, seen)
+        finally:
+            self._is_applying = was_applying
+
+    def _apply_news(self, index: int, seen: bytes | None) -> None:
         news = self._log.read(index, seen if seen is not None else self._log.blank)
         self._seen[index] = news.row
         if seen is None and not self._log.under_way_elsewhere(news.row):
@@ -264,6 +312,10 @@ class OthersWrites:
         if kind == _ENDED:
             for ended in self._keys_of(index, words[1:]):
                 self.applying.apply_ended(ended, is_certain=bool(words[0]))
+            if words[0] and len(words) == 2:
+                # The digest may be that of a stream that is on disk alone.
+                for group in self._kept_in_row(index):
+                    self._store.withdraw_kept(group)
             return True
         if kind == _BEGUN:
             write = self._written(record, words)
@@ -321,6 +373,7 @@ class OthersWrites:
         # The store finds these paths by an index.  Clients can cause lost records by long paths, and a search of the
         # whole store for each lost record would take too long.
         groups = self._store.paths.in_row(index)
+        groups.update(self._kept_in_row(index))
         groups.update(group for group in self._negative_cache.groups if self.index_of(group) == index)
         for key, write in list(self._others.items()):
             if key[0] in places and self.index_of(write.request.group) == index:

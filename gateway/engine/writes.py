@@ -146,6 +146,7 @@ class Writes:
         """Assume that every kind of write has happened to the path."""
         self._negative_cache.forget_path(group)
         self._pending.overtake(group)
+        self._store.withdraw_kept(group)
 
         def anything(stream: Stream) -> None:
             if isinstance(stream, RecordStream):
@@ -204,6 +205,8 @@ class Writes:
         What this worker has may belong to a later stream, so the origin is asked again.  `is_certain` is false if the
         stream may only be hidden from one reader.
         """
+        if is_certain:
+            self._store.withdraw_kept(key.group)
         stream = self._store.find(key)
         if stream is None or stream.ended is not None:
             return
@@ -343,13 +346,14 @@ class Writes:
         if is_remade:
             self._pending.settle(request.group)
             self._store.withdraw_kept(request.group)
-        if not self._store.has(request.group):
+        if not (self._store.has(request.group) or write.is_to_another):
             return
         headers = reply.headers
         tail, is_closed = stated_position(headers), is_true(headers.get(_CLOSED))
         if tail is not None and write.shows_another_stream(tail, reply.status):
             # The stream has been re-created by a write that this process has not relayed.
             is_doubted = True
+            self._store.withdraw_kept(request.group)
             self._tell(request.group, self._doubt)
         elif tail is not None and not (is_remade or change & CREATES):
             self._store.tell(request.group, self._acknowledged(write, tail, is_closed=is_closed))

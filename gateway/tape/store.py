@@ -67,6 +67,9 @@ class OtherWorkers(Protocol):
         """Called when the origin has refused a read of a stream with 404 or 410, or has shown another stream in its
         place."""
 
+    def withdrawn(self, group: Group) -> None:
+        """Called when the streams of a path may have been replaced, whether or not they are in memory."""
+
 
 class TapeStore:
     """Streams by key.
@@ -248,6 +251,8 @@ class TapeStore:
         """Drop the bytes of the path's streams outside memory, because other streams may have taken their place."""
         if self.keeper is not None:
             self.keeper.withdraw_group(group)
+        if self.others is not None:
+            self.others.withdrawn(group)
 
     def _withdraw_kept(self, stream: Stream) -> None:
         if self.keeper is not None:

@@ -8,12 +8,14 @@ attaches to it and takes places that the old one does not use.  So there are at 
 A supervisor numbers its own places from 0, and calls these numbers *slots*.
 
     header      magic, version, places, epoch, secret, name
-    places      for each place: state, generation, process, how many records its write log has, digest of orders
+    places      for each place: state, generation, process, how many records its write log has, digest of orders, and
+                four words about removals (`gateway.workers.removals`)
     cells       for each path hash, one cell for each place (`gateway.workers.write_log`)
     records     for each place, the latest records of its write log
     common      counts of clients (`gateway.workers.shared_counts`)
     origins     the states of origins (`gateway.workers.shared_origins`)
     counts      for each path hash and each place, two counts of writes (`gateway.workers.write_counts`)
+    removals    for each path hash and each place, two counts of removals (`gateway.workers.removals`)
 
 Some changes need several values at once.  They are made under POSIX record locks of the memory's file (`lock`).  The
 kernel releases the locks of a process that dies.
@@ -35,7 +37,7 @@ from enum import IntEnum
 from typing import Final
 
 MAGIC: Final = 0x4447_776F_726B_6572
-VERSION: Final = 4
+VERSION: Final = 5
 LEAST_PLACES: Final = 8
 MOST_WORKERS: Final = 256
 
@@ -56,8 +58,8 @@ _TRIES: Final = 1_000
 _HEADER: Final = struct.Struct("=QQQQ16s8s")
 _PAGE: Final = 4_096
 _EPOCH: Final = 3
-_PLACE_WORDS: Final = 8
-_STATE, _GENERATION, _PROCESS, RECORDED, _ORDERS = range(5)
+_PLACE_WORDS: Final = 16
+_STATE, _GENERATION, _PROCESS, RECORDED, _ORDERS, REMOVED, PURGES, DONE_REMOVED, DONE_PURGES = range(9)
 """The words of a place.  The supervisor writes the first three, the worker writes the others."""
 
 
@@ -96,6 +98,8 @@ class SharedMemory:
         """Where the rows of origins begin."""
         self.counts_at = self.origins_at + ORIGINS * ORIGIN_BYTES * (1 + places)
         """Where the counts of writes begin."""
+        self.removals_at = self.counts_at + 2 * HASHES * 8 * places
+        """Where the counts of removals begin."""
         self.secret: bytes
         """The key of the path hash."""
         *_, self.secret, name = _HEADER.unpack_from(self.raw)
@@ -104,6 +108,9 @@ class SharedMemory:
         self.counts_writes = False
         """Whether the supervisor counts the writes of workers that have died, because the gateway is a member of a
         fleet."""
+        self.counts_removals = False
+        """Whether the supervisor counts the removals of workers that have died, because the gateway has a store on
+        disk."""
 
     @classmethod
     def create(cls, workers: int, secret: bytes | None = None) -> SharedMemory:
@@ -256,5 +263,5 @@ def _page_up(size: int) -> int:
 
 
 def _size(places: int) -> int:
-    each = 3 * HASHES * 8 + RECORDS * RECORD_BYTES + COMMON_BYTES
+    each = 5 * HASHES * 8 + RECORDS * RECORD_BYTES + COMMON_BYTES
     return _PAGE + _page_up(places * _PLACE_WORDS * 8) + places * each + ORIGINS * ORIGIN_BYTES * (1 + places)

@@ -26,6 +26,7 @@ import zlib
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from gateway.workers.removals import Removals
 from gateway.workers.shared_memory import HASHES, RECORD_BYTES, RECORDED, RECORDS, SharedMemory
 from gateway.workers.write_counts import WriteCounts
 
@@ -123,6 +124,8 @@ class WriteLog:
             self._record(place, index, b"", -count)
             if shared.counts_writes:
                 counts.add(index, is_append=False)
+        if shared.counts_removals:
+            Removals(shared, slot).settle(index for index, _ in found)
         return len(found)
 
     def _record(self, place: int, index: int, text: bytes, change: int) -> bytes:

@@ -41,10 +41,12 @@ from gateway.config.change import change as config_change
 from gateway.config.errors import ConfigError
 from gateway.config.gateway import GatewayConfig
 from gateway.configured_files import load_files
+from gateway.disk.folders import lock_gateway, read_key, write_key
 from gateway.server.listeners import Inherited
 from gateway.workers.control import Control, Message
 from gateway.workers.members import cell_key
 from gateway.workers.place import WorkerPlace
+from gateway.workers.shared_memory import SharedMemory
 
 _SPARE_S: Final = 5.0
 """A worker that still runs this many seconds after the longest drain is killed."""
@@ -112,13 +114,17 @@ class WorkerSupervisor:
         """Upgrades that were given up, and whose processes may still run."""
         self._certificates = KeptCertificates(config)
         self._predecessor = predecessor
+        self._store_lock: int | None = None
+        """Holds the lock of the store on disk, together with all workers."""
+        if config.store.path:
+            self._store_lock = lock_gateway(config.store.path, predecessor.take_store_lock())
         try:
             self._sockets = ListeningSockets.open(config, count, environ, predecessor.sockets)
         except OSError as error:
             raise cannot_listen(error, *bind_addresses(config)) from None
         self._selector = selectors.DefaultSelector()
         self._wakeups, self._wakes = socket.socketpair()
-        self._shared = predecessor.shared_memory(count, cell_key(config.fleet.key) if config.fleet.is_on else None)
+        self._shared = self._shared_memory(config, count)
         self._secret = predecessor.secret
         self._private = PrivateSockets(count)
         self._workers = Workers(count, self._shared, self._selector, self._now, self._hear, self._ended)
@@ -129,6 +135,19 @@ class WorkerSupervisor:
 
     def __repr__(self) -> str:
         return f"<WorkerSupervisor {self._phase.value}, {len(self._slots)} slots>"
+
+    def _shared_memory(self, config: GatewayConfig, count: int) -> SharedMemory:
+        """Return the memory of the workers.  With a store on disk, streams keep their owners over restarts."""
+        if config.fleet.is_on:
+            return self._predecessor.shared_memory(count, cell_key(config.fleet.key))
+        if not config.store.path:
+            return self._predecessor.shared_memory(count, None)
+        key = read_key(config.store.path)
+        shared = self._predecessor.shared_memory(count, key)
+        shared.counts_removals = True
+        if key is None:
+            write_key(config.store.path, shared.secret)
+        return shared
 
     def run(self) -> None:
         """Run the gateway until it has drained; see `supervise`."""
@@ -357,7 +376,9 @@ class WorkerSupervisor:
             # After two upgrades in a row, the previous version may still drain as well.
             earlier = of_living_versions(self._predecessor.peers)
             peers = (*self._private.paths(PEER), *earlier)
-            self._upgrade = Upgrade(self._sockets, self._shared, peers, self._secret, self._environ, self._now())
+            self._upgrade = Upgrade(
+                self._sockets, self._shared, peers, self._secret, self._environ, self._now(), self._store_lock
+            )
             self._upgrade.reloads = self._configurations.reloads
         except OSError as error:
             self._end_upgrade(f"not upgraded, all stays as it was: {error.strerror or error}")

@@ -44,10 +44,11 @@ class Upgrade:
         secret: bytes,
         environ: Mapping[str, str],
         now: float,
+        store_lock: int | None = None,
     ) -> None:
         """Start the next version.  `peers` are the private admin sockets of this version's workers.  `secret` is the
-        workers' secret.  It is sent over the channel, because tools show the environment of processes.  Raises
-        OSError."""
+        workers' secret.  It is sent over the channel, because tools show the environment of processes.  `store_lock`
+        is the descriptor that holds the lock of the store on disk.  Raises OSError."""
         ours, theirs = socket.socketpair()
         described = sockets.described()
         handed = {
@@ -55,6 +56,7 @@ class Upgrade:
             "memory": shared.descriptor,
             "channel": theirs.fileno(),
             "peers": list(peers),
+            "store_lock": store_lock,
         }
         passed = [fd for by_slot in described.values() for fds in by_slot for fd in fds]
         self.ends_at = now + _BOUND_S
@@ -64,7 +66,7 @@ class Upgrade:
             self._process = subprocess.Popen(
                 [sys.executable, *sys.orig_argv[1:]],
                 env={**environ, HANDED_VARIABLE: json.dumps(handed)},
-                pass_fds=[*passed, shared.descriptor, theirs.fileno()],
+                pass_fds=[*passed, shared.descriptor, theirs.fileno(), *([] if store_lock is None else [store_lock])],
             )
         except BaseException:
             ours.close()
@@ -129,9 +131,12 @@ class Predecessor:
         """The private admin sockets of the previous version's workers, and of still earlier versions that had not
         ended."""
         self._memory: int | None = handed.get("memory")
+        self._store_lock: int | None = handed.get("store_lock")
         self.secret = os.urandom(32)
         """The workers' secret: the secret of the previous version if there is one, so that both versions have the same
         ids of streams."""
+        if self._store_lock is not None:
+            os.set_inheritable(self._store_lock, False)
         self._channel: ChannelEnd | None = None
         if (fd := handed.get("channel")) is not None:
             sock = socket.socket(fileno=fd)
@@ -150,6 +155,12 @@ class Predecessor:
         """The addresses on which the previous version accepts connections too.  These are all addresses that it has
         handed over.  The previous version stops accepting when this version reports that it serves."""
         return tuple(self.sockets.taken) if self.goes_on else ()
+
+    def take_store_lock(self) -> int | None:
+        """Return the descriptor that holds the lock of the previous version's store on disk, which belongs to the
+        caller from now on; None if there is none."""
+        lock, self._store_lock = self._store_lock, None
+        return lock
 
     def shared_memory(self, workers: int, secret: bytes | None) -> SharedMemory:
         """Return the memory of both versions, or a new one if the layouts or the keys of the path hash differ.
@@ -175,4 +186,6 @@ class Predecessor:
         if self._channel is not None:
             self._channel.close()
             self._channel = None
+        if (lock := self.take_store_lock()) is not None:
+            os.close(lock)
         self.sockets.close_rest()

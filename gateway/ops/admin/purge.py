@@ -14,7 +14,6 @@ from typing import Annotated, Final, Literal
 from pydantic import Field, with_config
 
 from gateway.disk.runs import StoredStream
-from gateway.disk.store import DiskStore
 from gateway.engine.core import Engine
 from gateway.ops.admin.directory import (
     Directory,
@@ -144,19 +143,22 @@ class Purger:
         """Purge the selected streams, or mark them for revalidation.  Return their names.  Raises Refused."""
         names = await self._purge_memory(body)
         # Streams on disk alone are revalidated in any case.
-        if self._engine.disk is not None and not body.soft:
-            names += await self._purge_disk(self._engine.disk, body)
+        if self._engine.has_disk and not body.soft:
+            names += await self._purge_disk(body)
         return names
 
-    async def _purge_disk(self, disk: DiskStore, body: PurgeBody) -> list[Name]:
+    async def _purge_disk(self, body: PurgeBody) -> list[Name]:
         """Drop the selected streams that are on disk, and wait until that will outlast a restart.  Raises Refused if
         the disk does not take it."""
         names: list[Name] = []
-        async for stored in in_turns(disk.streams()):
-            name = self._directory.stored_name(stored, disk.partition_of(stored))
-            if _is_selected(body, stored, name) and disk.drop(stored):
-                names.append(name)
-        if not await disk.settled():
+        disk, slot_store = self._engine.disk, self._engine.slot_store
+        if disk is not None:
+            async for stored in in_turns(disk.streams()):
+                name = self._directory.stored_name(stored, disk.partition_of(stored))
+                if _is_selected(body, stored, name) and disk.drop(stored):
+                    names.append(name)
+        is_marked = slot_store is None or await slot_store.mark_absent()
+        if not is_marked or (disk is not None and not await disk.settled()):
             raise Refused(503, _NOT_ON_DISK, {"Retry-After": "1"})
         return names
 

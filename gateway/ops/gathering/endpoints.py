@@ -194,6 +194,14 @@ class Gathered:
         async def answered(asked: Asked, body: bytes, request: web.Request) -> object:
             target = gathering.target(asked) if gathering.target is not None else request.rel_url.raw_path_qs
             given = body if endpoint.changes else b""
+            slot_store = self._subject.engine.slot_store
+            if endpoint.path == "/api/purge" and slot_store is not None and not asked.body.soft:
+                # The store of a worker that is dead now learns by the count that it has missed a purge.
+                with slot_store.removals.purging():
+                    return await gathered(asked, target, given)
+            return await gathered(asked, target, given)
+
+        async def gathered(asked: Asked, target: str, given: bytes) -> object:
             found: list[Any] = []
             earlier: list[list[PeerAnswer]] = []
             for _ in range(gathering.rounds):

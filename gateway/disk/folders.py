@@ -1,0 +1,191 @@
+"""The folders of the store on disk, and who may use them.
+
+The worker of slot 0 uses the folder `store.path` itself, as a gateway of one process does.  Each other slot has a
+folder in it, named by its number.  So the number of workers may change: a slot goes on with its folder, and the folders
+of slots that no longer exist are removed.
+
+    lock         held by the gateway as a whole: by its supervisor, and by all processes that were forked from it.  The
+                 next version inherits it in an upgrade.  A gateway of one process holds it too.
+    slot.lock    held by the worker of a slot.  In an upgrade, the next version's worker waits for it.
+    hash.key     the key by which streams have their owners among the workers, the same after a restart
+    behind       see `mark_behind`
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+from pathlib import Path
+from typing import Final
+
+from gateway.config.errors import ConfigError
+from gateway.config.store import StoreConfig
+
+_log = logging.getLogger("gateway.store")
+
+LOCK: Final = "lock"
+SLOT_LOCK: Final = "slot.lock"
+_KEY: Final = "hash.key"
+_KEY_BYTES: Final = 16
+_BEHIND: Final = "behind"
+_OWN_FILES: Final = ("*.segment", "index.*", SLOT_LOCK, _BEHIND)
+
+
+class InUseError(Exception):
+    """Another process holds the lock."""
+
+
+def folder_of(root: Path, slot: int) -> Path:
+    """Return the folder of a slot."""
+    return root / str(slot) if slot else root
+
+
+def part_of(config: StoreConfig, slot: int, workers: int) -> StoreConfig:
+    """Return the store of one worker among `workers`: its folder, and its part of the bytes."""
+    if workers == 1:
+        return config
+    most = config.max_bytes // workers
+    path = str(folder_of(Path(config.path), slot))
+    return config.model_copy(
+        update={"path": path, "max_bytes": most, "segment_bytes": min(config.segment_bytes, most // 2)}
+    )
+
+
+def take_lock(folder: Path, name: str) -> int:
+    """Make the folder if it is missing, and lock it.  Returns the descriptor that holds the lock.
+
+    Raises InUseError, OSError.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise InUseError from None
+    except OSError:
+        os.close(lock)
+        raise
+    return lock
+
+
+def lock_gateway(path: str, inherited: int | None = None) -> int:
+    """Lock the store for a gateway with several workers.  Returns the descriptor that holds the lock.
+
+    `inherited` is the descriptor of the previous version, of which this one keeps the lock if it is of the same folder.
+    It is closed if not.  Raises ConfigError if another gateway uses the folder, or if it cannot be used.
+    """
+    folder = Path(path)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if inherited is not None:
+            if _is_file(inherited, folder / LOCK):
+                return inherited
+            os.close(inherited)
+        return take_lock(folder, LOCK)
+    except InUseError:
+        raise ConfigError(in_use(folder)) from None
+    except OSError as error:
+        raise ConfigError(f"store.path: {error}") from None
+
+
+def in_use(folder: Path) -> str:
+    """Return the message for a folder that another process uses."""
+    return f"store.path: another process uses {folder}"
+
+
+def _is_file(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def read_key(path: str) -> bytes | None:
+    """Return the key by which streams have their owners; None if there is none yet.  Raises ConfigError."""
+    try:
+        key = (Path(path) / _KEY).read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ConfigError(f"store.path: {error}") from None
+    return key if len(key) == _KEY_BYTES else None
+
+
+def write_key(path: str, key: bytes) -> None:
+    """Keep the key for the next start.  Raises ConfigError."""
+    file = Path(path) / _KEY
+    try:
+        part = file.with_suffix(".new")
+        part.unlink(missing_ok=True)
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as out:
+            out.write(key)
+        part.replace(file)
+    except OSError as error:
+        raise ConfigError(f"store.path: {error}") from None
+
+
+# -- folders that have missed removals
+
+
+def mark_behind(folder: Path) -> None:
+    """Mark a folder: removals have happened that it does not know.  Returns once the mark outlasts a crash.
+
+    The counts of removals (`gateway.workers.removals`) are in memory, and are lost with the whole gateway.  A folder
+    with the mark is therefore emptied by the next gateway, which has other counts.  Raises OSError.
+    """
+    if not folder.is_dir():
+        return
+    os.close(os.open(folder / _BEHIND, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(held)
+    finally:
+        os.close(held)
+
+
+def is_behind(folder: Path) -> bool:
+    """Return whether a folder has the mark.  Raises OSError."""
+    return (folder / _BEHIND).exists()
+
+
+def unmark(folder: Path) -> None:
+    """Remove the mark: the folder knows all removals.  Raises OSError."""
+    (folder / _BEHIND).unlink(missing_ok=True)
+
+
+# -- folders of slots that no longer exist
+
+
+def remove_rest(root: Path, workers: int) -> bool:
+    """Remove the folders of slots from `workers` on.  Returns False if another process still uses one of them.
+
+    A folder that cannot be removed is named in the log.  Runs in a thread, because the files may be large.
+    """
+    is_complete = True
+    for folder in root.iterdir():
+        if folder.name.isdecimal() and str(int(folder.name)) == folder.name and int(folder.name) >= max(workers, 1):
+            is_complete &= _remove(folder)
+    return is_complete
+
+
+def _remove(folder: Path) -> bool:
+    try:
+        lock = take_lock(folder, SLOT_LOCK)
+    except InUseError:
+        return False
+    except OSError as error:
+        _log.warning("the store on disk cannot remove the folder of a worker that is gone: %s", error)
+        return True
+    try:
+        for pattern in _OWN_FILES:
+            for file in folder.glob(pattern):
+                file.unlink()
+        folder.rmdir()
+        _log.info("the store on disk has removed %s, the folder of a worker that is gone", folder)
+    except OSError as error:
+        _log.warning("the store on disk cannot remove the folder of a worker that is gone: %s", error)
+    finally:
+        os.close(lock)
+    return True

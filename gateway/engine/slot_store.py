@@ -1,0 +1,211 @@
+"""The store on disk of one of several workers: when it is opened, and how it learns of removals.
+
+Each worker has a folder for its slot (`gateway.disk.folders`), and a part of the bytes.  The first worker of a slot
+opens its folder before the gateway serves, so that a folder that cannot be used fails the start.  A worker that
+replaces a dead one, and a worker whose folder is still in use by the version before, serves without the store and opens
+it in a thread meanwhile.
+
+After that, each worker keeps in step with the removals of the others (`gateway.engine.disk_rows`).  It also marks the
+folder of each other slot that has fallen behind, because its worker is dead or hangs: the counts of removals are lost
+if the whole gateway is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Callable
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Final
+
+from gateway.aio.clock import Clock, Timer, wait_until
+from gateway.aio.daemon_threads import in_daemon_thread
+from gateway.aio.tasks import Tasks
+from gateway.config.errors import ConfigError
+from gateway.config.store import StoreConfig
+from gateway.disk.folders import SLOT_LOCK, InUseError, folder_of, mark_behind, part_of, remove_rest
+from gateway.disk.store import SETTLE_S, DiskStore, OpenedFolder, open_folder
+from gateway.engine.disk_rows import DiskRows
+from gateway.engine.others_writes import OthersWrites
+from gateway.protocol.sharing import Group
+from gateway.workers.owners import Owners, owner
+from gateway.workers.place import WorkerPlace
+from gateway.workers.removals import Removals
+from gateway.workers.shared_memory import HASHES, SlotState
+
+_log = logging.getLogger("gateway.store")
+
+LOOK_S: Final = 0.1
+"""Seconds between two looks at the removals of the other workers."""
+BEHIND_S: Final = 1.0
+"""A slot whose disk has not done a removal after this time gets a mark."""
+AGAIN_S: Final = 0.5
+"""Seconds between two attempts to open a folder that another process uses."""
+FAILED_S: Final = 30.0
+"""Seconds until the next attempt to open a folder that could not be opened."""
+
+Rows = dict[int, set[Group]]
+
+
+class SlotStore:
+    """Opens the store of this worker, and keeps it in step.  `close` must be called, before the end of the store."""
+
+    def __init__(
+        self,
+        config: StoreConfig,
+        crew: WorkerPlace,
+        owners: Owners,
+        others: OthersWrites,
+        clock: Clock,
+        take: Callable[[DiskStore], object],
+    ) -> None:
+        """`config` is the store of the whole gateway.  `take` is called with the open store."""
+        self._root = Path(config.path)
+        self._config = part_of(config, crew.slot, crew.workers)
+        self._crew = crew
+        self._cell_of = owners.cell_of
+        self._others = others
+        self._clock = clock
+        self._take = take
+        self.removals = Removals(crew.shared, crew.slot)
+        others.count_removals(self.removals)
+        self._owner: Callable[[int], int] = lru_cache(HASHES)(partial(owner, slots=range(crew.workers)))
+        self._rows: DiskRows | None = None
+        self._disk: DiskStore | None = None
+        self._tasks = Tasks()
+        self._timer: Timer | None = None
+        self._earlier = (0, 0)
+        """The counts of removals and purges at the latest look at the other slots."""
+        self._look_at_others_at = clock.now() + BEHIND_S
+
+    def __repr__(self) -> str:
+        return f"<SlotStore {self._crew.slot}, {self._rows or 'not open'}>"
+
+    # -- opening
+
+    async def open(self) -> None:
+        """Open the store, or begin to.  Raises ConfigError if the slot's first worker cannot use the folder."""
+        if self._crew.generation == 1:
+            try:
+                opened, rows = await self._opened(is_late=False)
+            except InUseError:
+                _log.info("%s: serves without its store on disk until the version before has ended", self._name)
+            else:
+                self._use(opened, rows)
+                return
+        self._tasks.start(self._open_later(), "open the store on disk")
+
+    @property
+    def _name(self) -> str:
+        return f"worker {self._crew.slot}"
+
+    async def _open_later(self) -> None:
+        failure = ""
+        while self._disk is None:
+            try:
+                opened, rows = await self._opened(is_late=True)
+            except InUseError:
+                await self._pause(AGAIN_S)
+            except ConfigError as error:
+                if str(error) != failure:
+                    failure = str(error)
+                    _log.error("%s: serves without its store on disk: %s", self._name, failure)
+                await self._pause(FAILED_S)
+            else:
+                self._use(opened, rows)
+                _log.info("%s: has opened its store on disk: %d streams", self._name, len(opened.loaded.streams))
+
+    async def _opened(self, *, is_late: bool) -> tuple[OpenedFolder, Rows]:
+        memory, cell_of = self.removals.memory, self._cell_of
+
+        def work() -> tuple[OpenedFolder, Rows]:
+            opened = open_folder(self._config, SLOT_LOCK, memory, is_late=is_late)
+            rows: Rows = defaultdict(set)
+            for group in opened.loaded.paths:
+                rows[cell_of(*group)].add(group)
+            return opened, rows
+
+        return await in_daemon_thread(work, "store-opener")
+
+    async def _pause(self, delay_s: float) -> None:
+        await wait_until(asyncio.get_running_loop().create_future(), self._clock, delay_s)
+
+    def _use(self, opened: OpenedFolder, rows: Rows) -> None:
+        disk = self._disk = DiskStore(opened, self._config, self._clock, self._crew.workers)
+        others, row_of = self._others, self._others.index_of
+        kept = self._rows = DiskRows(disk, rows, self.removals, row_of, others.look_at_row, opened.holder)
+        others.keep_on_disk(kept.in_row)
+        disk.owns = lambda group: self._owner(row_of(group)) == self._crew.slot
+        disk.check, disk.is_unchecked, disk.path_added = kept.check, kept.is_unchecked, kept.path_added
+        self._take(disk)
+        if self._crew.slot == 0:
+            self._tasks.start(self._remove_rest(), "folders of slots that are gone")
+        self._look()
+
+    async def _remove_rest(self) -> None:
+        """Remove the folders of slots that no longer exist, once no process uses them."""
+        root, workers = self._root, self._crew.workers
+        while not await in_daemon_thread(lambda: remove_rest(root, workers), "store-remover"):
+            await self._pause(AGAIN_S)
+
+    # -- keeping in step
+
+    def _look(self) -> None:
+        self._timer = self._clock.call_later(LOOK_S, self._look)
+        assert self._rows is not None
+        self._rows.step()
+        if (now := self._clock.now()) >= self._look_at_others_at:
+            self._look_at_others_at = now + BEHIND_S
+            self._look_at_others()
+
+    def _look_at_others(self) -> None:
+        """Have the folders marked of slots that have not done the removals of the latest look."""
+        assert self._disk is not None
+        for slot in range(self._crew.workers):
+            if slot != self._crew.slot and self.removals.is_behind(slot, *self._earlier):
+                self._disk.mark_behind(folder_of(self._root, slot))
+        self._earlier = self.removals.total.ended, self.removals.purges.ended
+
+    async def mark_absent(self) -> bool:
+        """Have the folders marked that do not learn of a purge, because their slot has no worker or no open store.
+
+        Returns False if the disk does not take the marks in time.
+        """
+        crew = self._crew
+        absent = [slot for slot in range(crew.workers) if crew.shared.state(slot) is SlotState.DEAD]
+        if self._disk is None:
+            absent.append(crew.slot)
+        folders = [folder_of(self._root, slot) for slot in absent]
+        if not folders:
+            return True
+
+        def mark() -> object:
+            for folder in folders:
+                mark_behind(folder)
+            return None
+
+        marking = in_daemon_thread(mark, "store-marks")
+        marking.add_done_callback(lambda done: done.exception())
+        return await wait_until(marking, self._clock, SETTLE_S) and marking.exception() is None
+
+    # -- the end
+
+    async def close(self, within_s: float) -> None:
+        """End the opening, and have the disk record all removals so far, for at most `within_s`."""
+        await self._tasks.close()
+        if self._timer is not None:
+            self._timer.cancel()
+        if (rows := self._rows) is None:
+            return
+        until = self._clock.now() + within_s
+        rows.step(HASHES)
+        while not rows.is_settled and self._clock.now() < until:
+            await self._pause(0.005)
+            rows.step(HASHES)
+
+
+async def remove_other_slots(root: Path) -> None:
+    """Remove the folders of all slots but the first, because this gateway has one process."""
+    await in_daemon_thread(lambda: remove_rest(root, 1), "store-remover")
