@@ -11,7 +11,6 @@ threads.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import threading
 from concurrent.futures import Future
@@ -20,10 +19,9 @@ from queue import SimpleQueue
 from typing import Any, Final, NamedTuple
 
 from gateway.aio.clock import Clock, wait_until
+from gateway.disk.log import StoreLog
 from gateway.disk.record import Record, decode
 from gateway.disk.writer import Place, segment_path
-
-_log = logging.getLogger("gateway.store")
 
 READ_S: Final = 2.0
 """How long a read waits for the disk before it asks the origin."""
@@ -53,7 +51,8 @@ class _Asked(NamedTuple):
 class Reads:
     """The reads under way, and the open segments."""
 
-    def __init__(self, folder: Path, clock: Clock) -> None:
+    def __init__(self, folder: Path, clock: Clock, log: StoreLog | None = None) -> None:
+        self._log = log or StoreLog()
         self._folder = folder
         self._clock = clock
         self._loop = asyncio.get_running_loop()
@@ -154,14 +153,14 @@ class Reads:
         self._reading.pop(place, None)
         if not reading.cancelled() and (error := reading.exception()) is not None:
             # For example, the process may have too many open files.
-            _log.warning("the store on disk could not be read: %s", error)
+            self._log.warning("the store on disk could not be read: %s", error)
 
     def _rest(self) -> None:
         """Have no thread read for a while.  Reads that wait for a thread are not done."""
         now = self._clock.now()
         if now >= self._resume_at:
             self._resume_at = now + REST_S
-            _log.error("the store on disk does not answer reads, and is not read for %g s", REST_S)
+            self._log.error("the store on disk does not answer reads, and is not read for %g s", REST_S)
         for reading in tuple(self._reading.values()):
             reading.cancel()
 

@@ -16,7 +16,6 @@ The store belongs to one process, which holds a lock on its folder.  Each of sev
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import sqlite3
 from collections import defaultdict
@@ -30,6 +29,7 @@ from gateway.config.errors import ConfigError
 from gateway.config.store import StoreConfig
 from gateway.disk.folders import LOCK, InUseError, in_use, is_behind, mark_behind, take_lock, unmark
 from gateway.disk.index import Facts, Holder, Index, OtherFormatError, StoredKey, is_unicode, open_index
+from gateway.disk.log import StoreLog
 from gateway.disk.reads import NotRead, Reads
 from gateway.disk.record import Record
 from gateway.disk.runs import RUN_BYTES, Run, StoredStream
@@ -49,8 +49,6 @@ from gateway.protocol.names import START
 from gateway.protocol.sharing import Group, Partition, StreamKey
 from gateway.tape.block import Block
 from gateway.tape.stream import Stream
-
-_log = logging.getLogger("gateway.store")
 
 MOST_QUEUED_BYTES: Final = 1 << 26
 LEAST_BYTES: Final = 1 << 17
@@ -192,8 +190,11 @@ def _load(folder: Path, index: Index) -> Loaded:
 class DiskStore:
     """The store on disk.  It is a `gateway.tape.store.Keeper`."""
 
-    def __init__(self, opened: OpenedFolder, config: StoreConfig, clock: Clock, workers: int = 1) -> None:
-        """`opened` belongs to the store from now on.  The store is that of one among `workers`."""
+    def __init__(
+        self, opened: OpenedFolder, config: StoreConfig, clock: Clock, slot: int | None = None, workers: int = 1
+    ) -> None:
+        """`opened` belongs to the store from now on.  `slot` is that of one among `workers`; None if this process is
+        the only one."""
         folder, index, loaded = opened.folder, opened.index, opened.loaded
         self._folder = folder
         self._lock = opened.lock
@@ -204,7 +205,8 @@ class DiskStore:
         self._most_run_bytes = config.segment_bytes // 4
         self.counts = DiskCounts()
         self._streams, self._paths, self._segments = loaded.streams, loaded.paths, loaded.segments
-        self._reads = Reads(folder, clock)
+        self._log = StoreLog(slot)
+        self._reads = Reads(folder, clock, self._log)
         self._sharing: Mapping[Partition, str] = {}
         self._unwritten: dict[Stream, int] = {}
         """For each stream in memory, the bytes stored on its tape since it was last written."""
@@ -228,7 +230,7 @@ class DiskStore:
         it."""
         self.path_added: Callable[[Group], object] = lambda group: None
         """Called when the first stream of a path has come to the disk.  The engine sets it."""
-        self._writer = Writer(folder, index, loaded.sizes, loaded.following, config, clock.now)
+        self._writer = Writer(folder, index, loaded.sizes, loaded.following, config, clock.now, self._log)
         loop = asyncio.get_running_loop()
 
         def tell(event: Callable[[], object]) -> None:
@@ -486,7 +488,7 @@ class DiskStore:
 
     def _damaged(self, stored: StoredStream, run: Run, place: Place) -> None:
         self.counts.damaged += 1
-        _log.warning("the store on disk has lost %d bytes of %s: a record is damaged", run.body, stored.key.path)
+        self._log.warning("the store on disk has lost %d bytes of %s: a record is damaged", run.body, stored.key.path)
         run.place = None
         self._drop_run(stored, run)
         self._writer.put(DropRun(place))
@@ -548,7 +550,7 @@ class DiskStore:
             self.leaving(stream)
         self._reads.close()
         if await self._finished(within_s) is None or not self._writer.stop(STOP_S):
-            _log.error("the store on disk does not take its last writes")
+            self._log.error("the store on disk does not take its last writes")
             return
         self._index.close()
         os.close(self._lock)

@@ -13,7 +13,6 @@ writer overwrites the heads of the stream's records, which needs no space, and t
 
 from __future__ import annotations
 
-import logging
 import os
 import queue
 import sqlite3
@@ -27,10 +26,9 @@ from typing import Final, NamedTuple, assert_never
 
 from gateway.config.store import StoreConfig
 from gateway.disk.index import Facts, Index, RunRow, StoredKey
+from gateway.disk.log import StoreLog
 from gateway.disk.record import encode
 from gateway.tape.block import Block
-
-_log = logging.getLogger("gateway.store")
 
 PAUSE_S: Final = 30.0
 """How long nothing is written after a write has failed."""
@@ -141,6 +139,7 @@ class Writer:
         following: int,
         config: StoreConfig,
         now: Callable[[], float],
+        log: StoreLog,
     ) -> None:
         """`sizes` are the sizes of the existing segments, and `following` is the number of the next segment.  `now`
         gives monotonic seconds."""
@@ -150,6 +149,7 @@ class Writer:
         self._max_bytes = config.max_bytes
         self._segment_bytes = config.segment_bytes
         self._now = now
+        self._log = log
         self.total_bytes = sum(sizes.values())
         """The bytes in all segments.  Other threads may read it."""
         self.errors = 0
@@ -219,7 +219,9 @@ class Writer:
                 self._commit()
                 self._withdraw_again()
                 if any(one.is_readable for one in self._withdrawn.values()):
-                    _log.error("the store on disk has not recorded all withdrawals: purge it, or delete its folder")
+                    self._log.error(
+                        "the store on disk has not recorded all withdrawals: purge it, or delete its folder"
+                    )
                 break
             self._do(job)
             jobs += 1
@@ -277,7 +279,7 @@ class Writer:
 
             if self._try(write) and self._is_failing:
                 self._is_failing = False
-                _log.warning("the store on disk is written again")
+                self._log.warning("the store on disk is written again")
         self.tell(lambda: job.done(place))
 
     def _append(self, data: bytes) -> Place:
@@ -401,11 +403,11 @@ class Writer:
         self._resume_at = self._now() + PAUSE_S
         if not self._is_failing:
             self._is_failing = True
-            _log.error("the store on disk is not written for now: %s", error)
+            self._log.error("the store on disk is not written for now: %s", error)
         if isinstance(error, OSError):
             # The changes of the index before this one are good.
             return
         try:
             self._index.roll_back()
         except sqlite3.Error:
-            _log.exception("the index of the store on disk could not undo a change")
+            self._log.exception("the index of the store on disk could not undo a change")

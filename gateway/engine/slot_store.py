@@ -13,7 +13,6 @@ if the whole gateway is killed.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import defaultdict
 from collections.abc import Callable
 from functools import lru_cache, partial
@@ -26,6 +25,7 @@ from gateway.aio.tasks import Tasks
 from gateway.config.errors import ConfigError
 from gateway.config.store import StoreConfig
 from gateway.disk.folders import SLOT_LOCK, InUseError, folder_of, mark_behind, part_of, remove_rest
+from gateway.disk.log import StoreLog
 from gateway.disk.store import SETTLE_S, DiskStore, OpenedFolder, open_folder
 from gateway.engine.disk_rows import DiskRows
 from gateway.engine.others_writes import OthersWrites
@@ -34,8 +34,6 @@ from gateway.workers.owners import Owners, owner
 from gateway.workers.place import WorkerPlace
 from gateway.workers.removals import Removals
 from gateway.workers.shared_memory import HASHES, SlotState
-
-_log = logging.getLogger("gateway.store")
 
 LOOK_S: Final = 0.1
 """Seconds between two looks at the removals of the other workers."""
@@ -74,6 +72,7 @@ class SlotStore:
         self._owner: Callable[[int], int] = lru_cache(HASHES)(partial(owner, slots=range(crew.workers)))
         self._rows: DiskRows | None = None
         self._disk: DiskStore | None = None
+        self._log = StoreLog(crew.slot)
         self._tasks = Tasks()
         self._timer: Timer | None = None
         self._earlier = (0, 0)
@@ -91,15 +90,11 @@ class SlotStore:
             try:
                 opened, rows = await self._opened(is_late=False)
             except InUseError:
-                _log.info("%s: serves without its store on disk until the version before has ended", self._name)
+                self._log.info("serves without its store on disk until the version before has ended")
             else:
                 self._use(opened, rows)
                 return
         self._tasks.start(self._open_later(), "open the store on disk")
-
-    @property
-    def _name(self) -> str:
-        return f"worker {self._crew.slot}"
 
     async def _open_later(self) -> None:
         failure = ""
@@ -111,11 +106,11 @@ class SlotStore:
             except ConfigError as error:
                 if str(error) != failure:
                     failure = str(error)
-                    _log.error("%s: serves without its store on disk: %s", self._name, failure)
+                    self._log.error("serves without its store on disk: %s", failure)
                 await self._pause(FAILED_S)
             else:
                 self._use(opened, rows)
-                _log.info("%s: has opened its store on disk: %d streams", self._name, len(opened.loaded.streams))
+                self._log.info("has opened its store on disk: %d streams", len(opened.loaded.streams))
 
     async def _opened(self, *, is_late: bool) -> tuple[OpenedFolder, Rows]:
         memory, cell_of = self.removals.memory, self._cell_of
@@ -133,13 +128,14 @@ class SlotStore:
         await wait_until(asyncio.get_running_loop().create_future(), self._clock, delay_s)
 
     def _use(self, opened: OpenedFolder, rows: Rows) -> None:
-        disk = self._disk = DiskStore(opened, self._config, self._clock, self._crew.workers)
+        disk = self._disk = DiskStore(opened, self._config, self._clock, self._crew.slot, self._crew.workers)
         others, row_of = self._others, self._others.index_of
         kept = self._rows = DiskRows(disk, rows, self.removals, row_of, others.look_at_row, opened.holder)
         others.keep_on_disk(kept.in_row)
         disk.owns = lambda group: self._owner(row_of(group)) == self._crew.slot
         disk.check, disk.is_unchecked, disk.path_added = kept.check, kept.is_unchecked, kept.path_added
         self._take(disk)
+        self.removals.set_open(self._crew.generation)
         if self._crew.slot == 0:
             self._tasks.start(self._remove_rest(), "folders of slots that are gone")
         self._look()
@@ -189,6 +185,10 @@ class SlotStore:
         marking = in_daemon_thread(mark, "store-marks")
         marking.add_done_callback(lambda done: done.exception())
         return await wait_until(marking, self._clock, SETTLE_S) and marking.exception() is None
+
+    def without(self) -> list[int]:
+        """Return the slots whose workers serve without their store on disk."""
+        return [slot for slot in range(self._crew.workers) if not self.removals.is_open(slot)]
 
     # -- the end
 

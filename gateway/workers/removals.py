@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 
-from gateway.workers.shared_memory import DONE_PURGES, DONE_REMOVED, HASHES, PURGES, REMOVED, SharedMemory
+from gateway.workers.shared_memory import DONE_PURGES, DONE_REMOVED, HASHES, OPENED, PURGES, REMOVED, SharedMemory
 
 _ENDED: Final = 1 << 16
 """What one ended removal adds to a word.  The bits below count those under way."""
@@ -125,6 +125,19 @@ class Removals:
         """Return whether the disk of a slot of this version has not done so many removals and purges."""
         place = self._shared.first + slot
         return self._words[self._word(DONE_REMOVED, place)] < removed or self.done_purges(place) < purges
+
+    def slots_behind(self) -> list[int]:
+        """Return the slots of this version whose disks have not done all removals and purges."""
+        removed, purges = self.total.ended, self.purges.ended
+        return [slot for slot in range(self._shared.workers) if self.is_behind(slot, removed, purges)]
+
+    def set_open(self, generation: int) -> None:
+        """Note that the worker with this number in its slot has opened its store on disk."""
+        self._words[self._word(OPENED)] = generation
+
+    def is_open(self, slot: int) -> bool:
+        """Return whether the worker of a slot of this version has opened its store on disk."""
+        return self._words[self._word(OPENED, self._shared.first + slot)] == self._shared.generation(slot)
 
     def _cell(self, row: int, place: int | None = None) -> int:
         return self._at + 2 * row * self._places + (self.place if place is None else place)

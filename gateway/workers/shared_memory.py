@@ -9,7 +9,7 @@ A supervisor numbers its own places from 0, and calls these numbers *slots*.
 
     header      magic, version, places, epoch, secret, name
     places      for each place: state, generation, process, how many records its write log has, digest of orders, and
-                four words about removals (`gateway.workers.removals`)
+                five words about removals (`gateway.workers.removals`)
     cells       for each path hash, one cell for each place (`gateway.workers.write_log`)
     records     for each place, the latest records of its write log
     common      counts of clients (`gateway.workers.shared_counts`)
@@ -59,7 +59,7 @@ _HEADER: Final = struct.Struct("=QQQQ16s8s")
 _PAGE: Final = 4_096
 _EPOCH: Final = 3
 _PLACE_WORDS: Final = 16
-_STATE, _GENERATION, _PROCESS, RECORDED, _ORDERS, REMOVED, PURGES, DONE_REMOVED, DONE_PURGES = range(9)
+_STATE, _GENERATION, _PROCESS, RECORDED, _ORDERS, REMOVED, PURGES, DONE_REMOVED, DONE_PURGES, OPENED = range(10)
 """The words of a place.  The supervisor writes the first three, the worker writes the others."""
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from enum import Enum
 from importlib import import_module
+from pathlib import Path
 from typing import Final
 
 from gateway.aio.clock import SystemClock
@@ -41,11 +42,12 @@ from gateway.config.change import change as config_change
 from gateway.config.errors import ConfigError
 from gateway.config.gateway import GatewayConfig
 from gateway.configured_files import load_files
-from gateway.disk.folders import lock_gateway, read_key, write_key
+from gateway.disk.folders import folder_of, lock_gateway, mark_behind, read_key, write_key
 from gateway.server.listeners import Inherited
 from gateway.workers.control import Control, Message
 from gateway.workers.members import cell_key
 from gateway.workers.place import WorkerPlace
+from gateway.workers.removals import Removals
 from gateway.workers.shared_memory import SharedMemory
 
 _SPARE_S: Final = 5.0
@@ -109,6 +111,8 @@ class WorkerSupervisor:
         self._signalled: list[signal.Signals] = []
         self._kill_at: float | None = None
         self._is_told_to_stop = False
+        self._is_replaced = False
+        """Whether another version of the gateway goes on."""
         self._upgrade: Upgrade | None = None
         self._given_up: list[Upgrade] = []
         """Upgrades that were given up, and whose processes may still run."""
@@ -163,6 +167,7 @@ class WorkerSupervisor:
     def _close(self) -> None:
         """End the workers that have not ended, and leave nothing behind."""
         self._workers.kill()
+        self._mark_stores()
         self._stop_upgrade("not upgraded: the gateway stops")
         self._configurations.end()
         self._sockets.close(self._predecessor.shared)
@@ -172,6 +177,16 @@ class WorkerSupervisor:
         for sock in (self._wakeups, self._wakes):
             sock.close()
         self._selector.close()
+
+    def _mark_stores(self) -> None:
+        """Mark the folders of workers that were dead when other workers have removed streams.  If another version goes
+        on, it counts these removals itself."""
+        path = self._configurations.config.store.path
+        if not path or self._predecessor.goes_on or self._is_replaced:
+            return
+        for slot in Removals(self._shared, 0).slots_behind():
+            with suppress(OSError):
+                mark_behind(folder_of(Path(path), slot))
 
     # -- waiting
 
@@ -442,7 +457,7 @@ class WorkerSupervisor:
         From now on, the sockets of all other addresses belong to the workers alone.  Each worker accepts the
         connections that wait in the queue of its socket, and then closes the socket.
         """
-        self._phase = _Phase.DRAINING
+        self._phase, self._is_replaced = _Phase.DRAINING, is_replaced
         self._configurations.close("the gateway stops")
         inherited = [index for index, place in self._sockets.places.items() if place.key in taken]
         self._end_workers(inherited, is_replaced=is_replaced)

@@ -18,7 +18,7 @@ from gateway.ops.admin.endpoint import AUDITED, MOST_BODY_BYTES, Endpoint, Refus
 from gateway.ops.admin.guard import Guard
 from gateway.ops.admin.history import history_endpoints
 from gateway.ops.admin.openapi import openapi_document
-from gateway.ops.admin.origins import auth_lines, member_lines, origins_endpoints, readiness_lines
+from gateway.ops.admin.origins import auth_lines, member_lines, origins_endpoints, readiness_lines, store_lines
 from gateway.ops.admin.over_fleet import OverFleet
 from gateway.ops.admin.overview import overview_endpoints
 from gateway.ops.admin.plan import plan_endpoints
@@ -127,6 +127,7 @@ def admin_application(
             text += readiness_lines(subject.engine.origins.snapshot())
             text += auth_lines(subject.auth_services)
             text += member_lines(subject.engine.fleet)
+            text += store_lines(subject.engine.slot_store)
         return web.Response(status=status, text=text)
 
     async def exposition(request: web.Request) -> web.Response:

@@ -11,6 +11,7 @@ from pydantic import with_config
 
 from gateway.auth.key_sets import KeySet
 from gateway.engine.fleet import Fleet
+from gateway.engine.slot_store import SlotStore
 from gateway.ops.admin.endpoint import API_TYPE, ApiRequest, Endpoint, Nothing
 from gateway.ops.admin.subject import Subject
 from gateway.upstream.auth_services import AuthServices, Service
@@ -122,6 +123,12 @@ def member_lines(fleet: Fleet | None) -> str:
             part = "" if one.weight == 1 else f": asked for {one.weight:.0%} of its streams"
             lines.append(f"[+] {where}{part}\n")
     return "".join(lines)
+
+
+def store_lines(store: SlotStore | None) -> str:
+    """Return a line for each worker that serves without its store on disk."""
+    slots = () if store is None else store.without()
+    return "".join(f"[-] worker {slot}: serves without its store on disk\n" for slot in slots)
 
 
 def _service_line(one: Service, now: float) -> str:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Final
@@ -172,9 +173,17 @@ def make_adapters() -> None:
 class Gathered:
     """The answers of a gateway with several workers (`gateway.ops.admin.app.Answering`)."""
 
-    def __init__(self, subject: Subject, peers: Peers, counts: EndedCounts, before: Callable[[], Peers | None]) -> None:
+    def __init__(
+        self,
+        subject: Subject,
+        peers: Peers,
+        counts: EndedCounts,
+        before: Callable[[], Peers | None],
+        purging: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         """`subject` and `counts` belong to this worker.  `before` makes sessions with the workers of the previous
-        version; None if that version has ended."""
+        version; None if that version has ended.  A purge is made inside `purging`."""
+        self._purging = purging
         self._subject = subject
         self._peers = peers
         self._counts = counts
@@ -194,12 +203,10 @@ class Gathered:
         async def answered(asked: Asked, body: bytes, request: web.Request) -> object:
             target = gathering.target(asked) if gathering.target is not None else request.rel_url.raw_path_qs
             given = body if endpoint.changes else b""
-            slot_store = self._subject.engine.slot_store
-            if endpoint.path == "/api/purge" and slot_store is not None and not asked.body.soft:
-                # The store of a worker that is dead now learns by the count that it has missed a purge.
-                with slot_store.removals.purging():
-                    return await gathered(asked, target, given)
-            return await gathered(asked, target, given)
+            # The store of a worker that is dead now learns by the count that it has missed a purge.
+            is_counted = endpoint.path == "/api/purge" and not asked.body.soft
+            with self._purging() if is_counted else nullcontext():
+                return await gathered(asked, target, given)
 
         async def gathered(asked: Asked, target: str, given: bytes) -> object:
             found: list[Any] = []

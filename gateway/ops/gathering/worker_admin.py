@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 from functools import partial
 from typing import Final
 
@@ -64,7 +65,10 @@ class WorkerAdmin:
         if (fleet := subject.engine.fleet) is not None:
             fleet.orders.siblings = SiblingOrders(self._peers, place.shared, place.slot, fleet.field.name)
         subject.engine.health.sends_checks = self._sends_checks
-        self.answering = Gathered(subject, self._peers, self._counts, partial(version_before, place.predecessors))
+        slot_store = subject.engine.slot_store
+        purging = nullcontext if slot_store is None else slot_store.removals.purging
+        before = partial(version_before, place.predecessors)
+        self.answering = Gathered(subject, self._peers, self._counts, before, purging)
         """The answers of the public port."""
 
     def __repr__(self) -> str:
