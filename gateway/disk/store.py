@@ -115,13 +115,13 @@ class OpenedFolder:
 
 
 def open_folder(
-    config: StoreConfig, lock_name: str, memory: str | None = None, *, is_late: bool = False
+    config: StoreConfig, lock_name: str, holder: Holder | None = None, *, is_late: bool = False
 ) -> OpenedFolder:
     """Open the folder `config.path`, or make it.  May run in any thread.
 
-    `memory` names the memory that the workers of this gateway share; None for a gateway of one process.  `is_late`:
-    this gateway serves already, so removals may have happened that only its memory knows.  Raises InUseError if
-    another process has the folder, and ConfigError if it cannot be used.
+    `holder` is this process, if it is one of several workers.  `is_late`: this gateway serves already, so removals may
+    have happened that only its memory knows.  Raises InUseError if another process has the folder, and ConfigError if
+    it cannot be used.
     """
     folder = Path(config.path)
     try:
@@ -131,13 +131,17 @@ def open_folder(
     try:
         index = open_index(folder)
         try:
-            holder = index.holder
-            if holder is not None and holder.memory != memory:
-                holder = None
-            if holder is None and (is_late or is_behind(folder)):
-                index.clear()
-                unmark(folder)
-            return OpenedFolder(folder, lock, index, _load(folder, index), holder)
+            earlier = index.holder
+            if earlier is None or holder is None or earlier.memory != holder.memory:
+                earlier = None
+                if is_late or is_behind(folder):
+                    index.clear()
+                    unmark(folder)
+                if holder is not None:
+                    index.begin()
+                    index.put_holder(holder)
+                    index.commit()
+            return OpenedFolder(folder, lock, index, _load(folder, index), earlier)
         except BaseException:
             index.close()
             raise

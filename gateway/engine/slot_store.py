@@ -25,6 +25,7 @@ from gateway.aio.tasks import Tasks
 from gateway.config.errors import ConfigError
 from gateway.config.store import StoreConfig
 from gateway.disk.folders import SLOT_LOCK, InUseError, folder_of, mark_behind, part_of, remove_rest
+from gateway.disk.index import Holder
 from gateway.disk.log import StoreLog
 from gateway.disk.store import SETTLE_S, DiskStore, OpenedFolder, open_folder
 from gateway.engine.disk_rows import DiskRows
@@ -113,10 +114,10 @@ class SlotStore:
                 self._log.info("has opened its store on disk: %d streams", len(opened.loaded.streams))
 
     async def _opened(self, *, is_late: bool) -> tuple[OpenedFolder, Rows]:
-        memory, cell_of = self.removals.memory, self._cell_of
+        holder, cell_of = Holder(self.removals.memory, self.removals.place), self._cell_of
 
         def work() -> tuple[OpenedFolder, Rows]:
-            opened = open_folder(self._config, SLOT_LOCK, memory, is_late=is_late)
+            opened = open_folder(self._config, SLOT_LOCK, holder, is_late=is_late)
             rows: Rows = defaultdict(set)
             for group in opened.loaded.paths:
                 rows[cell_of(*group)].add(group)
