@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from itertools import count
 from typing import NamedTuple, cast
 
@@ -36,6 +37,7 @@ from gateway.telemetry.metrics import NoMetrics
 from gateway.upstream.flight import OriginError
 from gateway.upstream.reply import Reply
 from gateway.workers.owners import Owners
+from gateway.workers.removals import Removals, Removed
 from gateway.workers.shared_memory import RECORDS, SharedMemory
 from gateway.workers.write_log import MOST_TEXT, WriteLog
 
@@ -429,3 +431,112 @@ def test_a_worker_that_has_just_started_knows_which_writes_are_under_way() -> No
     assert own.ended is not None or own.version.may_have_ended
     assert own.ended in (None, End.RECREATED, End.PURGED)
     assert own.block_count == 0
+
+
+class Kept:
+    """Stands in for a store on disk: which paths it has dropped."""
+
+    def __init__(self, worker: Worker, shared: SharedMemory, slot: int) -> None:
+        self.dropped: list[Group] = []
+        worker.store.keeper = self
+        worker.others.count_removals(Removals(shared, slot))
+
+    def stored(self, stream: Stream, size: int) -> None: ...
+
+    def leaving(self, stream: Stream) -> None: ...
+
+    def withdraw(self, stream: Stream) -> None: ...
+
+    def withdraw_group(self, group: Group) -> None:
+        self.dropped.append(group)
+
+
+@settings(max_examples=60, deadline=None)
+@given(STEPS)
+def test_what_a_write_takes_from_the_disk_of_its_worker_it_takes_from_every_disk_and_is_counted(
+    steps: list[tuple[Mode, str, tuple[int, dict[str, str]], int, str]],
+) -> None:
+    clock, shared, (one, two) = crew()
+    kept, others = Kept(one, shared, 0), Kept(two, shared, 1)
+    for stream in two.streams:
+        # They are on disk alone.
+        two.store.drop_stream(stream, End.EVICTED)
+    removals = Removals(shared, 0)
+    for mode, path, answer, after_s, _ in steps:
+        clock.advance(after_s)
+        before = removals.total
+        kept.dropped.clear()
+        one.answer(one.send(mode, path), *answer)
+        assert removals.total.under_way == 0
+        assert removals.total.ended - before.ended == len(kept.dropped)
+        others.dropped.clear()
+        two.look(path)
+        assert set(others.dropped) >= {group for group in kept.dropped if group.path == path}
+        assert removals.total.ended - before.ended == len(kept.dropped), "a told removal is not counted again"
+
+
+@pytest.mark.parametrize("dies", ["", "before its record", "after its record"])
+def test_a_removal_is_counted_after_its_record(dies: str) -> None:
+    clock, shared, (one, _) = crew()
+    Kept(one, shared, 0)
+    shared.counts_removals = True
+    removals, log = Removals(shared, 1), WriteLog(shared, 1, clock.now)
+    row = one.others.index_of(one.streams[0].key.group)
+    seen = log.read(row, log.blank)
+    found: list[tuple[Removed, int]] = []
+    end = one.others._log.end
+
+    def look() -> None:
+        found.append((removals.of(row), len(log.read(row, seen.row).records)))
+
+    def ended(index: int, text: bytes) -> bytes:
+        look()
+        if dies == "before its record":
+            raise SystemExit
+        cell = end(index, text)
+        look()
+        if dies:
+            raise SystemExit
+        return cell
+
+    one.others._log.end = ended  # type: ignore[method-assign]
+    sent = one.send(Mode.DELETE)
+    with pytest.raises(SystemExit) if dies else nullcontext():
+        one.answer(sent, 204, {})
+    if dies:
+        WriteLog(shared, 2, clock.now).settle(0)
+    look()
+    assert [counted for counted, _ in found[:-1]] == [Removed(0, 1)] * len(found[:-1])
+    assert (found[-1][0].ended > 0, found[-1][0].under_way) == (True, 0)
+    assert found[-1][1] == 2
+
+
+def test_a_lost_record_takes_streams_that_are_on_disk_alone() -> None:
+    _, shared, (one, two) = crew()
+    kept = Kept(two, shared, 1)
+    group = two.streams[0].key.group
+    for stream in two.streams[:2]:
+        two.store.drop_stream(stream, End.EVICTED)
+    row = two.others.index_of(group)
+    two.others.keep_on_disk(lambda index: {group} if index == row else ())
+    one.others._log.note(row, b"x" * (MOST_TEXT + 1))
+    two.others.look_at_row(row)
+    assert kept.dropped == [group]
+
+
+@pytest.mark.parametrize("length", [1, MOST_TEXT])
+def test_the_end_of_a_stream_takes_it_from_every_disk(length: int) -> None:
+    _, shared, (one, two) = crew()
+    Kept(one, shared, 0)
+    kept = Kept(two, shared, 1)
+    key = one.streams[0].key._replace(query="q" * length)
+    two.look("/s")
+    row = two.others.index_of(key.group)
+    two.others.keep_on_disk(lambda index: {key.group} if index == row else ())
+    one.others.ended(key, was_known=True, is_certain=True)
+    two.others.look_at_row(row)
+    assert kept.dropped == [key.group]
+    assert Removals(shared, 1).of(row) == Removed(1, 0)
+    one.others.ended(key, was_known=True, is_certain=False)
+    two.others.look_at_row(row)
+    assert kept.dropped == [key.group], "an uncertain end takes nothing"
