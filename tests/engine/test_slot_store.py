@@ -1,0 +1,208 @@
+"""A worker's store: when it is opened, and how the folders of other slots are marked."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from gateway.aio.clock import ManualClock
+from gateway.config.errors import ConfigError
+from gateway.config.store import StoreConfig
+from gateway.disk.folders import SLOT_LOCK, folder_of, is_behind, take_lock
+from gateway.disk.store import DiskStore
+from gateway.engine.others_writes import OthersWrites
+from gateway.engine.slot_store import AGAIN_S, BEHIND_S, FAILED_S, LOOK_S, SlotStore
+from gateway.ops.admin.origins import store_lines
+from gateway.protocol.sharing import Group
+from gateway.workers.owners import Owners
+from gateway.workers.place import WorkerPlace
+from gateway.workers.removals import Removals
+from gateway.workers.shared_memory import SharedMemory, SlotState
+from tests.waiting import eventually
+
+GROUP = Group("http://o", "/s")
+
+
+class Crew:
+    """Workers that share memory, each with a store."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.clock = ManualClock()
+        self.shared = SharedMemory.create(2, secret=bytes(16))
+        self.stores: list[SlotStore] = []
+        self.disks: dict[int, DiskStore] = {}
+
+    def store(self, slot: int, generation: int = 1) -> SlotStore:
+        """The store of a worker that has just started."""
+        self.shared.set_slot(slot, SlotState.SERVING, generation, 1)
+        owners = Owners(self.shared, slot)
+        others = SimpleNamespace(
+            count_removals=lambda removals: None,
+            keep_on_disk=lambda kept: None,
+            look_at_row=lambda row: None,
+            index_of=lambda group: owners.cell_of(*group),
+        )
+        place = SimpleNamespace(slot=slot, workers=2, generation=generation, shared=self.shared)
+        config = StoreConfig(path=str(self.root), max_bytes=8 << 20, segment_bytes=1 << 20)
+        made = SlotStore(
+            config,
+            cast(WorkerPlace, place),
+            owners,
+            cast(OthersWrites, others),
+            self.clock,
+            lambda disk: self.disks.update({slot: disk}),
+        )
+        self.stores.append(made)
+        return made
+
+    async def passes(self, seconds: float) -> None:
+        """Let time pass, and the writers work."""
+        for _ in range(round(seconds / LOOK_S) + 1):
+            self.clock.advance(LOOK_S)
+            for disk in self.disks.values():
+                assert await disk.settled()
+            await asyncio.sleep(0)
+
+    async def close(self) -> None:
+        for store in self.stores:
+            closing = asyncio.ensure_future(store.close(1.0))
+            while not closing.done():
+                self.clock.advance(0.01)
+                await asyncio.sleep(0.001)
+            await closing
+        for disk in self.disks.values():
+            await disk.close([])
+
+
+@pytest.fixture
+async def crew(tmp_path: Path) -> AsyncIterator[Crew]:
+    made = Crew(tmp_path)
+    yield made
+    await made.close()
+
+
+async def test_the_first_worker_of_a_slot_opens_its_store_before_it_serves(crew: Crew) -> None:
+    await crew.store(0).open()
+    await crew.store(1).open()
+    assert set(crew.disks) == {0, 1}
+    assert crew.disks[1].max_bytes == 4 << 20
+    assert crew.stores[0].without() == []
+    owners = [crew.disks[slot].owns(GROUP) for slot in (0, 1)]
+    assert sorted(owners) == [False, True]
+
+
+async def test_a_worker_waits_without_its_store_for_the_end_of_the_version_before(crew: Crew) -> None:
+    lock = take_lock(crew.root, SLOT_LOCK)
+    crew.shared.set_slot(1, SlotState.SERVING, 1, 1)
+    store = crew.store(0)
+    await store.open()
+    await asyncio.sleep(0.01)
+    assert not crew.disks
+    assert store_lines(store) == (
+        "[-] worker 0: serves without its store on disk\n[-] worker 1: serves without its store on disk\n"
+    )
+    os.close(lock)
+    await eventually(lambda: opens(crew, AGAIN_S))
+    assert store_lines(store) == "[-] worker 1: serves without its store on disk\n"
+
+
+def opens(crew: Crew, after_s: float) -> bool:
+    """Let time pass until the store is open."""
+    crew.clock.advance(after_s)
+    return bool(crew.disks)
+
+
+async def test_a_worker_that_replaces_a_dead_one_serves_before_its_store_is_open(
+    crew: Crew, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = folder_of(crew.root, 1)
+    folder.write_text("no folder")
+    with pytest.raises(ConfigError, match="store.path: "):
+        await crew.store(1).open()
+    await crew.store(1, generation=2).open()
+    await eventually(lambda: bool(caplog.messages))
+    assert caplog.messages[0].startswith("worker 1: serves without its store on disk: store.path: [Errno")
+    crew.clock.advance(FAILED_S)
+    await asyncio.sleep(0.05)
+    assert len(caplog.messages) == 1, "the same line once"
+    with suppress(FileNotFoundError):
+        folder.unlink()
+    await eventually(lambda: opens(crew, FAILED_S))
+
+
+async def test_the_folder_of_a_slot_that_falls_behind_is_marked(crew: Crew) -> None:
+    await crew.store(0).open()
+    await crew.store(1).open()
+    await crew.passes(3 * BEHIND_S)
+    one, two = (folder_of(crew.root, slot) for slot in (0, 1))
+    assert (is_behind(one), is_behind(two)) == (False, False)
+    # The other worker goes on, and so does its disk.
+    removals = Removals(crew.shared, 0)
+    removals.begin(5)
+    removals.end(5)
+    await crew.passes(3 * BEHIND_S)
+    assert (is_behind(one), is_behind(two)) == (False, False)
+    dead = crew.stores.pop()
+    await stopped(dead, crew)
+    removals.begin(5)
+    removals.end(5)
+    await crew.passes(3 * BEHIND_S)
+    assert (is_behind(one), is_behind(two)) == (False, True)
+    assert removals.slots_behind() == [1]
+    # Its next worker has caught up.
+    await crew.store(1, generation=2).open()
+    await eventually(lambda: 1 in crew.disks)
+    await crew.passes(2 * BEHIND_S)
+    assert (is_behind(one), is_behind(two)) == (False, False)
+    assert removals.slots_behind() == []
+
+
+async def stopped(store: SlotStore, crew: Crew) -> None:
+    """End a store without a last look, as a death does."""
+    assert store._timer is not None
+    store._timer.cancel()
+    await crew.disks.pop(1).close([])
+
+
+async def test_a_purge_marks_the_folders_that_do_not_learn_of_it(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = crew.store(0)
+    await store.open()
+    crew.shared.set_slot(1, SlotState.SERVING, 1, 1)
+    folder = folder_of(crew.root, 1)
+    folder.mkdir()
+    assert await store.mark_absent()
+    assert not is_behind(folder), "its worker is asked itself"
+    late = crew.store(1, generation=2)
+    assert await late.mark_absent()
+    assert is_behind(folder), "its store is not open"
+    (folder / "behind").unlink()
+    crew.shared.set_slot(1, SlotState.DEAD, 2, 0)
+    assert await store.mark_absent()
+    assert is_behind(folder)
+
+    def fails(folder: Path) -> None:
+        raise OSError
+
+    monkeypatch.setattr("gateway.engine.slot_store.mark_behind", fails)
+    assert not await store.mark_absent()
+
+
+async def test_the_end_of_a_store_waits_until_its_removals_are_noted(crew: Crew) -> None:
+    store: Any = crew.store(0)
+    await store.open()
+    removals = Removals(crew.shared, 1)
+    removals.begin(5)
+    removals.end(5)
+    assert removals.slots_behind() == [0, 1]
+    await crew.close()
+    assert removals.slots_behind() == [1]
+    crew.stores.clear()
+    crew.disks.clear()
