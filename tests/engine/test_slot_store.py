@@ -125,7 +125,7 @@ async def test_a_worker_that_replaces_a_dead_one_serves_before_its_store_is_open
 ) -> None:
     folder = folder_of(crew.root, 1)
     folder.write_text("no folder")
-    with pytest.raises(ConfigError, match="store.path: "):
+    with pytest.raises(ConfigError, match=r"store\.path: "):
         await crew.store(1).open()
     await crew.store(1, generation=2).open()
     await eventually(lambda: bool(caplog.messages))
