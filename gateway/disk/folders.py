@@ -164,7 +164,7 @@ def remove_rest(root: Path, workers: int) -> bool:
     A folder that cannot be removed is named in the log.  Runs in a thread, because the files may be large.
     """
     is_complete = True
-    for folder in root.iterdir():
+    for folder in sorted(root.glob("[1-9]*")):
         if folder.name.isdecimal() and str(int(folder.name)) == folder.name and int(folder.name) >= max(workers, 1):
             is_complete &= _remove(folder)
     return is_complete

@@ -233,7 +233,9 @@ class DiskStore:
         """Whether `check` has yet to be called for a path.  Nothing of the path is written until then.  The engine sets
         it."""
         self.path_added: Callable[[Group], object] = lambda group: None
-        """Called when the first stream of a path has come to the disk.  The engine sets it."""
+        """Called when a stream of a path has come to the disk.  The engine sets it."""
+        self.path_removed: Callable[[Group], object] = lambda group: None
+        """Called when the last stream of a path has left the disk.  The engine sets it."""
         self._writer = Writer(folder, index, loaded.sizes, loaded.following, config, clock.now, self._log)
         loop = asyncio.get_running_loop()
 
@@ -335,10 +337,6 @@ class DiskStore:
         self.check(key.group)
         return self.find(key)
 
-    def has_path(self, group: Group) -> bool:
-        """Return whether a stream of the path is on disk."""
-        return group in self._paths
-
     def partition_of(self, stored: StoredStream) -> Partition:
         """Return the partition of the readers of a stream on disk."""
         key = stored.key
@@ -369,6 +367,7 @@ class DiskStore:
         self._paths[path].discard(stored)
         if not self._paths[path]:
             del self._paths[path]
+            self.path_removed(path)
 
     def _drop_run(self, stored: StoredStream, run: Run) -> None:
         if stored.remove(run):

@@ -11,7 +11,7 @@ pass.  If removals have been counted that the disk had not done when the earlier
 are dropped: the records may be lost, and a stream that is fetched again costs requests and nothing else.  A purge that
 the disk has not done drops all streams.
 
-A pass may take several turns of the loop: at most `ROWS_IN_A_TURN` rows each.
+A pass may take several turns of the loop.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from gateway.protocol.sharing import Group
 from gateway.workers.removals import Removals
 
 ROWS_IN_A_TURN: Final = 4_096
+"""The most rows of a turn of the loop, which take some 3 ms."""
+_CHECK_COST: Final = 8
+"""To check a row takes as long as to visit so many other rows."""
 
 
 class KeptPaths(Protocol):
     """The store on disk: `gateway.disk.store.DiskStore`."""
-
-    def has_path(self, group: Group) -> bool: ...
 
     def withdraw_group(self, group: Group) -> None: ...
 
@@ -59,8 +60,8 @@ class DiskRows:
         self._unchecked: set[int] = set(rows)
         self._base = holder.place if holder is not None else removals.place
         """The place whose disk has done what this store knows."""
-        self._applied: dict[int, int] = {}
-        """For each row, how many removals have been applied to the store."""
+        self._applied: dict[int, bytes] = {}
+        """For each row, the counts of the removals that have been applied to the store (`Removals.cells`)."""
         self._undone: dict[int, int] = {}
         """The rows whose removals were applied since they were last noted as done."""
         self._queue: deque[int] = deque()
@@ -108,6 +109,15 @@ class DiskRows:
         else:
             paths.add(group)
 
+    def path_removed(self, group: Group) -> None:
+        """Note that a path has left the disk."""
+        row = self._row_of(group)
+        if (paths := self._paths.get(row)) is not None:
+            paths.discard(group)
+            if not paths:
+                del self._paths[row]
+                self._applied.pop(row, None)
+
     def step(self, most: int = ROWS_IN_A_TURN) -> None:
         """Visit the next rows, and have the disk record what they have lost.  Begins a pass if removals have been
         counted since the latest one."""
@@ -117,8 +127,10 @@ class DiskRows:
         if not self._queue and counts != self._pass:
             self._pass, self._needs_note = counts, True
             self._queue.extend(self._paths)
-        for _ in range(min(most, len(self._queue))):
-            self._visit(self._queue.popleft())
+        while self._queue and most > 0:
+            row = self._queue.popleft()
+            most -= _CHECK_COST if row in self._unchecked else 1
+            self._visit(row)
         if self._undone or (self._needs_note and not self._queue):
             self._record()
 
@@ -128,34 +140,29 @@ class DiskRows:
     def _visit(self, row: int) -> None:
         if row in self._unchecked:
             self._check(row)
-        elif row in self._paths:
+        elif row in self._paths and (cells := self._removals.cells(row)) != self._applied.get(row):
             ended = self._removals.of(row).ended
-            if ended != self._applied.get(row):
-                # Whoever sees a removal counted finds its record.
-                self._look_at_row(row)
-                self._note(row, ended)
-        paths = self._paths.get(row, set())
-        for group in [one for one in paths if not self._disk.has_path(one)]:
-            paths.discard(group)
-        if not paths:
-            self._paths.pop(row, None)
-            self._applied.pop(row, None)
+            # Whoever sees a removal counted finds its record.
+            self._look_at_row(row)
+            self._note(row, cells, ended)
 
     def _check(self, row: int) -> None:
         self._unchecked.discard(row)
         # Read the records up to now first.  A removal with a record among them is counted, or under way.
         self._look_at_row(row)
-        found = self._removals.of(row)
+        cells, found = self._removals.cells(row), self._removals.of(row)
         if found.under_way or found.ended != self._removals.done(row, self._base):
             self._drop(row)
-        self._note(row, found.ended)
+        self._note(row, cells, found.ended)
 
     def _drop(self, row: int) -> None:
         for group in self.in_row(row):
             self._disk.withdraw_group(group)
 
-    def _note(self, row: int, ended: int) -> None:
-        self._applied[row] = self._undone[row] = ended
+    def _note(self, row: int, cells: bytes, ended: int) -> None:
+        self._undone[row] = ended
+        if row in self._paths:
+            self._applied[row] = cells
 
     def _record(self) -> None:
         undone, self._undone = self._undone, {}

@@ -134,7 +134,8 @@ class SlotStore:
         kept = self._rows = DiskRows(disk, rows, self.removals, row_of, others.look_at_row, opened.holder)
         others.keep_on_disk(kept.in_row)
         disk.owns = lambda group: self._owner(row_of(group)) == self._crew.slot
-        disk.check, disk.is_unchecked, disk.path_added = kept.check, kept.is_unchecked, kept.path_added
+        disk.check, disk.is_unchecked = kept.check, kept.is_unchecked
+        disk.path_added, disk.path_removed = kept.path_added, kept.path_removed
         self._take(disk)
         self.removals.set_open(self._crew.generation)
         if self._crew.slot == 0:

@@ -92,6 +92,11 @@ class Removals:
         at = self._at + 2 * row * self._places
         return _summed(self._words[at : at + self._places])
 
+    def cells(self, row: int) -> bytes:
+        """Return the counts of a row as they are now.  To compare them is faster than to sum them."""
+        at = (self._at + 2 * row * self._places) * 8
+        return self._shared.raw[at : at + 8 * self._places]
+
     @property
     def total(self) -> Removed:
         """The removals of all rows."""

@@ -31,13 +31,12 @@ class Disk:
         self.durable = durable
         self._jobs: list[Callable[[], object]] = []
         self.holder: Holder | None = None
-
-    def has_path(self, group: Group) -> bool:
-        return group in self.lives
+        self.path_removed: Callable[[Group], object] = lambda group: None
 
     def withdraw_group(self, group: Group) -> None:
         if self.lives.pop(group, None) is not None:
             self._jobs.append(lambda: self.durable.pop(group, None))
+            self.path_removed(group)
 
     def write(self, group: Group, life: int) -> None:
         self.lives[group] = life
@@ -70,6 +69,7 @@ class Worker:
             rows.setdefault(ROWS[group], set()).add(group)
         removals = Removals(site.shared, OWN)
         self.rows = DiskRows(self.disk, rows, removals, ROWS.__getitem__, self.look_at_row, holder)
+        self.disk.path_removed = self.rows.path_removed
 
     def look_at_row(self, row: int) -> None:
         """As `OthersWrites` does: the first look at a row skips the records before it."""
