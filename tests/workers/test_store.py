@@ -10,14 +10,17 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, suppress
 from pathlib import Path
 from random import Random
+from typing import NamedTuple
 
 import pytest
+import pytest_asyncio
 
 from gateway.config.gateway import GatewayConfig
 from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
@@ -28,15 +31,19 @@ from tests.waiting import eventually
 from tests.workers.process import GatewayProcess, runs
 from tests.workers.site import Site, read_all
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 TEXT = {"Content-Type": "text/plain"}
-PIECE = 16_000
-COUNT = 24
+PIECE = 32_000
+COUNT = 12
 """A stream has so many pieces.  The proofs compare the first 64 KiB and the last 4 KiB."""
 MIDDLE = COUNT // 2
-STREAMS = 6
-"""Enough that each worker owns one, as good as always: the keys of the tests are fixed."""
+PATHS = [f"/s{number}" for number in range(4)]
+"""Streams that stay as they are.  By the key in `before`, each worker owns some of them."""
 WORKERS = 2
-PATHS = [f"/s{number}" for number in range(STREAMS)]
+KILLS = 6
+PROOFS = len(PATHS) * 150_000
+"""More bytes than all proofs of `PATHS` take, and far fewer than the streams have."""
 
 Begin = Callable[..., AbstractAsyncContextManager[Site]]
 
@@ -52,47 +59,75 @@ def body(path: str, life: int = 0) -> bytes:
     return b"".join(pieces(path, life))
 
 
-@pytest.fixture
-async def origin(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RunningOrigin]:
-    """Its ETags name no incarnation, so that only the bytes tell two lives of a stream apart."""
+class Before(NamedTuple):
+    """An origin, and the folder that a gateway of two workers has left, with all of its streams."""
+
+    origin: RunningOrigin
+    folder: Path
+    victims: list[str]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def before(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Before]:
+    folder = tmp_path_factory.mktemp("store")
+    # The owners of the streams are the same in each run.
+    (folder / "hash.key").write_bytes(b"0123456789abcdef")
 
     def etag(stream: object, start: str, end: str, *, is_closed: bool) -> str:
         return f'"{start}:{end}:{is_closed}"'
 
-    monkeypatch.setattr(Handlers, "_etag", staticmethod(etag))
-    made = await start_origin(OriginSettings(max_chunk_bytes=2 * PIECE))
-    yield made
-    await made.stop(grace_s=0)
+    with pytest.MonkeyPatch.context() as patched:
+        # The ETags name no incarnation, so that only the bytes tell two lives of a stream apart.
+        patched.setattr(Handlers, "_etag", staticmethod(etag))
+        origin = await start_origin(OriginSettings(max_chunk_bytes=PIECE))
+        victims = [f"/v{number}" for number in range(8)]
+        async with begun(origin, folder) as site:
+            author = await site.origin_client()
+            client = await site.client()
+            for path in [*PATHS, *victims]:
+                await make(author, path)
+                assert await read(client, path) == body(path)
+        yield Before(origin, folder, victims)
+        await origin.stop(grace_s=0)
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    made = tmp_path / "store"
-    made.mkdir()
-    # The owners of the streams are the same in each run.
-    (made / "hash.key").write_bytes(b"0123456789abcdef")
-    return made
+def folder(tmp_path: Path, before: Before) -> Path:
+    shutil.copytree(before.folder, tmp_path / "store")
+    return tmp_path / "store"
 
 
 @pytest.fixture
-def begin(origin: RunningOrigin, folder: Path) -> Begin:
+def victim(before: Before) -> str:
+    """A stream that the test may make again."""
+    return before.victims.pop()
+
+
+@pytest.fixture
+def begin(before: Before, folder: Path) -> Begin:
     """Runs gateways with one folder, one after the other."""
+    return lambda workers=WORKERS: begun(before.origin, folder, workers)
 
-    @asynccontextmanager
-    async def running(workers: int = WORKERS) -> AsyncIterator[Site]:
-        gateway = await GatewayProcess.start(config_of(origin, folder), workers)
-        site = Site(origin, gateway)
-        try:
-            yield site
-        finally:
-            for client in site.clients:
-                client.close()
-            if runs(gateway.pid):
-                await gateway.stop()
-            else:
-                await gateway.kill_all()
 
-    return running
+@asynccontextmanager
+async def begun(origin: RunningOrigin, folder: Path, workers: int = WORKERS) -> AsyncIterator[Site]:
+    gateway = await GatewayProcess.start(config_of(origin, folder), workers)
+    site = Site(origin, gateway)
+    try:
+        yield site
+    finally:
+        for client in site.clients:
+            client.close()
+        if runs(gateway.pid):
+            await gateway.stop()
+            assert not marks(folder), "an orderly end leaves no folder behind"
+        else:
+            await gateway.kill_all()
+
+
+def marks(folder: Path) -> list[Path]:
+    """The marks of folders that have missed removals."""
+    return list(folder.rglob("behind"))
 
 
 def config_of(origin: RunningOrigin, folder: Path) -> GatewayConfig:
@@ -124,17 +159,6 @@ async def read(client: Client, path: str) -> bytes:
     return found
 
 
-async def on_disk(begin: Begin, workers: int = WORKERS) -> None:
-    """Have a gateway write all streams to disk, and stop."""
-    async with begin(workers) as site:
-        author = await site.origin_client()
-        for path in PATHS:
-            await make(author, path)
-        client = await site.client()
-        for path in PATHS:
-            assert await read(client, path) == body(path)
-
-
 def stored(folder: Path) -> set[str]:
     """The paths in an index."""
     with closing(sqlite3.connect(folder / "index.sqlite")) as database:
@@ -142,13 +166,14 @@ def stored(folder: Path) -> set[str]:
         return {path for (path,) in found}
 
 
+def slot_of(folder: Path, path: str) -> int:
+    """The slot that has a stream on disk."""
+    (slot,) = (slot for slot, one in enumerate([folder, folder / "1"]) if path in stored(one))
+    return slot
+
+
 async def test_after_a_restart_each_owner_has_its_streams_on_disk(begin: Begin, folder: Path) -> None:
-    await on_disk(begin)
-    first, second = stored(folder), stored(folder / "1")
-    assert first | second == set(PATHS)
-    assert first
-    assert second
-    assert not first & second, "only the owner writes a stream"
+    assert {slot_of(folder, path) for path in PATHS} == {0, 1}, "only the owner writes a stream"
     async with begin() as site:
         counters = site.origin.origin.counters
         counters.reset()
@@ -156,17 +181,17 @@ async def test_after_a_restart_each_owner_has_its_streams_on_disk(begin: Begin, 
             for path in PATHS:
                 assert await read(client, path) == body(path)
         # The proofs of the end and of the first 64 KiB, once for both workers.
-        assert counters.total_body_bytes < STREAMS * 150_000
-        assert counters.requests[Kind.CATCHUP] <= STREAMS * 6
+        assert counters.total_body_bytes < PROOFS
+        assert counters.requests[Kind.CATCHUP] <= len(PATHS) * 6
         figures = await site.gateway.figures()
-        assert figures["durable_gateway_store_read_bytes_total"] > 0.7 * STREAMS * COUNT * PIECE
-        assert figures["durable_gateway_store_streams"] == STREAMS
+        assert figures["durable_gateway_store_read_bytes_total"] > 0.7 * len(PATHS) * COUNT * PIECE
+        assert figures["durable_gateway_store_streams"] >= len(PATHS)
         assert figures["durable_gateway_store_limit_bytes"] == 64 << 20
 
 
 async def owner_of(site: Site, folder: Path, path: str) -> tuple[int, Client]:
     """The process that owns a stream, and a connection to another one."""
-    owner = pid_of_slot(site.gateway, folder, 0 if path in stored(folder) else 1)
+    owner = pid_of_slot(site.gateway, folder, slot_of(folder, path))
     clients = zip(site.gateway.worker_pids(), await site.client_of_each(), strict=True)
     (other,) = (client for pid, client in clients if pid != owner)
     return owner, other
@@ -180,6 +205,7 @@ def pid_of_slot(gateway: GatewayProcess, folder: Path, slot: int) -> int:
 
 
 def opened_by(pid: int) -> set[str]:
+    """The files that a process has open."""
     found = set()
     with suppress(FileNotFoundError, ProcessLookupError):
         for one in Path(f"/proc/{pid}/fd").iterdir():
@@ -188,21 +214,37 @@ def opened_by(pid: int) -> set[str]:
     return found
 
 
+async def whole(site: Site, folder: Path) -> None:
+    """Wait until all workers serve, and have opened their stores."""
+
+    def is_open() -> bool:
+        opened = set().union(*map(opened_by, site.gateway.worker_pids()))
+        return {str(folder / "index.sqlite"), str(folder / "1" / "index.sqlite")} <= opened
+
+    await eventually(site.gateway.is_well, look_s=0.01)
+    await eventually(is_open, look_s=0.01)
+
+
 async def all_read(site: Site, path: str, life: int) -> None:
     """See that each worker serves this life of the stream."""
     for client in await site.client_of_each():
         assert await read(client, path) == body(path, life)
 
 
+async def killed(site: Site) -> None:
+    """Kill all processes of the gateway at once."""
+    for pid in (site.gateway.pid, *site.gateway.worker_pids()):
+        os.kill(pid, signal.SIGKILL)
+    await site.gateway.kill_all()
+
+
 @pytest.mark.parametrize("lies", ["stopped", "dead"])
 async def test_a_stream_made_again_while_its_owner_could_not_notice_does_not_come_from_its_disk(
-    begin: Begin, folder: Path, lies: str
+    begin: Begin, folder: Path, victim: str, lies: str
 ) -> None:
-    await on_disk(begin)
-    path = PATHS[0]
     async with begin() as site:
-        owner, other = await owner_of(site, folder, path)
-        assert await read(other, path) == body(path)
+        owner, other = await owner_of(site, folder, victim)
+        assert await read(other, victim) == body(victim)
         supervisor = site.gateway.pid
         if lies == "dead":
             # The supervisor does not notice, so the slot stays without a worker.
@@ -211,59 +253,64 @@ async def test_a_stream_made_again_while_its_owner_could_not_notice_does_not_com
         else:
             os.kill(owner, signal.SIGSTOP)
         try:
-            await make(other, path, life=1)
+            await make(other, victim, life=1)
         finally:
             os.kill(supervisor, signal.SIGCONT)
         if lies == "stopped":
             site.gateway.kill(owner)
-        await eventually(site.gateway.is_well, look_s=0.01)
-        await eventually(lambda: is_open(site.gateway, folder), look_s=0.01)
-        await all_read(site, path, 1)
+        await whole(site, folder)
+        await all_read(site, victim, 1)
         figures = await site.gateway.figures()
         # The first guard has dropped it, not the last.
         assert figures["durable_gateway_store_errors_total"] == 0
 
 
-def is_open(gateway: GatewayProcess, folder: Path) -> bool:
-    """Whether the workers have opened all folders."""
-    opened = set().union(*map(opened_by, gateway.worker_pids()))
-    return {str(folder / "index.sqlite"), str(folder / "1" / "index.sqlite")} <= opened
-
-
-async def test_a_stream_made_again_at_another_worker_leaves_the_owners_disk_at_once(begin: Begin, folder: Path) -> None:
-    await on_disk(begin)
-    path = PATHS[0]
+async def test_a_stream_made_again_at_another_worker_leaves_the_owners_disk_at_once(
+    begin: Begin, folder: Path, victim: str
+) -> None:
     async with begin() as site:
-        _, other = await owner_of(site, folder, path)
-        await make(other, path, life=1)
-        await eventually(lambda: path not in stored(folder) | stored(folder / "1"), look_s=0.01, within_s=1)
-        for pid in (site.gateway.pid, *site.gateway.worker_pids()):
-            os.kill(pid, signal.SIGKILL)
-        await site.gateway.kill_all()
+        _, other = await owner_of(site, folder, victim)
+        await make(other, victim, life=1)
+        await eventually(lambda: victim not in stored(folder) | stored(folder / "1"), look_s=0.01, within_s=1)
+        await killed(site)
     async with begin() as site:
-        await all_read(site, path, 1)
-        await all_read(site, PATHS[1], 0)
+        await all_read(site, victim, 1)
+        counters = site.origin.origin.counters
+        counters.reset()
+        await all_read(site, PATHS[0], 0)
+        assert counters.total_body_bytes < PROOFS / len(PATHS), "the other streams are still on disk"
 
 
-async def test_a_purge_reaches_the_disk_of_a_worker_that_is_dead(begin: Begin, folder: Path) -> None:
-    await on_disk(begin)
-    path = PATHS[0]
+async def test_a_folder_that_has_missed_a_removal_is_emptied_after_the_death_of_the_gateway(
+    begin: Begin, folder: Path, victim: str
+) -> None:
     async with begin() as site:
-        author = await site.origin_client()
-        slot = 0 if path in stored(folder) else 1
+        owner, other = await owner_of(site, folder, victim)
+        missed = folder / "1" if slot_of(folder, victim) else folder
+        os.kill(site.gateway.pid, signal.SIGSTOP)
+        site.gateway.kill(owner)
+        await make(other, victim, life=1)
+        await eventually(lambda: marks(folder) == [missed / "behind"], look_s=0.01, within_s=5)
+        await killed(site)
+        assert victim in stored(missed)
+    async with begin() as site:
+        await all_read(site, victim, 1)
+
+
+async def test_a_purge_reaches_the_disk_of_a_worker_that_is_dead(begin: Begin, folder: Path, victim: str) -> None:
+    async with begin() as site:
+        author, slot = await site.origin_client(), slot_of(folder, victim)
         # The slot's workers die again and again, so the next one starts late.
         (survivor,) = set(site.gateway.worker_pids()) - {pid_of_slot(site.gateway, folder, slot)}
-        for _ in range(6):
+        for _ in range(5):
             site.gateway.kill(await newest(site.gateway, survivor))
-        await make(author, path, life=1)
-        assert (await site.gateway.admin("/api/purge", {"stream": path})).status == 200
+        await make(author, victim, life=1)
+        assert (await site.gateway.admin("/api/purge", {"stream": victim})).status == 200
         assert site.gateway.worker_pids() == [survivor], "too late: the slot has a worker again"
-        marked = folder / "1" / "behind" if slot else folder / "behind"
-        assert marked.exists()
-        await eventually(site.gateway.is_well, look_s=0.01)
-        await eventually(lambda: is_open(site.gateway, folder), look_s=0.01)
-        await all_read(site, path, 1)
-        await eventually(lambda: not marked.exists(), look_s=0.01)
+        assert marks(folder) == [(folder / "1" if slot else folder) / "behind"]
+        await whole(site, folder)
+        await all_read(site, victim, 1)
+        await eventually(lambda: not marks(folder), look_s=0.01)
 
 
 async def newest(gateway: GatewayProcess, survivor: int) -> int:
@@ -279,94 +326,108 @@ async def newest(gateway: GatewayProcess, survivor: int) -> int:
 
 
 async def test_a_purge_leaves_the_disks_of_all_workers_before_it_is_answered(begin: Begin, folder: Path) -> None:
-    await on_disk(begin)
     async with begin() as site:
+        count = len(stored(folder) | stored(folder / "1"))
         answer = await site.gateway.admin("/api/purge", {"all": True})
-        assert json.loads(answer.body) == {"purged": STREAMS}
+        assert json.loads(answer.body) == {"purged": count}
         assert stored(folder) | stored(folder / "1") == set()
 
 
-async def test_the_number_of_workers_may_change(begin: Begin, folder: Path) -> None:
-    await on_disk(begin, 1)
-    assert stored(folder) == set(PATHS)
-    async with begin(2) as site:
+async def test_the_number_of_workers_may_change(begin: Begin, folder: Path, victim: str) -> None:
+    own = [path for path in PATHS if slot_of(folder, path) == 0]
+    counters = None
+    async with begin(1) as site:
         counters = site.origin.origin.counters
-        counters.reset()
+        await eventually(lambda: not (folder / "1").exists())
         client = await site.client()
+        counters.reset()
+        for path in own:
+            assert await read(client, path) == body(path)
+        assert counters.total_body_bytes < PROOFS / len(PATHS) * len(own)
+        for path in [*PATHS, victim]:
+            assert await read(client, path) == body(path)
+    assert stored(folder) >= {*PATHS, victim}
+    async with begin(2) as site:
+        client = await site.client()
+        counters.reset()
+        for path in own:
+            assert await read(client, path) == body(path)
+        assert counters.total_body_bytes < PROOFS / len(PATHS) * len(own)
+        # Its owner may be another worker now, and yet it is removed here.
+        await make(client, victim, life=1)
+        await eventually(lambda: victim not in stored(folder))
+    async with begin(1) as site:
+        client = await site.client()
+        counters.reset()
         for path in PATHS:
             assert await read(client, path) == body(path)
-        assert counters.total_body_bytes < STREAMS * COUNT * PIECE * 0.9
-        # A stream whose owner is another worker now is followed here no more, and yet it is removed.
-        await make(client, PATHS[0], life=1)
-        await eventually(lambda: PATHS[0] not in stored(folder))
-    assert (folder / "1").is_dir()
-    async with begin(1) as site:
-        await eventually(lambda: not (folder / "1").exists())
-        counters.reset()
-        client = await site.client()
-        for path in PATHS[1:]:
-            assert await read(client, path) == body(path)
-        assert counters.total_body_bytes < STREAMS * 150_000
-        assert await read(client, PATHS[0]) == body(PATHS[0], 1)
+        assert counters.total_body_bytes < PROOFS, "those of the second worker have stayed"
+        assert await read(client, victim) == body(victim, 1)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-async def test_a_second_gateway_does_not_start(begin: Begin, folder: Path, origin: RunningOrigin, workers: int) -> None:
+async def test_a_second_gateway_does_not_start(before: Before, begin: Begin, folder: Path, workers: int) -> None:
     async with begin():
         with pytest.raises(AssertionError, match=f"store.path: another process uses {folder}"):
-            await GatewayProcess.start(config_of(origin, folder), workers)
+            await GatewayProcess.start(config_of(before.origin, folder), workers)
 
 
-async def test_an_upgrade_goes_on_with_the_folders(begin: Begin, folder: Path) -> None:
-    await on_disk(begin)
+async def test_an_upgrade_goes_on_with_the_folders(before: Before, begin: Begin, folder: Path) -> None:
+    first, second = before.victims.pop(), before.victims.pop()
     async with begin() as site:
         client = await site.client()
-        assert await read(client, PATHS[1]) == body(PATHS[1])
-        await make(client, PATHS[0], life=1)
-        await site.gateway.upgrade()
-        await eventually(lambda: is_open(site.gateway, folder), look_s=0.01)
+        assert await read(client, PATHS[0]) == body(PATHS[0])
+        await make(client, first, life=1)
+        upgrading = asyncio.create_task(site.gateway.upgrade())
+        await eventually(lambda: "serves, and this one drains" in site.gateway.said(), look_s=0.05)
+        # The next version serves, and the folders still belong to the version before.
+        client = await site.client()
+        assert await read(client, second) == body(second)
+        await make(client, second, life=1)
+        await upgrading
+        await whole(site, folder)
         counters = site.origin.origin.counters
         counters.reset()
         for client in await site.client_of_each():
-            for path in PATHS[1:]:
+            for path in PATHS:
                 assert await read(client, path) == body(path)
-        assert counters.total_body_bytes < STREAMS * 150_000
-        await all_read(site, PATHS[0], 1)
-        figures = await site.gateway.figures()
-        assert figures["durable_gateway_store_read_bytes_total"] > 0
+        assert counters.total_body_bytes < PROOFS
+        for path in (first, second):
+            await all_read(site, path, 1)
 
 
-async def test_workers_that_are_killed_while_they_write_leave_nothing_torn(begin: Begin, folder: Path) -> None:
-    rng = Random(3)
-    async with begin() as site:
+async def test_workers_that_are_killed_while_they_write_leave_nothing_torn(before: Before, tmp_path: Path) -> None:
+    rng, folder = Random(3), tmp_path / "empty"
+    paths = [f"/k{number}" for number in range(4)]
+    async with begun(before.origin, folder) as site:
         author = await site.origin_client()
-        lives = dict.fromkeys(PATHS, 0)
-        for path in PATHS:
+        lives = dict.fromkeys(paths, 0)
+        for path in paths:
             await make(author, path)
-        for _ in range(8):
+        for _ in range(KILLS):
             client = await site.client()
             try:
-                for path in rng.sample(PATHS, 3):
+                for path in rng.sample(paths, 2):
                     if rng.random() < 0.4:
                         await make(client, path, lives[path] + 1)
                         lives[path] += 1
                     assert await read(client, path) == body(path, lives[path])
             except (OSError, EOFError, asyncio.IncompleteReadError):
-                lives = {path: await life_of(author, path) for path in PATHS}
+                lives = {path: await life_of(author, path) for path in paths}
             site.gateway.kill_worker(rng)
             await eventually(site.gateway.is_well, look_s=0.01)
-        for path in PATHS:
+        for path in paths:
             await all_read(site, path, await life_of(author, path))
         figures = await site.gateway.figures()
         assert figures["durable_gateway_store_errors_total"] == 0
-    async with begin() as site:
-        author = await site.origin_client()
-        for path in PATHS:
-            await all_read(site, path, await life_of(author, path))
+        await killed(site)
+    async with begun(before.origin, folder) as site:
+        for path in paths:
+            await all_read(site, path, lives[path])
 
 
 async def life_of(author: Client, path: str) -> int:
     """The life of a stream that the origin has."""
     found = await read(author, path)
-    (life,) = (life for life in range(10) if body(path, life) == found)
+    (life,) = (life for life in range(10 * KILLS) if body(path, life) == found)
     return life
