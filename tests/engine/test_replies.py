@@ -18,7 +18,7 @@ from gateway.engine.route import Route
 from gateway.errors import TailMovedBack
 from gateway.protocol.freshness_headers import Lifetime
 from gateway.protocol.names import START
-from gateway.protocol.sharing import StreamKey
+from gateway.protocol.sharing import Group, StreamKey
 from gateway.protocol.target import parse_target
 from gateway.protocol.worker_headers import HopSaid, Remembered
 from gateway.tape.eviction import POLICIES
@@ -67,6 +67,8 @@ class Others:
 
     def ended(self, key: StreamKey, *, was_known: bool, is_certain: bool) -> None:
         self.told.append((key, was_known, is_certain))
+
+    def withdrawn(self, group: Group) -> None: ...
 
 
 class World:
