@@ -515,10 +515,11 @@ class Engine:
         await self.tasks.close()
         await self.client.close()
         self.coder.close()
+        until = self.clock.now() + disk_s
         if self.slot_store is not None:
             await self.slot_store.close(disk_s / 2)
         if self.disk is not None:
-            await self.disk.close(self.store, disk_s)
+            await self.disk.close(self.store, max(0.0, until - self.clock.now()))
 
 
 def _without_codings(read: Read) -> Read:

@@ -81,7 +81,8 @@ class Removals:
         words, first = self._words, self._cell(0)
         for row in self._shared.used(first * 8, 2 * 8 * self._places, HASHES):
             cell = first + 2 * row * self._places
-            words[cell] = _ended(words[cell])
+            if words[cell] & _UNDER_WAY:
+                words[cell] = _ended(words[cell])
         for word in (REMOVED, PURGES):
             words[self._word(word)] = _ended(words[self._word(word)])
 

@@ -216,7 +216,7 @@ def read_all(site: Site) -> set[Group]:
     return set(worker.disk.lives)
 
 
-def test_a_removal_that_nobody_has_applied_drops_its_row_at_the_next_worker(site: Site) -> None:
+def test_a_removal_that_was_not_applied_drops_its_row_at_the_next_worker(site: Site) -> None:
     site.remove(group=A)
     site.die(starts=True)
     assert read_all(site) == {ELSEWHERE}
