@@ -27,7 +27,7 @@ from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
 from gateway.origin.handlers import Handlers
 from gateway.origin.requests import Kind
 from tests.offload.crowd import Client
-from tests.waiting import eventually
+from tests.waiting import eventually, pause
 from tests.workers.process import GatewayProcess, runs
 from tests.workers.site import Site, read_all
 
@@ -80,7 +80,7 @@ async def before(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Befo
         # The ETags name no incarnation, so that only the bytes tell two lives of a stream apart.
         patched.setattr(Handlers, "_etag", staticmethod(etag))
         origin = await start_origin(OriginSettings(max_chunk_bytes=PIECE))
-        victims = [f"/v{number}" for number in range(8)]
+        victims = [f"/v{number}" for number in range(9)]
         async with begun(origin, folder) as site:
             author = await site.origin_client()
             client = await site.client()
@@ -238,7 +238,7 @@ async def killed(site: Site) -> None:
     await site.gateway.kill_all()
 
 
-@pytest.mark.parametrize("lies", ["stopped", "dead"])
+@pytest.mark.parametrize("lies", ["stopped", "dead", "replaced"])
 async def test_a_stream_made_again_while_its_owner_could_not_notice_does_not_come_from_its_disk(
     begin: Begin, folder: Path, victim: str, lies: str
 ) -> None:
@@ -250,10 +250,15 @@ async def test_a_stream_made_again_while_its_owner_could_not_notice_does_not_com
             # The supervisor does not notice, so the slot stays without a worker.
             os.kill(supervisor, signal.SIGSTOP)
             site.gateway.kill(owner)
+        elif lies == "replaced":
+            # The other worker owns the stream until the slot has a worker again.
+            await kept_dead(site.gateway, owner)
         else:
             os.kill(owner, signal.SIGSTOP)
         try:
             await make(other, victim, life=1)
+            if lies == "replaced":
+                assert await read(other, victim) == body(victim, 1)
         finally:
             os.kill(supervisor, signal.SIGCONT)
         if lies == "stopped":
@@ -300,17 +305,31 @@ async def test_a_folder_that_has_missed_a_removal_is_emptied_after_the_death_of_
 async def test_a_purge_reaches_the_disk_of_a_worker_that_is_dead(begin: Begin, folder: Path, victim: str) -> None:
     async with begin() as site:
         author, slot = await site.origin_client(), slot_of(folder, victim)
-        # The slot's workers die again and again, so the next one starts late.
-        (survivor,) = set(site.gateway.worker_pids()) - {pid_of_slot(site.gateway, folder, slot)}
-        for _ in range(5):
-            site.gateway.kill(await newest(site.gateway, survivor))
+        await kept_dead(site.gateway, pid_of_slot(site.gateway, folder, slot))
         await make(author, victim, life=1)
         assert (await site.gateway.admin("/api/purge", {"stream": victim})).status == 200
-        assert site.gateway.worker_pids() == [survivor], "too late: the slot has a worker again"
         assert marks(folder) == [(folder / "1" if slot else folder) / "behind"]
+        os.kill(site.gateway.pid, signal.SIGCONT)
         await whole(site, folder)
         await all_read(site, victim, 1)
         await eventually(lambda: not marks(folder), look_s=0.01)
+
+
+async def kept_dead(gateway: GatewayProcess, pid: int) -> None:
+    """Kill a worker, and keep its slot without another one until the supervisor goes on."""
+    (survivor,) = set(gateway.worker_pids()) - {pid}
+    # The first death is followed by another worker at once, and each further one later: the fourth after 0.4 s.
+    for _ in range(3):
+        gateway.kill(await newest(gateway, survivor))
+    while True:
+        gateway.kill(await newest(gateway, survivor))
+        await eventually(lambda: gateway.worker_pids() == [survivor])
+        # The supervisor notes the death.
+        await pause(0.1)
+        os.kill(gateway.pid, signal.SIGSTOP)
+        if gateway.worker_pids() == [survivor]:
+            return
+        os.kill(gateway.pid, signal.SIGCONT)
 
 
 async def newest(gateway: GatewayProcess, survivor: int) -> int:
