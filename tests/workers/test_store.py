@@ -26,6 +26,8 @@ from gateway.config.gateway import GatewayConfig
 from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
 from gateway.origin.handlers import Handlers
 from gateway.origin.requests import Kind
+from gateway.workers.owners import owner, path_hash
+from gateway.workers.shared_memory import HASHES
 from tests.offload.crowd import Client
 from tests.waiting import eventually, pause
 from tests.workers.process import GatewayProcess, runs
@@ -38,12 +40,13 @@ PIECE = 32_000
 COUNT = 12
 """A stream has so many pieces.  The proofs compare the first 64 KiB and the last 4 KiB."""
 MIDDLE = COUNT // 2
-PATHS = [f"/s{number}" for number in range(4)]
-"""Streams that stay as they are.  By the key in `before`, each worker owns some of them."""
+KEY = b"0123456789abcdef"
+PATHS: list[str] = []
+"""Streams that stay as they are.  Each worker owns two of them, which depends on the origin's port."""
 WORKERS = 2
 KILLS = 6
-PROOFS = len(PATHS) * 150_000
-"""More bytes than all proofs of `PATHS` take, and far fewer than the streams have."""
+PROOF = 150_000
+"""More bytes than the proofs of a stream take, and far fewer than the stream has."""
 
 Begin = Callable[..., AbstractAsyncContextManager[Site]]
 
@@ -70,8 +73,7 @@ class Before(NamedTuple):
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def before(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Before]:
     folder = tmp_path_factory.mktemp("store")
-    # The owners of the streams are the same in each run.
-    (folder / "hash.key").write_bytes(b"0123456789abcdef")
+    (folder / "hash.key").write_bytes(KEY)
 
     def etag(stream: object, start: str, end: str, *, is_closed: bool) -> str:
         return f'"{start}:{end}:{is_closed}"'
@@ -80,6 +82,9 @@ async def before(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Befo
         # The ETags name no incarnation, so that only the bytes tell two lives of a stream apart.
         patched.setattr(Handlers, "_etag", staticmethod(etag))
         origin = await start_origin(OriginSettings(max_chunk_bytes=PIECE))
+        names = [f"/s{number}" for number in range(64)]
+        owners = {path: owner(path_hash(KEY, origin.url, path) % HASHES, range(WORKERS)) for path in names}
+        PATHS[:] = [path for slot in range(WORKERS) for path in [one for one in names if owners[one] == slot][:2]]
         victims = [f"/v{number}" for number in range(9)]
         async with begun(origin, folder) as site:
             author = await site.origin_client()
@@ -173,7 +178,7 @@ def slot_of(folder: Path, path: str) -> int:
 
 
 async def test_after_a_restart_each_owner_has_its_streams_on_disk(begin: Begin, folder: Path) -> None:
-    assert {slot_of(folder, path) for path in PATHS} == {0, 1}, "only the owner writes a stream"
+    assert [slot_of(folder, path) for path in PATHS] == [0, 0, 1, 1], "only the owner writes a stream"
     async with begin() as site:
         counters = site.origin.origin.counters
         counters.reset()
@@ -181,7 +186,7 @@ async def test_after_a_restart_each_owner_has_its_streams_on_disk(begin: Begin, 
             for path in PATHS:
                 assert await read(client, path) == body(path)
         # The proofs of the end and of the first 64 KiB, once for both workers.
-        assert counters.total_body_bytes < PROOFS
+        assert counters.total_body_bytes < PROOF * len(PATHS)
         assert counters.requests[Kind.CATCHUP] <= len(PATHS) * 6
         figures = await site.gateway.figures()
         assert figures["durable_gateway_store_read_bytes_total"] > 0.7 * len(PATHS) * COUNT * PIECE
@@ -191,10 +196,10 @@ async def test_after_a_restart_each_owner_has_its_streams_on_disk(begin: Begin, 
 
 async def owner_of(site: Site, folder: Path, path: str) -> tuple[int, Client]:
     """The process that owns a stream, and a connection to another one."""
-    owner = pid_of_slot(site.gateway, folder, slot_of(folder, path))
+    own = pid_of_slot(site.gateway, folder, slot_of(folder, path))
     clients = zip(site.gateway.worker_pids(), await site.client_of_each(), strict=True)
-    (other,) = (client for pid, client in clients if pid != owner)
-    return owner, other
+    (other,) = (client for pid, client in clients if pid != own)
+    return own, other
 
 
 def pid_of_slot(gateway: GatewayProcess, folder: Path, slot: int) -> int:
@@ -243,18 +248,18 @@ async def test_a_stream_made_again_while_its_owner_could_not_notice_does_not_com
     begin: Begin, folder: Path, victim: str, lies: str
 ) -> None:
     async with begin() as site:
-        owner, other = await owner_of(site, folder, victim)
+        pid, other = await owner_of(site, folder, victim)
         assert await read(other, victim) == body(victim)
         supervisor = site.gateway.pid
         if lies == "dead":
             # The supervisor does not notice, so the slot stays without a worker.
             os.kill(supervisor, signal.SIGSTOP)
-            site.gateway.kill(owner)
+            site.gateway.kill(pid)
         elif lies == "replaced":
             # The other worker owns the stream until the slot has a worker again.
-            await kept_dead(site.gateway, owner)
+            await kept_dead(site.gateway, pid)
         else:
-            os.kill(owner, signal.SIGSTOP)
+            os.kill(pid, signal.SIGSTOP)
         try:
             await make(other, victim, life=1)
             if lies == "replaced":
@@ -262,7 +267,7 @@ async def test_a_stream_made_again_while_its_owner_could_not_notice_does_not_com
         finally:
             os.kill(supervisor, signal.SIGCONT)
         if lies == "stopped":
-            site.gateway.kill(owner)
+            site.gateway.kill(pid)
         await whole(site, folder)
         await all_read(site, victim, 1)
         figures = await site.gateway.figures()
@@ -283,17 +288,17 @@ async def test_a_stream_made_again_at_another_worker_leaves_the_owners_disk_at_o
         counters = site.origin.origin.counters
         counters.reset()
         await all_read(site, PATHS[0], 0)
-        assert counters.total_body_bytes < PROOFS / len(PATHS), "the other streams are still on disk"
+        assert counters.total_body_bytes < PROOF, "the other streams are still on disk"
 
 
 async def test_a_folder_that_has_missed_a_removal_is_emptied_after_the_death_of_the_gateway(
     begin: Begin, folder: Path, victim: str
 ) -> None:
     async with begin() as site:
-        owner, other = await owner_of(site, folder, victim)
+        pid, other = await owner_of(site, folder, victim)
         missed = folder / "1" if slot_of(folder, victim) else folder
         os.kill(site.gateway.pid, signal.SIGSTOP)
-        site.gateway.kill(owner)
+        site.gateway.kill(pid)
         await make(other, victim, life=1)
         await eventually(lambda: marks(folder) == [missed / "behind"], look_s=0.01, within_s=5)
         await killed(site)
@@ -362,7 +367,7 @@ async def test_the_number_of_workers_may_change(begin: Begin, folder: Path, vict
         counters.reset()
         for path in own:
             assert await read(client, path) == body(path)
-        assert counters.total_body_bytes < PROOFS / len(PATHS) * len(own)
+        assert counters.total_body_bytes < PROOF * len(own)
         for path in [*PATHS, victim]:
             assert await read(client, path) == body(path)
     assert stored(folder) >= {*PATHS, victim}
@@ -371,7 +376,7 @@ async def test_the_number_of_workers_may_change(begin: Begin, folder: Path, vict
         counters.reset()
         for path in own:
             assert await read(client, path) == body(path)
-        assert counters.total_body_bytes < PROOFS / len(PATHS) * len(own)
+        assert counters.total_body_bytes < PROOF * len(own)
         # Its owner may be another worker now, and yet it is removed here.
         await make(client, victim, life=1)
         await eventually(lambda: victim not in stored(folder))
@@ -380,7 +385,7 @@ async def test_the_number_of_workers_may_change(begin: Begin, folder: Path, vict
         counters.reset()
         for path in PATHS:
             assert await read(client, path) == body(path)
-        assert counters.total_body_bytes < PROOFS, "those of the second worker have stayed"
+        assert counters.total_body_bytes < PROOF * len(PATHS), "those of the second worker have stayed"
         assert await read(client, victim) == body(victim, 1)
 
 
@@ -410,7 +415,7 @@ async def test_an_upgrade_goes_on_with_the_folders(before: Before, begin: Begin,
         for client in await site.client_of_each():
             for path in PATHS:
                 assert await read(client, path) == body(path)
-        assert counters.total_body_bytes < PROOFS
+        assert counters.total_body_bytes < PROOF * len(PATHS)
         for path in (first, second):
             await all_read(site, path, 1)
 
