@@ -1,8 +1,9 @@
 """The store on disk, as the loop sees it: which streams it has, what is written, and reads of runs.
 
-The loop decides, and the writer's thread writes (`gateway.disk.writer`).  The loop never waits for the writer.  Runs
-wait in a queue of at most `MOST_QUEUED_BYTES`, and further runs are not written.  Bytes that are not on disk are
-fetched from the origin, so a run that is lost costs a request and nothing else.
+The loop decides, and the writer's thread writes (`gateway.disk.writer`).  When bytes on disk may be used again is
+decided in `gateway.engine.from_disk`.  The loop never waits for the writer.  Runs wait in a queue of at most
+`MOST_QUEUED_BYTES`, and further runs are not written.  Bytes that are not on disk are fetched from the origin, so a run
+that is lost costs a request and nothing else.
 
 A run is written when a stream has `RUN_BYTES` more bytes than on disk, when the stream leaves memory, and when the
 gateway stops.  Streams of less than `LEAST_BYTES` are not written: to confirm them costs the origin as much as to send
@@ -53,8 +54,8 @@ from gateway.tape.stream import Stream
 MOST_QUEUED_BYTES: Final = 1 << 26
 LEAST_BYTES: Final = 1 << 17
 LEAST_LEFT_BYTES: Final = 1 << 14
-"""When a stream leaves memory, the rest of its bytes is written if it has at least this size.  A smaller rest comes
-with the reply that confirms the runs before it."""
+"""When a stream leaves memory, the rest of its bytes is written if it has at least this size.  A smaller rest
+is not written: the origin sends it anyway, in the reply that confirms the earlier runs."""
 MOST_RUNS: Final = 1 << 19
 """The most runs in the index, which take some 500 bytes of memory each."""
 SETTLE_S: Final = 10.0
@@ -165,7 +166,7 @@ def _load(folder: Path, index: Index) -> Loaded:
         numbered = max(numbered, number)
         by_number[number] = StoredStream(number, key, facts)
         latest_of[key] = max(number, latest_of.get(key, 0))
-    # The index may have refused to withdraw an earlier stream of the same key.
+    # The index may still have an earlier stream of the same key, because its withdrawal could not be recorded.
     kept = set(latest_of.values())
     replaced = [Withdraw(number, ()) for number in by_number if number not in kept]
     by_number = {number: by_number[number] for number in kept}
@@ -277,7 +278,8 @@ class DiskStore:
         return self._writer.errors
 
     def take_routes(self, sharing: Mapping[Partition, str]) -> None:
-        """Use these routes: the digest of its sharing settings for the partition of each route that may be on disk."""
+        """Use these routes.  `sharing` maps the partition of each route that may be on disk to a digest of that route's
+        sharing settings."""
         self._sharing = sharing
 
     # -- what the tapes say
@@ -387,9 +389,9 @@ class DiskStore:
             check = stored.check
             is_fetched = check is None or (tape.is_indexed(check) and tape.size >= stored.body)
             if stored.asking or not is_fetched:
-                # The runs are of use once a read has had them confirmed.
+                # Keep the runs: they can be used as soon as a read has had them confirmed.
                 return
-            # As many bytes were fetched without the runs, so the runs have been of no use.
+            # The tape has as many bytes as the runs, all fetched from the origin, so the runs have saved nothing.
             self.drop(stored)
             stored = None
         if stored is None:

@@ -4,6 +4,9 @@ Segments are only appended to, and deleted oldest first when the store is full. 
 first and to the index afterwards.  Segments are not synced: a crash of the machine may lose or damage the latest
 records, which their checksums show.  Commits of the index are synced.
 
+The loop decides which runs are written (`gateway.disk.store`).  Here it is decided which segment goes when the store is
+full.
+
 A process never appends to a segment of an earlier process, because the end of that segment may be torn.
 
 When a write fails, for example because the disk is full, the writer drops the following writes for `PAUSE_S` and then
