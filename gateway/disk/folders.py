@@ -29,7 +29,15 @@ SLOT_LOCK: Final = "slot.lock"
 _KEY: Final = "hash.key"
 _KEY_BYTES: Final = 16
 _BEHIND: Final = "behind"
-_OWN_FILES: Final = ("*.segment", "index.*", SLOT_LOCK, _BEHIND)
+_INDEX: Final = "index.sqlite"
+_OWN_FILES: Final = (
+    *(f"{name}{end}" for name in (_INDEX, "index.damaged") for end in ("", "-wal", "-shm")),
+    "*.segment",
+    _BEHIND,
+    SLOT_LOCK,
+)
+"""The files of a slot.  The index is removed first, because segments are of no use without it, and the lock last,
+because it shows that the folder is a slot's."""
 
 
 class InUseError(Exception):
@@ -166,7 +174,9 @@ def remove_rest(root: Path, workers: int) -> bool:
     is_complete = True
     for folder in sorted(root.glob("[1-9]*")):
         if folder.name.isdecimal() and str(int(folder.name)) == folder.name and int(folder.name) >= max(workers, 1):
-            is_complete &= _remove(folder)
+            # The operator may have folders of other uses here.
+            is_slot = not folder.is_symlink() and (folder / SLOT_LOCK).is_file()
+            is_complete &= not is_slot or _remove(folder)
     return is_complete
 
 

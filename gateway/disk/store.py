@@ -218,6 +218,8 @@ class DiskStore:
         self._queued_bytes = 0
         self._runs = loaded.runs
         self._most_runs = MOST_RUNS // workers
+        self._unmarked: set[Path] = set()
+        """Folders of other workers that could not be marked at the latest attempt.  Only the writer uses it."""
         self._is_dropping = False
         """Whether the writer has yet to delete the oldest segment because there are too many runs."""
         self._numbered = loaded.numbered
@@ -523,9 +525,20 @@ class DiskStore:
             index.put_holder(holder)
 
     def mark_behind(self, folder: Path) -> None:
-        """Have another slot's folder marked (`gateway.disk.folders.mark_behind`), before the end of the next
-        `settled`."""
-        self._writer.put(Work(lambda index: mark_behind(folder)))
+        """Have another slot's folder marked (`gateway.disk.folders.mark_behind`).  This store goes on if
+        that fails."""
+
+        def mark(_: Index) -> None:
+            try:
+                mark_behind(folder)
+            except OSError as error:
+                if folder not in self._unmarked:
+                    self._unmarked.add(folder)
+                    self._log.error("the store on disk cannot mark %s, the folder of another worker: %s", folder, error)
+            else:
+                self._unmarked.discard(folder)
+
+        self._writer.put(Work(mark))
 
     # -- the end
 

@@ -13,7 +13,7 @@ if the whole gateway is killed.
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable
 from functools import lru_cache, partial
 from pathlib import Path
@@ -39,7 +39,10 @@ from gateway.workers.shared_memory import HASHES, SlotState
 LOOK_S: Final = 0.1
 """Seconds between two looks at the removals of the other workers."""
 BEHIND_S: Final = 1.0
-"""A slot whose disk has not done a removal after this time gets a mark."""
+"""A slot without an open store gets a mark if its disk has not done a removal after this time."""
+OPEN_BEHIND_LOOKS: Final = 5
+"""A slot with an open store gets a mark after so many times `BEHIND_S`.  Its worker needs up to two passes over its
+rows, of which there are 65,536 at most: 3.2 s."""
 AGAIN_S: Final = 0.5
 """Seconds between two attempts to open a folder that another process uses."""
 FAILED_S: Final = 30.0
@@ -76,8 +79,8 @@ class SlotStore:
         self._log = StoreLog(crew.slot)
         self._tasks = Tasks()
         self._timer: Timer | None = None
-        self._earlier = (0, 0)
-        """The counts of removals and purges at the latest look at the other slots."""
+        self._earlier: deque[tuple[int, int]] = deque(maxlen=OPEN_BEHIND_LOOKS)
+        """The counts of removals and purges at the latest looks at the other slots."""
         self._look_at_others_at = clock.now() + BEHIND_S
 
     def __repr__(self) -> str:
@@ -159,12 +162,15 @@ class SlotStore:
             self._look_at_others()
 
     def _look_at_others(self) -> None:
-        """Have the folders marked of slots that have not done the removals of the latest look."""
+        """Have the folders marked of slots that have not done the removals of an earlier look."""
         assert self._disk is not None
-        for slot in range(self._crew.workers):
-            if slot != self._crew.slot and self.removals.is_behind(slot, *self._earlier):
+        crew, earlier = self._crew, self._earlier
+        for slot in range(crew.workers):
+            is_open = self.removals.is_open(slot) and crew.shared.state(slot) is not SlotState.DEAD
+            looks = OPEN_BEHIND_LOOKS if is_open else 1
+            if slot != crew.slot and len(earlier) >= looks and self.removals.is_behind(slot, *earlier[-looks]):
                 self._disk.mark_behind(folder_of(self._root, slot))
-        self._earlier = self.removals.total.ended, self.removals.purges.ended
+        earlier.append((self.removals.total.ended, self.removals.purges.ended))
 
     async def mark_absent(self) -> bool:
         """Have the folders marked that do not learn of a purge, because their slot has no worker or no open store.

@@ -70,14 +70,11 @@ class Removals:
         finally:
             self._words[self._word(PURGES)] += _ENDED - 1
 
-    def settle(self, rows: Iterable[int]) -> None:
-        """Count the removals that a dead worker may have made in these rows, and end those that it had under way.
+    def settle(self) -> None:
+        """End the removals that a dead worker had under way.
 
         Only the supervisor calls this, and only before it starts the slot's next worker.
         """
-        for row in rows:
-            self.begin(row)
-            self.end(row)
         words, first = self._words, self._cell(0)
         for row in self._shared.used(first * 8, 2 * 8 * self._places, HASHES):
             cell = first + 2 * row * self._places

@@ -119,13 +119,17 @@ class WriteLog:
             for index in shared.used(first * 8, self._width, HASHES)
             if (count := words[first + index * places] & _UNDER_WAY)
         ]
-        counts = WriteCounts(shared, slot)
+        counts, removals = WriteCounts(shared, slot), Removals(shared, slot)
+        if shared.counts_removals:
+            # Whoever sees a record of a removal must find the removal counted, or under way.
+            for index, _ in found:
+                removals.begin(index)
         for index, count in found:
             self._record(place, index, b"", -count)
             if shared.counts_writes:
                 counts.add(index, is_append=False)
         if shared.counts_removals:
-            Removals(shared, slot).settle(index for index, _ in found)
+            removals.settle()
         return len(found)
 
     def _record(self, place: int, index: int, text: bytes, change: int) -> bytes:

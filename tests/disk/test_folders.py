@@ -200,9 +200,10 @@ async def test_folders_of_slots_that_no_longer_exist_are_removed(
     for slot in range(4):
         await fill(folder_of(tmp_path, slot), OURS, "/s")
     mark_behind(folder_of(tmp_path, 3))
-    others = [tmp_path / name for name in ("01", "x", "5x")]
+    others = [tmp_path / name for name in ("01", "x", "5x", "2024")]
     for one in others:
         one.mkdir()
+    (tmp_path / "2024" / "index.html").write_text("of the operator")
     lock = take_lock(folder_of(tmp_path, 2), SLOT_LOCK)
     # The version before still uses one of them.
     assert not remove_rest(tmp_path, 2)
@@ -214,7 +215,22 @@ async def test_folders_of_slots_that_no_longer_exist_are_removed(
     assert "cannot remove the folder of a worker that is gone" in caplog.text
     assert [file.name for file in folder_of(tmp_path, 2).iterdir()] == ["notes"]
     assert all(one.exists() for one in others)
+    assert (tmp_path / "2024" / "index.html").exists()
     assert opened(tmp_path, None) == ({"/s"}, None)
+
+
+async def test_a_folder_that_cannot_be_marked_does_not_stop_the_store_of_another_worker(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder_of(tmp_path, 1) / "behind").mkdir(parents=True)
+    disk = DiskStore(open_folder(config(tmp_path), SLOT_LOCK), config(tmp_path), ManualClock(), 0, 2)
+    disk.take_routes({READERS: "all"})
+    for _ in range(3):
+        disk.mark_behind(folder_of(tmp_path, 1))
+    assert await disk.settled()
+    await disk.close([stream("/s")])
+    assert (disk.errors, segments(tmp_path) != []) == (0, True)
+    assert [line.startswith("worker 0: the store on disk cannot mark") for line in caplog.messages] == [True]
 
 
 def test_an_opened_folder_is_released(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from gateway.config.store import StoreConfig
 from gateway.disk.folders import SLOT_LOCK, folder_of, is_behind, take_lock
 from gateway.disk.store import DiskStore
 from gateway.engine.others_writes import OthersWrites
-from gateway.engine.slot_store import AGAIN_S, BEHIND_S, FAILED_S, LOOK_S, SlotStore
+from gateway.engine.slot_store import AGAIN_S, BEHIND_S, FAILED_S, LOOK_S, OPEN_BEHIND_LOOKS, SlotStore
 from gateway.ops.admin.origins import store_lines
 from gateway.protocol.sharing import Group
 from gateway.workers.owners import Owners
@@ -154,7 +154,10 @@ async def test_the_folder_of_a_slot_that_falls_behind_is_marked(crew: Crew) -> N
     await stopped(dead, crew)
     removals.begin(5)
     removals.end(5)
+    # A worker that serves may need some seconds.
     await crew.passes(3 * BEHIND_S)
+    assert (is_behind(one), is_behind(two)) == (False, False)
+    await crew.passes(OPEN_BEHIND_LOOKS * BEHIND_S)
     assert (is_behind(one), is_behind(two)) == (False, True)
     assert removals.slots_behind() == [1]
     # Its next worker has caught up.
