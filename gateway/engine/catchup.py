@@ -426,6 +426,10 @@ class _Attempt:
         self.parts.attach(joined.fetch)
         return joined.fetch, isinstance(joined, Lead)
 
+    def _may_lack_acknowledged(self, end: str) -> bool:
+        """Return whether the bytes that the owner has in memory, of which a part ends at `end`, may lack a write."""
+        return not self.stream.tape.is_short(end) and self.stream.may_lack_acknowledged(end)
+
     async def answer_from(self, flight: Flight, is_launched: bool) -> Answer:
         """Return the answer that ends with the flight's bytes."""
         while is_awaited(flight):
@@ -436,7 +440,7 @@ class _Attempt:
             head = as_seen_by(head, self._read.source.headers)
         elif flight.error is not None and flight.expected is not None and flight.expected <= SMALL_BYTES:
             head = flight.error
-        if isinstance(head, StreamHead) and head.is_stale and self.stream.may_lack_acknowledged(head.next_offset):
+        if isinstance(head, StreamHead) and head.is_stale and self._may_lack_acknowledged(head.next_offset):
             # The owner has answered from memory, and has not learned of a write that this process knows of.
             head = UpstreamUnavailable()
         if isinstance(head, NotShareable):

@@ -183,7 +183,9 @@ def decide(stream: Stream, read: Progress, now: float) -> Decision:
 def _after_failure(stream: Stream, read: Progress, now: float, failed_at: float) -> Decision:
     """Send held bytes, not marked up to date, if they may be sent."""
     may_show = read.has_bytes and outlasts_failure(stream, read, now, failed_at)
-    return Send(read.at) if may_show and not stream.may_lack_acknowledged(read.at) else GONE
+    # The reader goes on from the end of a part that others in memory follow.  The last part must not end too soon.
+    is_whole = stream.tape.knows_after(read.at) or not stream.may_lack_acknowledged(read.at)
+    return Send(read.at) if may_show and is_whole else GONE
 
 
 def _catch_up(stream: Stream, read: Progress, now: float) -> Decision:

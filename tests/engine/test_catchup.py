@@ -312,24 +312,26 @@ async def test_a_read_from_now_that_finds_the_stream_gone_leaves_no_topic(start:
     assert all(topic.stream is not stream for topic in bench.engine.live.topics())
 
 
-@pytest.mark.parametrize("has_failed", [False, True])
+@pytest.mark.parametrize(("has_failed", "has_more"), [(False, False), (True, False), (True, True)])
 async def test_bytes_in_the_owners_memory_that_lack_an_acknowledged_write_are_not_sent(
-    start: Start, has_failed: bool
+    start: Start, has_failed: bool, has_more: bool
 ) -> None:
-    """The owner sends them because the origin fails, and has not learned of the write."""
+    """The owner sends them because the origin fails, and has not learned of the write.  If it has more, this is not the
+    end yet."""
 
     def owner(asked: Asked) -> None:
         if asked.method == "POST":
             asked.answer(204, {"Stream-Next-Offset": "0004"})
             return
         is_read = asked.query.get("offset") == "-1"
-        asked.said = HopSaid("1.1.1", bench.clock.now(), "life", is_stale=has_failed and is_read)
+        is_stale, is_end = has_failed and is_read, is_read and not has_more
+        asked.said = HopSaid("1.1.1", bench.clock.now(), "life", is_stale=is_stale, is_tail_unknown=is_end)
         asked.answer(200, {**TEXT, "Stream-Next-Offset": "0002"}, b"ab" if is_read else b"")
 
     bench = start(owner)
     assert await bench.body("/s?offset=now") == (200, b"")
     await bench.relay(Mode.APPEND, b"cd")
-    if has_failed:
+    if has_failed and not has_more:
         with pytest.raises(UpstreamUnavailable):
             await bench.body()
     else:

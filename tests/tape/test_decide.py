@@ -367,6 +367,15 @@ def test_bytes_before_the_tail_lack_an_acknowledged_write_although_a_request_has
     assert step(stream, failed(catching_up(stream, at="6"))) == Send("6")
 
 
+def test_a_part_of_the_bytes_that_hold_an_acknowledged_write_is_sent_if_the_origin_fails() -> None:
+    stream = held()
+    stream.acknowledged("4", is_closed=False, query="")
+    for _ in range(2):
+        assert step(stream, failed(catching_up(stream, at="2"))) == Send("2")
+        assert step(stream, failed(catching_up(stream))) == Send("4")
+        stream.read_up_to_tail(stream.version, "4")
+
+
 def test_bytes_that_may_lack_a_write_of_unknown_end_are_not_sent_if_the_origin_fails() -> None:
     stream, sent_before = held(), held().version
     stream.acknowledged_without_offset()
