@@ -300,7 +300,7 @@ async def test_a_folder_that_has_missed_a_removal_is_emptied_after_the_death_of_
         os.kill(site.gateway.pid, signal.SIGSTOP)
         site.gateway.kill(pid)
         await make(other, victim, life=1)
-        await eventually(lambda: marks(folder) == [missed / "behind"], look_s=0.01, within_s=5)
+        await eventually(lambda: marks(folder) == [missed / "behind"], look_s=0.01, within_s=20)
         await killed(site)
         assert victim in stored(missed)
     async with begin() as site:
