@@ -90,18 +90,23 @@ class SlotStore:
 
     async def open(self) -> None:
         """Open the store, or begin to.  Raises ConfigError if the slot's first worker cannot use the folder."""
-        if self._crew.generation == 1:
+        if self._crew.generation == 1 and not self._crew.has_predecessor:
             try:
                 opened, rows = await self._opened(is_late=False)
             except InUseError:
-                self._log.info("serves without its store on disk until the version before has ended")
+                pass
             else:
                 self._use(opened, rows)
                 return
+        if self._crew.generation == 1:
+            self._log.info("serves without its store on disk until the version before has ended")
         self._tasks.start(self._open_later(), "open the store on disk")
 
     async def _open_later(self) -> None:
         failure = ""
+        while self._crew.has_predecessor:
+            # Its workers may carry out purges of which this one does not learn.
+            await self._pause(AGAIN_S)
         while self._disk is None:
             try:
                 opened, rows = await self._opened(is_late=True)

@@ -48,3 +48,21 @@ class WorkerPlace:
     def process_name(self) -> str:
         """The name of this process in statements to other workers, which no other process of the gateway has had."""
         return f"{self.slot}.{self.generation}.{os.getpid()}"
+
+    @property
+    def has_predecessor(self) -> bool:
+        """Whether a process of a version that this one replaces still runs."""
+        return any(map(listens, self.predecessors))
+
+
+def listens(path: str) -> bool:
+    """Return whether a process listens at a Unix socket.  Does not wait: if the queue is full, a process listens."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.setblocking(False)
+        try:
+            sock.connect(path)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+    return True

@@ -32,7 +32,7 @@ import hashlib
 import mmap
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from typing import Final
 
@@ -125,11 +125,14 @@ class SharedMemory:
         return cls(descriptor, workers, 0, places)
 
     @classmethod
-    def attach(cls, descriptor: int, workers: int, secret: bytes | None = None) -> SharedMemory | None:
+    def attach(
+        cls, descriptor: int, workers: int, secret: bytes | None = None, taken: Sequence[int] = (0, 0)
+    ) -> SharedMemory | None:
         """Return the memory of a running gateway, for a new supervisor with its own slots.
 
-        Returns None if the memory has another layout, too few free places, or another key than `secret`, if that is
-        given.
+        `taken` are the first place of the running gateway and the number of its places, whose workers may be dead for
+        the moment.  Returns None if the memory has another layout, too few free places, or another key than `secret`,
+        if that is given.
         """
         _check(workers)
         header = os.pread(descriptor, _HEADER.size, 0)
@@ -141,9 +144,11 @@ class SharedMemory:
         if secret not in (None, its_secret):
             return None
         old = cls(descriptor, workers, 0, places)
-        states = [old.words[old.place_word(place, _STATE)] for place in range(places)]
+        used = [bool(old.words[old.place_word(place, _STATE)]) for place in range(places)]
+        begin, count = taken
+        used[begin : begin + count] = [True] * count
         for first in range(places - workers + 1):
-            if not any(states[first : first + workers]):
+            if not any(used[first : first + workers]):
                 old.first = first
                 return old
         return None

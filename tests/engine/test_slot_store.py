@@ -50,7 +50,7 @@ class Crew:
             look_at_row=lambda row: None,
             index_of=lambda group: owners.cell_of(*group),
         )
-        place = SimpleNamespace(slot=slot, workers=2, generation=generation, shared=self.shared)
+        place = SimpleNamespace(slot=slot, workers=2, generation=generation, shared=self.shared, has_predecessor=False)
         config = StoreConfig(path=str(self.root), max_bytes=8 << 20, segment_bytes=1 << 20)
         made = SlotStore(
             config,
@@ -112,6 +112,20 @@ async def test_a_worker_waits_without_its_store_for_the_end_of_the_version_befor
     os.close(lock)
     await eventually(lambda: opens(crew, AGAIN_S))
     assert store_lines(store) == "[-] worker 1: serves without its store on disk\n"
+
+
+@pytest.mark.parametrize("generation", [1, 2])
+async def test_a_worker_opens_no_store_while_a_worker_of_the_version_before_runs(crew: Crew, generation: int) -> None:
+    """The folder may be free: the slot's earlier worker is dead, or the store was off."""
+    store = crew.store(0, generation)
+    store._crew.has_predecessor = True  # type: ignore[misc]
+    await store.open()
+    for _ in range(5):
+        crew.clock.advance(AGAIN_S)
+        await asyncio.sleep(0.002)
+    assert not crew.disks
+    store._crew.has_predecessor = False  # type: ignore[misc]
+    await eventually(lambda: opens(crew, AGAIN_S))
 
 
 def opens(crew: Crew, after_s: float) -> bool:

@@ -237,7 +237,7 @@ def test_the_next_version_has_the_memory_of_the_previous_one_unless_the_secret_h
 ) -> None:
     shared = SharedMemory.create(2, b"the key of cells")
     predecessor = Predecessor.__new__(Predecessor)
-    predecessor._memory = os.dup(shared.descriptor)
+    predecessor._memory, predecessor._places = os.dup(shared.descriptor), [0, 2]
     found = predecessor.shared_memory(2, key)
     assert (found.name == shared.name, found.counts_writes) == (is_same, key is not None)
 

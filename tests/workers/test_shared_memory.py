@@ -58,6 +58,16 @@ def test_a_new_supervisor_takes_places_that_the_old_one_does_not_use() -> None:
     assert SharedMemory.attach(old.descriptor, 5) is None
 
 
+def test_a_new_supervisor_takes_no_place_of_a_worker_that_is_dead_for_the_moment() -> None:
+    old = SharedMemory.create(2)
+    old.set_slot(0, SlotState.SERVING, 1, 100)
+    old.set_slot(1, SlotState.DEAD, 3, 0)
+    new = SharedMemory.attach(old.descriptor, 2, taken=(old.first, old.workers))
+    assert new is not None
+    assert new.first >= 2
+    assert SharedMemory.attach(old.descriptor, new.places - 1, taken=(old.first, old.workers)) is None
+
+
 def test_memory_of_another_layout_is_not_taken_over() -> None:
     descriptor = os.memfd_create("other")
     assert SharedMemory.attach(descriptor, 1) is None

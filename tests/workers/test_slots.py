@@ -23,7 +23,7 @@ from gateway.cli.sd_notify import ServiceManager
 from gateway.cli.supervisor import sockets
 from gateway.cli.supervisor.configurations import Configurations
 from gateway.cli.supervisor.forking import Workers
-from gateway.cli.supervisor.private_sockets import PEER, HeldFolder, PrivateSockets, listens
+from gateway.cli.supervisor.private_sockets import PEER, HeldFolder, PrivateSockets
 from gateway.cli.supervisor.process import WorkerSupervisor, _Phase
 from gateway.cli.supervisor.slots import MOST_DELAY_S, START_S, STEADY_S, Backoff, Slot, end_of, may_accept
 from gateway.cli.supervisor.sockets import HandedSockets, ListeningSockets
@@ -35,7 +35,7 @@ from gateway.config.gateway import GatewayConfig
 from gateway.config.reader import ConfigReadTimeout
 from gateway.server.listeners import Inherited
 from gateway.workers.control import ChannelEnd, Control
-from gateway.workers.place import WorkerPlace
+from gateway.workers.place import WorkerPlace, listens
 from gateway.workers.shared_memory import SharedMemory, SlotState
 from gateway.workers.shared_origins import SharedOrigins
 from tests.waiting import eventually, pass_turns

@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from gateway.cli.supervisor.private_sockets import listens
 from gateway.config.gateway import GatewayConfig
 from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
+from gateway.workers.place import listens
 from tests.certificates import Authority
 from tests.commands import warm
 from tests.scenarios.wire import Wire

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from gateway.cli.errors import FailedToRunError
+from gateway.workers.place import listens
 
 HOP: Final = "hop"
 """Requests that workers pass to each other."""
@@ -123,19 +124,6 @@ class HeldFolder:
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(self._folder, ignore_errors=True)
         self.close()
-
-
-def listens(path: str) -> bool:
-    """Return whether a process listens at a Unix socket.  Does not wait: if the queue is full, a process listens."""
-    with socket.socket(socket.AF_UNIX) as sock:
-        sock.setblocking(False)
-        try:
-            sock.connect(path)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-    return True
 
 
 def of_living_versions(paths: Sequence[str]) -> list[str]:

@@ -54,6 +54,7 @@ class Upgrade:
         handed = {
             "sockets": described,
             "memory": shared.descriptor,
+            "places": [shared.first, shared.workers],
             "channel": theirs.fileno(),
             "peers": list(peers),
             "store_lock": store_lock,
@@ -131,6 +132,8 @@ class Predecessor:
         """The private admin sockets of the previous version's workers, and of still earlier versions that had not
         ended."""
         self._memory: int | None = handed.get("memory")
+        self._places: list[int] = handed.get("places", [0, 0])
+        """The first of the previous version's places in the memory, and their number."""
         self._store_lock: int | None = handed.get("store_lock")
         self.secret = os.urandom(32)
         """The workers' secret: the secret of the previous version if there is one, so that both versions have the same
@@ -168,7 +171,7 @@ class Predecessor:
         shared = None
         if self._memory is not None:
             os.set_inheritable(self._memory, False)
-            shared = SharedMemory.attach(self._memory, workers, secret)
+            shared = SharedMemory.attach(self._memory, workers, secret, self._places)
             if shared is None:
                 os.close(self._memory)
         shared = shared or SharedMemory.create(workers, secret)
