@@ -18,6 +18,8 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+from tests.debian import NoProgram
+
 ROOT: Final = Path(__file__).parents[2]
 LOCK: Final = ROOT / "requirements" / "helm.txt"
 FOLDER: Final = ROOT / "build" / "kubernetes"
@@ -25,17 +27,13 @@ PROGRAMS: Final = ("helm", "kubectl")
 _DOWNLOAD_TIMEOUT_S: Final = 600
 
 
-class NoProgramError(RuntimeError):
-    """This machine has no such program, and the package has none for it."""
-
-
 @cache
 def kubernetes_tool(name: str) -> str:
-    """Return the path of `helm` or `kubectl`.  Raises NoProgramError where the package has none for the machine."""
+    """Return the path of `helm` or `kubectl`.  Raises NoProgram where the package has none for the machine."""
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
         found = shutil.which(name)
         if found is None:
-            raise NoProgramError(f"{name} is needed on PATH: PyPI has it for x86-64 only")
+            raise NoProgram(f"{name} is needed on PATH: PyPI has it for x86-64 only")
         return found
     FOLDER.mkdir(parents=True, exist_ok=True)
     with (FOLDER / "lock").open("w") as lock:
@@ -70,5 +68,5 @@ def _download(folder: Path) -> None:
 if __name__ == "__main__":
     try:
         kubernetes_tool(PROGRAMS[0])
-    except NoProgramError as error:
+    except NoProgram as error:
         sys.stderr.write(f"{error}: the tests that need it are skipped\n")

@@ -28,7 +28,7 @@ from gateway.origin.requests import Kind
 from tests.certificates import Authority
 from tests.commands.here import run_here
 from tests.deploy.dockerfile import assignments, read
-from tests.deploy.kubernetes_tools import NoProgramError, kubernetes_tool
+from tests.deploy.kubernetes_tools import kubernetes_tool
 from tests.deploy.test_kubernetes import DOCUMENTS as PLAIN
 from tests.deploy.test_kubernetes import RELEASES, size
 from tests.fleet.redis_server import redis_server
@@ -67,12 +67,8 @@ Documents = dict[str, dict[str, Any]]
 
 
 def helm(*arguments: str, values: dict[str, Any] | None = None) -> subprocess.CompletedProcess[str]:
-    try:
-        program = kubernetes_tool("helm")
-    except NoProgramError as error:
-        pytest.skip(str(error))
     # JSON is YAML, and it comes by stdin.
-    command = [program, *arguments, "--namespace", "edge", "--values", "-"]
+    command = [kubernetes_tool("helm"), *arguments, "--namespace", "edge", "--values", "-"]
     # The developer's clusters stay out of it, and so does Helm's cache of an earlier API.
     with tempfile.TemporaryDirectory() as cache:
         environ = {**os.environ, "KUBECONFIG": os.devnull, "KUBECACHEDIR": cache}

@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -74,12 +75,19 @@ class Crew:
     async def close(self) -> None:
         for store in self.stores:
             closing = asyncio.ensure_future(store.close(1.0))
-            while not closing.done():
-                self.clock.advance(0.01)
-                await asyncio.sleep(0.001)
+            await eventually(partial(self._advanced, closing), look_s=0)
             await closing
         for disk in self.disks.values():
             await disk.close([])
+
+    def _advanced(self, closing: asyncio.Future[None]) -> bool:
+        """Let time pass; return whether a store has closed."""
+        self.clock.advance(0.01)
+        return closing.done()
+
+    async def waits(self) -> None:
+        """Return once a store waits for its next attempt to open."""
+        await eventually(lambda: self.clock.pending == 1, look_s=0)
 
 
 @pytest.fixture
@@ -104,7 +112,7 @@ async def test_a_worker_waits_without_its_store_for_the_end_of_the_version_befor
     crew.shared.set_slot(1, SlotState.SERVING, 1, 1)
     store = crew.store(0)
     await store.open()
-    await asyncio.sleep(0.01)
+    await crew.waits()
     assert not crew.disks
     assert store_lines(store) == (
         "[-] worker 0: serves without its store on disk\n[-] worker 1: serves without its store on disk\n"
@@ -121,8 +129,9 @@ async def test_a_worker_opens_no_store_while_a_worker_of_the_version_before_runs
     store._crew.has_predecessor = True  # type: ignore[misc]
     await store.open()
     for _ in range(5):
+        await crew.waits()
         crew.clock.advance(AGAIN_S)
-        await asyncio.sleep(0.002)
+    await crew.waits()
     assert not crew.disks
     store._crew.has_predecessor = False  # type: ignore[misc]
     await eventually(lambda: opens(crew, AGAIN_S))
@@ -144,8 +153,9 @@ async def test_a_worker_that_replaces_a_dead_one_serves_before_its_store_is_open
     await crew.store(1, generation=2).open()
     await eventually(lambda: bool(caplog.messages))
     assert caplog.messages[0].startswith("worker 1: serves without its store on disk: store.path: [Errno")
+    await crew.waits()
     crew.clock.advance(FAILED_S)
-    await asyncio.sleep(0.05)
+    await crew.waits()
     assert len(caplog.messages) == 1, "the same line once"
     with suppress(FileNotFoundError):
         folder.unlink()
