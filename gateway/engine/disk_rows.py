@@ -9,7 +9,8 @@ recorded the result, the worker notes in shared memory that its disk has done th
 A store that was just opened has *unchecked* rows.  A row is checked before a stream of it is used, or in the first
 pass.  If removals have been counted that the disk had not done when the earlier worker ended, all streams of the row
 are dropped: the records may be lost, and a stream that is fetched again costs requests and nothing else.  A purge that
-the disk has not done drops all streams.
+the disk has not done drops all streams, and so does a purge that ends without having reached this worker, because the
+worker hung or was not asked.
 
 A pass may take several turns of the loop.
 """
@@ -73,9 +74,10 @@ class DiskRows:
         self._needs_note = True
         """Whether the end of the latest pass has yet to be noted."""
         purges = removals.purges
+        self._purges = purges.ended
+        """How many purges may have ended without any that this worker has missed."""
         if purges.under_way or purges.ended != removals.done_purges(self._base):
-            for row in rows:
-                self._drop(row)
+            self._drop_all()
 
     def __repr__(self) -> str:
         return f"<DiskRows {len(self._paths)} rows, {len(self._unchecked)} unchecked, {len(self._queue)} to visit>"
@@ -118,12 +120,20 @@ class DiskRows:
                 del self._paths[row]
                 self._applied.pop(row, None)
 
+    def purged(self) -> None:
+        """Note that this worker has carried out a purge, which is still counted as under way.  Other purges that are
+        under way are taken to reach this worker as well."""
+        purges = self._removals.purges
+        self._look_at_purges(purges.ended)
+        self._purges = max(self._purges, purges.ended + purges.under_way)
+
     def step(self, most: int = ROWS_IN_A_TURN) -> None:
         """Visit the next rows, and have the disk record what they have lost.  Begins a pass if removals have been
         counted since the latest one."""
+        counts = self._counts()
+        self._look_at_purges(counts[1])
         if self._is_waiting:
             return
-        counts = self._counts()
         if not self._queue and counts != self._pass:
             self._pass, self._needs_note = counts, True
             self._queue.extend(self._paths)
@@ -154,6 +164,16 @@ class DiskRows:
         if found.under_way or found.ended != self._removals.done(row, self._base):
             self._drop(row)
         self._note(row, cells, found.ended)
+
+    def _look_at_purges(self, ended: int) -> None:
+        """Drop all streams if a purge has ended that this worker has not carried out."""
+        if ended > self._purges:
+            self._purges = ended
+            self._drop_all()
+
+    def _drop_all(self) -> None:
+        for row in tuple(self._paths):
+            self._drop(row)
 
     def _drop(self, row: int) -> None:
         for group in self.in_row(row):

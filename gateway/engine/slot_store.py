@@ -177,6 +177,11 @@ class SlotStore:
                 self._disk.mark_behind(folder_of(self._root, slot))
         earlier.append((self.removals.total.ended, self.removals.purges.ended))
 
+    def purged(self) -> None:
+        """Note that this worker has carried out a purge.  Must be called before the purge is counted as ended."""
+        if self._rows is not None:
+            self._rows.purged()
+
     async def mark_absent(self) -> bool:
         """Have the folders marked that do not learn of a purge, because their slot has no worker or no open store.
 

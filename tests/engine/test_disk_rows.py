@@ -141,6 +141,7 @@ class Site(RuleBasedStateMachine):
             if self.worker is not None:
                 self.worker.memory.pop(group, None)
                 self.worker.disk.withdraw_group(group)
+                self.worker.rows.purged()
                 self.worker.disk.work()
         self.acknowledged[group] = self.lives[group] - self.begun.count(group) - self.recorded.count(group)
 
@@ -286,6 +287,37 @@ def test_a_purge_that_the_disk_has_recorded_drops_its_own_streams(site: Site) ->
     site.step(most=99, jobs=99)
     site.die(starts=True)
     assert read_all(site) == {SAME_ROW, ELSEWHERE}
+
+
+def test_a_purge_that_the_worker_has_not_carried_out_drops_all_streams(site: Site) -> None:
+    site.step(most=99, jobs=99)
+    site.purge(group=A)
+    # The worker of this disk hangs, so it is not asked in time.
+    with site.removals.purging():
+        site.step(most=99, jobs=99)
+    assert read_all(site) == {SAME_ROW, ELSEWHERE}
+    site.step(most=99, jobs=99)
+    assert read_all(site) == set()
+    assert site.durable == {}
+    assert Removals(site.shared, OWN).done_purges(OWN) == 2
+
+
+def test_a_purge_that_the_worker_has_missed_is_found_by_the_next_purge(site: Site) -> None:
+    site.step(most=99, jobs=99)
+    with site.removals.purging():
+        pass
+    site.purge(group=A)
+    assert read_all(site) == set()
+
+
+def test_purges_at_the_same_time_drop_their_own_streams(site: Site) -> None:
+    site.step(most=99, jobs=99)
+    with site.removals.purging(), Removals(site.shared, OWN).purging():
+        for group in (A, SAME_ROW):
+            site.purge(group=group)
+            site.step(most=99, jobs=99)
+    site.step(most=99, jobs=99)
+    assert read_all(site) == {ELSEWHERE}
 
 
 def test_a_pass_takes_few_rows_in_a_turn_and_notes_its_end_once(site: Site) -> None:

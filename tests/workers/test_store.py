@@ -85,7 +85,7 @@ async def before(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Befo
         names = [f"/s{number}" for number in range(64)]
         owners = {path: owner(path_hash(KEY, origin.url, path) % HASHES, range(WORKERS)) for path in names}
         PATHS[:] = [path for slot in range(WORKERS) for path in [one for one in names if owners[one] == slot][:2]]
-        victims = [f"/v{number}" for number in range(9)]
+        victims = [f"/v{number}" for number in range(10)]
         async with begun(origin, folder) as site:
             author = await site.origin_client()
             client = await site.client()
@@ -355,6 +355,18 @@ async def test_a_purge_leaves_the_disks_of_all_workers_before_it_is_answered(beg
         answer = await site.gateway.admin("/api/purge", {"all": True})
         assert json.loads(answer.body) == {"purged": count}
         assert stored(folder) | stored(folder / "1") == set()
+
+
+async def test_a_purge_leaves_all_other_streams_on_disk(begin: Begin, folder: Path, victim: str) -> None:
+    async with begin() as site:
+        left = (stored(folder) | stored(folder / "1")) - {victim}
+        refused = [site.gateway.admin("/api/purge", {"prefix": "/"}) for _ in range(3)]
+        assert {answer.status for answer in await asyncio.gather(*refused)} == {422}
+        purges = [site.gateway.admin("/api/purge", {"stream": path}) for path in (victim, "/none", "/neither")]
+        assert {answer.status for answer in await asyncio.gather(*purges)} == {200}
+        # Several looks of each worker.
+        await pause(0.5)
+        assert stored(folder) | stored(folder / "1") == left
 
 
 async def test_the_number_of_workers_may_change(begin: Begin, folder: Path, victim: str) -> None:

@@ -141,7 +141,12 @@ class Purger:
 
     async def purge(self, body: PurgeBody) -> list[Name]:
         """Purge the selected streams, or mark them for revalidation.  Return their names.  Raises Refused."""
-        names = await self._purge_memory(body)
+        try:
+            names = await self._purge_memory(body)
+        except Refused:
+            # It selects no streams, here or on disk.
+            self._note_purge()
+            raise
         # Streams on disk alone are revalidated in any case.
         if self._engine.has_disk and not body.soft:
             names += await self._purge_disk(body)
@@ -157,10 +162,15 @@ class Purger:
                 name = self._directory.stored_name(stored, disk.partition_of(stored))
                 if _is_selected(body, stored, name) and disk.drop(stored):
                     names.append(name)
+        self._note_purge()
         is_marked = slot_store is None or await slot_store.mark_absent()
         if not is_marked or (disk is not None and not await disk.settled()):
             raise Refused(503, _NOT_ON_DISK, {"Retry-After": "1"})
         return names
+
+    def _note_purge(self) -> None:
+        if (slot_store := self._engine.slot_store) is not None:
+            slot_store.purged()
 
     async def _purge_memory(self, body: PurgeBody) -> list[Name]:
         act = self._engine.purge.revalidate if body.soft else self._engine.purge.drop_stream
