@@ -144,6 +144,10 @@ class DiskRows:
         if self._undone or (self._needs_note and not self._queue):
             self._record()
 
+    def note_again(self) -> None:
+        """Have the next step note the end of the latest pass again, if nothing has changed since."""
+        self._needs_note = True
+
     def _counts(self) -> tuple[int, int]:
         return self._removals.total.ended, self._removals.purges.ended
 

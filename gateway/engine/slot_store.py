@@ -218,6 +218,8 @@ class SlotStore:
         if (rows := self._rows) is None:
             return
         until = self._clock.now() + within_s
+        # Another worker's mark may have come after this one had caught up.
+        rows.note_again()
         rows.step(HASHES)
         while not rows.is_settled and self._clock.now() < until:
             await self._pause(0.005)

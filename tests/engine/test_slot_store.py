@@ -16,7 +16,7 @@ import pytest
 from gateway.aio.clock import ManualClock
 from gateway.config.errors import ConfigError
 from gateway.config.store import StoreConfig
-from gateway.disk.folders import SLOT_LOCK, folder_of, is_behind, take_lock
+from gateway.disk.folders import SLOT_LOCK, folder_of, is_behind, mark_behind, take_lock
 from gateway.disk.store import DiskStore
 from gateway.engine.others_writes import OthersWrites
 from gateway.engine.slot_store import AGAIN_S, BEHIND_S, FAILED_S, LOOK_S, OPEN_BEHIND_LOOKS, SlotStore
@@ -231,5 +231,31 @@ async def test_the_end_of_a_store_waits_until_its_removals_are_noted(crew: Crew)
     assert removals.slots_behind() == [0, 1]
     await crew.close()
     assert removals.slots_behind() == [1]
+    crew.stores.clear()
+    crew.disks.clear()
+
+
+async def test_the_end_of_a_store_removes_a_mark_that_came_after_it_had_caught_up(crew: Crew) -> None:
+    await crew.store(0).open()
+    await crew.passes(1.0)
+    mark_behind(crew.root)
+    await crew.passes(1.0)
+    assert is_behind(crew.root), "no removal, so no new note"
+    await crew.close()
+    assert not is_behind(crew.root)
+    crew.stores.clear()
+    crew.disks.clear()
+
+
+async def test_the_end_of_a_store_that_is_behind_leaves_its_mark(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
+    await crew.store(0).open()
+    await crew.passes(1.0)
+    mark_behind(crew.root)
+    monkeypatch.setattr(crew.disks[0], "when_done", lambda done, holder: None)
+    removals = Removals(crew.shared, 1)
+    removals.begin(5)
+    removals.end(5)
+    await crew.close()
+    assert is_behind(crew.root)
     crew.stores.clear()
     crew.disks.clear()
