@@ -77,7 +77,7 @@ class DiskRows:
         self._purges = purges.ended
         """How many purges may have ended without any that this worker has missed."""
         if purges.under_way or purges.ended != removals.done_purges(self._base):
-            self._drop_all()
+            self.drop_all()
 
     def __repr__(self) -> str:
         return f"<DiskRows {len(self._paths)} rows, {len(self._unchecked)} unchecked, {len(self._queue)} to visit>"
@@ -173,9 +173,10 @@ class DiskRows:
         """Drop all streams if a purge has ended that this worker has not carried out."""
         if ended > self._purges:
             self._purges = ended
-            self._drop_all()
+            self.drop_all()
 
-    def _drop_all(self) -> None:
+    def drop_all(self) -> None:
+        """Drop all streams."""
         for row in tuple(self._paths):
             self._drop(row)
 

@@ -75,6 +75,8 @@ class SlotStore:
         others.count_removals(self.removals)
         self._owner: Callable[[int], int] = lru_cache(HASHES)(partial(owner, slots=range(crew.workers)))
         self._rows: DiskRows | None = None
+        self._has_missed_purge = False
+        """Whether a purge was carried out before the store was open.  The counts do not show the purges of a fleet."""
         self._disk: DiskStore | None = None
         self._log = StoreLog(crew.slot)
         self._tasks = Tasks()
@@ -144,6 +146,8 @@ class SlotStore:
         disk.owns = lambda group: self._owner(row_of(group)) == self._crew.slot
         disk.check, disk.is_unchecked = kept.check, kept.is_unchecked
         disk.path_added, disk.path_removed = kept.path_added, kept.path_removed
+        if self._has_missed_purge:
+            kept.drop_all()
         self._take(disk)
         self.removals.set_open(self._crew.generation)
         if self._crew.slot == 0:
@@ -181,6 +185,8 @@ class SlotStore:
         """Note that this worker has carried out a purge.  Must be called before the purge is counted as ended."""
         if self._rows is not None:
             self._rows.purged()
+        else:
+            self._has_missed_purge = True
 
     async def mark_absent(self) -> bool:
         """Have the folders marked that do not learn of a purge, because their slot has no worker or no open store.
