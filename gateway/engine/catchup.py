@@ -442,6 +442,9 @@ class _Attempt:
             head = flight.error
         if isinstance(head, StreamHead) and head.is_stale and self._may_lack_acknowledged(head.next_offset):
             # The owner has answered from memory, and has not learned of a write that this process knows of.
+            if not flight.version.same_acks_as(self.stream.version):
+                # The write was acknowledged while the owner waited for the origin.  Ask again.
+                raise TailMovedBack
             head = UpstreamUnavailable()
         if isinstance(head, NotShareable):
             raise Uncacheable(head)

@@ -336,3 +336,28 @@ async def test_bytes_in_the_owners_memory_that_lack_an_acknowledged_write_are_no
             await bench.body()
     else:
         assert await bench.body() == (200, b"ab")
+
+
+async def test_a_read_during_which_a_write_is_acknowledged_asks_the_owner_again(start: Start) -> None:
+    """The owner waits for a slow origin, and then answers from memory.  It does not know of the write yet."""
+    reads: list[Asked] = []
+
+    def owner(asked: Asked) -> None:
+        match asked.method, asked.query.get("offset"):
+            case "POST", _:
+                asked.answer(204, {"Stream-Next-Offset": "0004"})
+            case _, "-1":
+                reads.append(asked)
+            case _, "0002":
+                asked.answer(200, {**TEXT, "Stream-Next-Offset": "0004", "Stream-Up-To-Date": "true"}, b"cd")
+            case _:
+                asked.answer(200, {**TEXT, "Stream-Next-Offset": "0002"})
+
+    bench = start(owner)
+    assert await bench.body("/s?offset=now") == (200, b"")
+    reading = asyncio.create_task(bench.body())
+    await eventually(lambda: len(reads) == 1, look_s=0)
+    await bench.relay(Mode.APPEND, b"cd")
+    reads[0].said = HopSaid("1.1.1", bench.clock.now(), "life", is_stale=True, is_tail_unknown=True)
+    reads[0].answer(200, {**TEXT, "Stream-Next-Offset": "0002"}, b"ab")
+    assert await reading == (200, b"abcd")
