@@ -21,6 +21,7 @@ from gateway.aio.signal import Signal
 from gateway.disk.index import Facts, StoredKey
 from gateway.disk.writer import Place
 from gateway.protocol.names import START, is_before
+from gateway.protocol.sharing import Group
 from gateway.tape.block import Block
 from gateway.tape.stream import Stream
 
@@ -103,6 +104,11 @@ class StoredStream:
 
     def __iter__(self) -> Iterator[Run]:
         return iter(self._runs)
+
+    @property
+    def group(self) -> Group:
+        """The path of the stream."""
+        return Group(self.key.origin, self.key.path)
 
     def is_bound_to(self, stream: Stream) -> bool:
         """Return whether the runs may be used for this stream in memory."""

@@ -27,7 +27,8 @@ from gateway.config.store import StoreConfig
 from gateway.disk.folders import SLOT_LOCK, InUseError, folder_of, mark_behind, part_of, remove_rest
 from gateway.disk.index import Holder
 from gateway.disk.log import StoreLog
-from gateway.disk.store import SETTLE_S, DiskStore, OpenedFolder, open_folder
+from gateway.disk.opening import OpenedFolder, open_folder
+from gateway.disk.store import SETTLE_S, DiskStore
 from gateway.engine.disk_rows import DiskRows
 from gateway.engine.others_writes import OthersWrites
 from gateway.protocol.sharing import Group

@@ -26,7 +26,8 @@ from gateway.disk.folders import (
     write_key,
 )
 from gateway.disk.index import Holder
-from gateway.disk.store import DiskStore, OpenedFolder, open_folder
+from gateway.disk.opening import OpenedFolder, open_folder
+from gateway.disk.store import DiskStore
 from gateway.protocol.sharing import Group, Partition, StreamKey
 from gateway.protocol.stream_version import Edition, Version
 from gateway.tape.stream import Stream
