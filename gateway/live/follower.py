@@ -423,7 +423,7 @@ class Follower:
                 self._stream.own_record().stale_stored_at = now
         tape.reached(end, is_closed=control.is_closed)
         is_confirmed = control.up_to_date or control.is_closed
-        if is_confirmed and self._stream.has_unplaced_ack:
+        if is_confirmed and self._stream.acked.is_unplaced:
             self._stream.read_up_to_tail(self._live_version, end)
         is_told = self._topic.position == end and not pieces and not self._topic.handed_untold
         self._topic.moved(end, stated_at, is_confirmed=is_confirmed)

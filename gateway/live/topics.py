@@ -219,7 +219,7 @@ class LiveTopics:
         If not, the follower has stalled.  One fetch then gets the bytes for all readers, and the follower is restarted.
         """
         topic = self._topics.get(stream)
-        acked = stream.acked
+        acked = stream.acked.tail
         if topic is None or topic in self._stalls or not self.table.is_followed(topic):
             return
         if acked is None or self._has_brought(topic, acked):

@@ -337,8 +337,9 @@ def awaited_tail(stream: Stream, at: str, now: float) -> str | None:
     seen = stream.sighting
     if seen is None or not stream.is_followed or seen.fresh_until <= now or stream.needs_revalidation:
         return None
-    is_own = stream.acked is not None and stream.acked_by == stream.key.query
-    return stream.acked if is_own and is_before(at, stream.acked or START) else None
+    acked = stream.acked
+    is_own = acked.tail is not None and acked.query == stream.key.query
+    return acked.tail if is_own and is_before(at, acked.tail or START) else None
 
 
 def may_end(stream: Stream, read: Progress) -> bool:

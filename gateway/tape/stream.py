@@ -21,6 +21,7 @@ from gateway.protocol.names import START, STREAM_EXPIRES_AT, STREAM_TTL, is_befo
 from gateway.protocol.sharing import StreamKey
 from gateway.protocol.stream_version import FIRST, Version
 from gateway.protocol.worker_headers import HopSaid, OwnersRecord
+from gateway.tape.acknowledged_writes import NONE, AcknowledgedWrites
 from gateway.tape.costs import headers_cost, key_cost, surrogate_keys_cost, texts_cost
 from gateway.tape.origin_statements import (
     LEAST_AGE_S,
@@ -36,8 +37,6 @@ from gateway.tape.tape import Tape
 
 TAIL_READ_BURST = 3
 """How many reads in a row may ask the origin for the tail before the rate limit applies."""
-
-MAX_OTHER_QUERIES = 16
 
 SEVERAL: Final = -1
 """The value of `Stream.found_by` for requests with several sets of headers.  Python's `hash` never returns -1."""
@@ -95,20 +94,8 @@ class Stream:
     """When the `TapeStore` last counted a use of the stream (monotonic seconds)."""
     is_followed: bool = False
     """Whether the gateway has a live request for the stream open at the origin."""
-    acked: str | None = None
-    """The furthest tail in the acknowledgements of writes through this gateway."""
-    is_close_acked: bool = False
-    """Whether an acknowledged write through this gateway has closed the stream."""
-    acked_by: str = ""
-    """The query of the latest write that advanced `acked` or closed the stream."""
-    has_unplaced_ack: bool = False
-    """Whether a write was acknowledged whose end is unknown, and no request sent since has read up to the tail."""
-    acked_through: str | None = None
-    """An offset at or after the ends of all writes that had been acknowledged when a request last read up to the
-    tail."""
-    other_queries: frozenset[str] = frozenset()
-    """Queries that select other streams at the same path, at most `MAX_OTHER_QUERIES`.  Writes with these queries do
-    not affect this stream."""
+    acked: AcknowledgedWrites = NONE
+    """The acknowledged writes through this gateway that the bytes in memory may lack."""
     sighting: Sighting | None = None
     """The origin's latest valid statement of the tail; None if there is none."""
     tail_read_level: float = 0.0
@@ -284,15 +271,15 @@ class Stream:
             cost += headers_cost(self.head_headers)
         if self.surrogate_keys:
             cost += surrogate_keys_cost(self.surrogate_keys)
-        if self.other_queries:
-            cost += texts_cost(self.other_queries)
+        if self.acked.other_queries:
+            cost += texts_cost(self.acked.other_queries)
         return cost
 
     @property
     def is_closing(self) -> bool:
         """Whether an acknowledged write has closed the stream, but the gateway has not received the stream's end
         yet."""
-        return self.is_close_acked and self.tape.closed_at is None
+        return self.acked.is_closed and self.tape.closed_at is None
 
     @property
     def needs_revalidation(self) -> bool:
@@ -354,57 +341,42 @@ class Stream:
 
     def acknowledged(self, tail: str, *, is_closed: bool, query: str) -> None:
         """Record that the origin has acknowledged a write to this path, with this query, which ended at `tail`."""
-        if query in self.other_queries:
+        if query in self.acked.other_queries:
             return
-        if self.acked is None or is_before(self.acked, tail) or is_closed:
-            self.acked, self.acked_by = max(self.acked or tail, tail), query
-        self.is_close_acked |= is_closed
+        self.acked = self.acked.with_write(tail, query, is_closed=is_closed)
         self.version = self.version.acknowledged()
 
     def acknowledged_without_offset(self, *, is_certain: bool = True) -> None:
         """Record that the origin has acknowledged a write whose end offset is unknown, or may have done so if not
         `is_certain`."""
         self.sighting = None
-        self.has_unplaced_ack |= is_certain
+        if is_certain:
+            self.acked = self.acked.with_unplaced()
         self.version = self.version.acknowledged()
 
     def read_up_to_tail(self, seen: Version, tail: str) -> None:
         """Record that a request has read the stream up to its tail.  `seen` is the stream's version when the request
-        was sent.
-
-        If this tail is before `acked`, the acknowledged write went to another stream: an origin may keep several
-        streams at one path, and choose by credentials or query.
-        """
-        if not seen.same_acks_as(self.version):
-            return
-        # All acknowledged writes end at this tail or before it.  The bytes before their end may not be in memory: the
-        # request may have been a HEAD.
-        through = tail if self.has_unplaced_ack else self.acked_through
-        if self.acked is not None:
-            is_short = is_before(tail, self.acked) or self.is_closing
-            if is_short and self.acked_by != self.key.query and len(self.other_queries) < MAX_OTHER_QUERIES:
-                self.other_queries |= {self.acked_by}
-            if not is_short and not self.has_unplaced_ack:
-                through = self.acked
-            self.forget_acknowledged()
-        self.has_unplaced_ack = False
-        self.acked_through = None if through is None or is_before(tail, through) else through
+        was sent."""
+        if seen.same_acks_as(self.version):
+            self.acked = self.acked.read_up_to(tail, self.key.query, is_closing=self.is_closing)
 
     def forget_acknowledged(self) -> None:
         """Forget acknowledged writes, because they may have gone to another stream."""
-        self.acked, self.acked_through, self.is_close_acked = None, None, False
+        self.acked = self.acked.forgotten()
 
     def holds_acknowledged(self, token: str, is_closed: bool = False) -> bool:
         """Return whether the stream up to `token` includes all acknowledged writes and an acknowledged close.
 
         `is_closed`: the stream is closed at `token`.
         """
-        return (is_closed or not self.is_closing) and (self.acked is None or not is_before(token, self.acked))
+        tail = self.acked.tail
+        return (is_closed or not self.is_closing) and (tail is None or not is_before(token, tail))
 
     def may_lack_acknowledged(self, token: str) -> bool:
         """Return whether the stream up to `token` may lack an acknowledged write, even one whose end is unknown."""
-        is_short = self.acked_through is not None and is_before(token, self.acked_through)
-        return is_short or self.has_unplaced_ack or not self.holds_acknowledged(token)
+        acked = self.acked
+        is_short = acked.through is not None and is_before(token, acked.through)
+        return is_short or acked.is_unplaced or not self.holds_acknowledged(token)
 
     def is_still(self, first: FirstTail, at: str) -> bool:
         """Return whether a live reader at `at` is up to date, judged by `first`, the tail that the origin named when

@@ -30,8 +30,7 @@ from gateway.server.live_requests import LiveRequests
 from gateway.server.poll_group import PollGroup
 from gateway.server.remembered import RememberedAnswer, RememberedAnswers
 from gateway.server.verdict_keys import NamedStream, VerdictKey
-from gateway.tape import decide
-from gateway.tape import stream as stream_module
+from gateway.tape import acknowledged_writes, decide
 from gateway.tape.decide_records import RecordProgress
 from gateway.tape.origin_statements import Expiry
 from gateway.tape.record_stream import RecordStream
@@ -147,7 +146,7 @@ def early_request_confirms_later_writes() -> Patches:
 
 @mutant("a query whose writes end beyond the tail names another stream")
 def every_query_names_one_stream() -> Patches:
-    return [(stream_module, "MAX_OTHER_QUERIES", 0)]
+    return [(acknowledged_writes, "MAX_OTHER_QUERIES", 0)]
 
 
 @mutant("an acknowledged append without an offset ends what is known of the tail")

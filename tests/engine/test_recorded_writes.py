@@ -159,7 +159,7 @@ def test_only_a_put_that_made_a_stream_ends_the_earlier_one(world: World, status
 def test_an_acknowledged_append_ends_what_every_party_is_told_of_the_tail(world: World) -> None:
     assert world.tails_stated == [True, True]
     world.write(Mode.APPEND, 204, Stream_Next_Offset="6")
-    assert [stream.acked for stream in world.streams] == ["6", "6"]
+    assert [stream.acked.tail for stream in world.streams] == ["6", "6"]
     assert world.tails_stated == [False, False]
     # Only the writer's own credentials name this stream for certain.
     assert [stream.tape.tail for stream in world.streams] == ["6", "4"]
@@ -210,7 +210,7 @@ def test_an_append_that_a_delete_has_overtaken_names_no_tail(world: World) -> No
     world.write(Mode.DELETE, 204)
     successor = world.held("writer")
     world.answer(late, 204, Stream_Next_Offset="4")
-    assert (successor.ended, successor.acked, successor.sighting) == (None, None, None)
+    assert (successor.ended, successor.acked.tail, successor.sighting) == (None, None, None)
     assert world.live.restarted == [successor]
 
 

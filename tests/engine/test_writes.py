@@ -31,7 +31,7 @@ async def test_an_append_that_is_acknowledged_names_a_tail_that_reads_must_reach
     bench = await known(start)
     bench.upstream.script = lambda asked: asked.answer(204, {"Stream-Next-Offset": "0004"})
     (await bench.relay(Mode.APPEND, b"cd")).close()
-    assert bench.stream.acked == "0004"
+    assert bench.stream.acked.tail == "0004"
     assert not bench.stream.holds_acknowledged("0002")
     # The bytes are the origin's to give: nothing of the request is laid.
     assert bench.stream.tape.read("-1", 100).pieces == (b"ab",)
@@ -181,7 +181,7 @@ async def test_what_a_delete_overtook_is_not_taken_for_the_streams_of_now(start:
     (await deleting).close()
     append.answer(204, {"Stream-Next-Offset": "0004"})
     (await appending).close()
-    assert all(stream.acked is None for stream in bench.engine.store)
+    assert all(stream.acked.tail is None for stream in bench.engine.store)
 
 
 async def test_live_readers_are_sent_what_was_acknowledged_when_the_follower_brings_it(start: Start) -> None:

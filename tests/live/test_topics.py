@@ -124,7 +124,7 @@ async def test_a_follower_that_does_not_bring_what_was_acknowledged_is_taken_for
     bench = start(origin)
     wire, _ = await reading(bench)
     origin.body += b"cd"
-    bench.stream.acked = "0004"
+    bench.stream.acknowledged("0004", is_closed=False, query="")
     bench.engine.live.expect(bench.stream)
     bench.clock.advance(0.9)
     await pass_turns()

@@ -108,7 +108,7 @@ async def test_bytes_for_a_lingering_follower_have_their_own_line(
     await eventually(is_noted)
     await edge.post("/s?room=1", b"[2]", "application/json")
     (topic,) = edge.gateway.engine.live.topics()
-    tail = topic.stream.acked
+    tail = topic.stream.acked.tail
     await eventually(lambda: topic.position == tail)
     lines = await balanced_lines(edge, log)
     (own,) = [line for line in lines if not line["is_final"]]

@@ -124,8 +124,8 @@ class Worker:
         return [
             (
                 stream.ended,
-                stream.acked,
-                stream.is_close_acked,
+                stream.acked.tail,
+                stream.acked.is_closed,
                 stream.needs_revalidation,
                 stream.version.may_have_ended,
                 stream.expiry.is_lost,
@@ -423,7 +423,7 @@ def test_a_worker_that_has_just_started_knows_which_writes_are_under_way() -> No
     made = two.send(Mode.CREATE)
     three = Worker(clock, shared, 2)
     own = three.streams[0]
-    assert own.acked is None
+    assert own.acked.tail is None
     two.answer(made, 201, {})
     one.answer(deleted, 204, {})
     three.look("/s")
