@@ -54,8 +54,8 @@ from gateway.ops.state import Unsent, look_at
 from gateway.ops.tracing_extra import open_tracer, sampled_trace
 from gateway.plan.applier import PlanApplier
 from gateway.plan.entries import budget_bytes, warn_of_short_plan
-from gateway.server.balancing import Balancer
 from gateway.server.certificates import CertificateReloader, Certificates, certificate_files, load_certificates
+from gateway.server.connection_passing import Balancer
 from gateway.server.frontend import Frontend
 from gateway.server.hop import HopServer
 from gateway.server.listeners import Inherited
@@ -461,7 +461,7 @@ async def start_gateway(
     places = (lambda: gateway.gateway_url, lambda: frontend.listeners.inside_url)
     add_console(application, lambda: gateway.config, *places)
     gateway.take_plan(files.plan, is_budget_set=config.limits.is_budget_set)
-    if engine.slot_store is not None:
-        await engine.slot_store.open()
+    if engine.worker_store is not None:
+        await engine.worker_store.open()
     engine.tls_reloader.start(known)
     return await gateway.listen(application, certificate_stamp)

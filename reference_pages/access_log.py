@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.ops.access_log.fields import FIELDS
+from gateway.ops.access_log.schema import FIELDS
 
 
 def access_log() -> str:

@@ -17,7 +17,7 @@ from gateway.config.store import StoreConfig
 from gateway.disk.folders import is_behind, take_lock, unmark
 from gateway.disk.index import Holder, Index, OtherFormatError, StoredKey, open_index
 from gateway.disk.runs import Run, StoredStream
-from gateway.disk.writer import Place, Withdraw, segment_path
+from gateway.disk.writer_thread import Place, Withdraw, segment_path
 from gateway.protocol.sharing import Group
 
 

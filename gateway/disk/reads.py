@@ -19,9 +19,9 @@ from queue import SimpleQueue
 from typing import Any, Final, NamedTuple
 
 from gateway.aio.clock import Clock, wait_until
-from gateway.disk.log import StoreLog
+from gateway.disk.logger import StoreLog
 from gateway.disk.record import Record, decode
-from gateway.disk.writer import Place, segment_path
+from gateway.disk.writer_thread import Place, segment_path
 
 READ_S: Final = 2.0
 """How long a read waits for the disk before it asks the origin."""

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 from gateway.aio.signal import Signal
 from gateway.disk.index import Facts, StoredKey
-from gateway.disk.writer import Place
+from gateway.disk.writer_thread import Place
 from gateway.protocol.names import START, is_before
 from gateway.protocol.sharing import Group
 from gateway.tape.block import Block

@@ -1,7 +1,7 @@
 """The store on disk, as the loop sees it: which streams it has, what is written, and reads of runs.
 
-The loop decides, and the writer's thread writes (`gateway.disk.writer`).  When bytes on disk may be used again is
-decided in `gateway.engine.from_disk`.  The loop never waits for the writer.  Runs wait in a queue of at most
+The loop decides, and the writer's thread writes (`gateway.disk.writer_thread`).  `gateway.engine.from_disk` decides
+when bytes on disk may be used again.  The loop never waits for the writer.  Runs wait in a queue of at most
 `MOST_QUEUED_BYTES`, and further runs are not written.  Bytes that are not on disk are fetched from the origin, so a run
 that is lost costs a request and nothing else.
 
@@ -28,12 +28,12 @@ from gateway.config.errors import ConfigError
 from gateway.config.store import StoreConfig
 from gateway.disk.folders import LOCK, InUseError, in_use, mark_behind, unmark
 from gateway.disk.index import Facts, Holder, Index, StoredKey, is_unicode
-from gateway.disk.log import StoreLog
+from gateway.disk.logger import StoreLog
 from gateway.disk.opening import OpenedFolder, open_folder
 from gateway.disk.reads import NotRead, Reads
 from gateway.disk.record import Record
 from gateway.disk.runs import RUN_BYTES, Run, StoredStream
-from gateway.disk.writer import (
+from gateway.disk.writer_thread import (
     Describe,
     DropOldest,
     DropRun,

@@ -25,11 +25,11 @@ from gateway.engine.fetch_table import FetchTable
 from gateway.engine.fleet import Fleet
 from gateway.engine.from_disk import FromDisk
 from gateway.engine.hit_for_miss import HEAD
-from gateway.engine.hop_upstream import HopUpstream
 from gateway.engine.live_start import LiveReads
 from gateway.engine.long_poll import LongPoll
 from gateway.engine.long_poll_waiter import WaitingPoll
 from gateway.engine.negative_cache import NegativeCache
+from gateway.engine.owner_upstream import HopUpstream
 from gateway.engine.passed_read import PassedRead, PassedReads
 from gateway.engine.path_events import Purge
 from gateway.engine.pending_writes import PendingWrites
@@ -40,9 +40,9 @@ from gateway.engine.response_heads import head_answer, origin_error_answer
 from gateway.engine.route_table import RouteTable
 from gateway.engine.s2.reads import S2Reads
 from gateway.engine.s2.writes import S2Writes
-from gateway.engine.slot_store import SlotStore, remove_other_slots
 from gateway.engine.sse import Sse, Subscription
-from gateway.engine.upstreams import make_upstreams, recorded_writes
+from gateway.engine.upstream_factory import make_upstreams, recorded_writes
+from gateway.engine.worker_store import WorkerStore, remove_other_slots
 from gateway.engine.writes import Writes
 from gateway.errors import GatewayError, TailMovedBack
 from gateway.limits.accounts import Account
@@ -67,9 +67,9 @@ from gateway.upstream.kept_connections import KeepAlive
 from gateway.upstream.origin_pool import Credentials, Origins, origin_names
 from gateway.upstream.reply import Upstream
 from gateway.upstream.slots import SlotLimits
-from gateway.workers.owners import Owners
 from gateway.workers.place import WorkerPlace
 from gateway.workers.shared_origins import SharedOrigins
+from gateway.workers.worker_owners import Owners
 
 _log = logging.getLogger("gateway.origins")
 
@@ -120,7 +120,7 @@ class Engine:
         self.store = TapeStore(limits.cache_bytes, eviction, lambda: f"{rng.getrandbits(48):012x}", metrics)
         self.disk: DiskStore | None = None
         """The store on disk; None if there is none, or if it is not open yet."""
-        self.slot_store: SlotStore | None = None
+        self.worker_store: WorkerStore | None = None
         """Opens the store of a worker; None if this process is the only one, or if there is no store."""
         self.coder = Coder(
             self.store, clock, metrics, min_bytes=limits.compress_min_bytes, keep_bytes=limits.compress_cache_bytes
@@ -168,7 +168,7 @@ class Engine:
             tasks.start(remove_other_slots(Path(config.store.path)), "folders of workers that are gone")
         elif config.store.path and crew is not None and self.others is not None and self.hop is not None:
             owners = Owners(crew.shared, crew.slot)
-            self.slot_store = SlotStore(config.store, crew, owners, self.others, clock, self._take_disk)
+            self.worker_store = WorkerStore(config.store, crew, owners, self.others, clock, self._take_disk)
         self._catch_up = CatchUp(self._reads)
         # Live readers wait for new bytes, which are few.  Compress these bytes only if the compression needs no
         # waiting.
@@ -465,7 +465,7 @@ class Engine:
     @property
     def has_disk(self) -> bool:
         """Whether there is a store on disk, even if it is not open yet."""
-        return self.disk is not None or self.slot_store is not None
+        return self.disk is not None or self.worker_store is not None
 
     def _trimmed(self, route: str, path: str, offset: str) -> None:
         """Drop the bytes before `offset` of a bridged S2 stream, because the origin has trimmed them."""
@@ -516,8 +516,8 @@ class Engine:
         await self.client.close()
         self.coder.close()
         until = self.clock.now() + disk_s
-        if self.slot_store is not None:
-            await self.slot_store.close(disk_s / 2)
+        if self.worker_store is not None:
+            await self.worker_store.close(disk_s / 2)
         if self.disk is not None:
             await self.disk.close(self.store, max(0.0, until - self.clock.now()))
 

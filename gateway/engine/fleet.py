@@ -30,10 +30,10 @@ from multidict import CIMultiDict
 from gateway.aio.clock import Clock, Timer
 from gateway.config.fleet import FleetConfig, MemberConfig
 from gateway.config.gateway import GatewayConfig
-from gateway.engine.fleet_found import FoundMembers
-from gateway.engine.fleet_member import CONNECT_S, NOT_ASKED, Member
+from gateway.engine.fleet_discovery import FoundMembers
 from gateway.engine.fleet_orders import FleetOrders
 from gateway.engine.fleet_processes import MemberProcesses
+from gateway.engine.fleet_reachability import CONNECT_S, NOT_ASKED, Member
 from gateway.engine.fleet_redis import OrdersByRedis
 from gateway.engine.fleet_writes import CountedWrites
 from gateway.errors import UpstreamUnreachable
@@ -43,7 +43,7 @@ from gateway.protocol.member_session import MemberKey
 from gateway.upstream.client import MemberClient
 from gateway.upstream.origin_call import Bounds, OriginCall
 from gateway.upstream.reply import answer_to
-from gateway.workers.members import MemberOwners
+from gateway.workers.member_owners import MemberOwners
 from gateway.workers.place import WorkerPlace
 from gateway.workers.write_counts import WriteCounts
 

@@ -24,7 +24,7 @@ from typing import Final, NamedTuple, Protocol
 
 from gateway.aio.clock import Clock
 from gateway.config.fleet import MemberConfig
-from gateway.engine.fleet_found import Finding, first_members, surplus_problem
+from gateway.engine.fleet_discovery import Finding, first_members, surplus_problem
 from gateway.engine.foreign_entries import ForeignEntries
 from gateway.protocol.stored_orders import Announcement, Seal
 
@@ -58,7 +58,7 @@ class MemberStore(Protocol):
 
 
 class PresentMember(Protocol):
-    """Another member in the present list: `gateway.engine.fleet_member.Member`."""
+    """Another member in the present list: `gateway.engine.fleet_reachability.Member`."""
 
     @property
     def name(self) -> str: ...
@@ -130,7 +130,7 @@ def listed_members(
 
 
 class MembersInRedis:
-    """Announces this gateway, and finds the others (`gateway.engine.fleet_found.MembersSource`)."""
+    """Announces this gateway, and finds the others (`gateway.engine.fleet_discovery.MembersSource`)."""
 
     def __init__(
         self,

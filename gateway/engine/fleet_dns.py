@@ -18,7 +18,7 @@ from typing import Final, Protocol
 
 from gateway.config.addresses import Address, normal_host
 from gateway.config.fleet import MemberConfig
-from gateway.engine.fleet_found import Finding, first_members, surplus_problem
+from gateway.engine.fleet_discovery import Finding, first_members, surplus_problem
 
 LEAST_TTL_S: Final = 1.0
 MOST_TTL_S: Final = 60.0
@@ -86,7 +86,7 @@ def member_at(place: Address) -> MemberConfig:
 
 
 class MembersInDns:
-    """Looks the members up (`gateway.engine.fleet_found.MembersSource`)."""
+    """Looks the members up (`gateway.engine.fleet_discovery.MembersSource`)."""
 
     def __init__(self, name: str, own: Address, look_up: LookUp, answering: Callable[[], Collection[Address]]) -> None:
         """`answering` returns the present members that answer probes."""

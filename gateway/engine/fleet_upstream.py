@@ -13,8 +13,8 @@ from typing import Final
 
 from gateway.aio.clock import Clock
 from gateway.engine.fleet import Fleet
-from gateway.engine.fleet_member import CONNECT_S
-from gateway.engine.hop_upstream import HopUpstream, StreamOwners, WritesElsewhere, handed, is_lost, worker_url
+from gateway.engine.fleet_reachability import CONNECT_S
+from gateway.engine.owner_upstream import HopUpstream, StreamOwners, WritesElsewhere, handed, is_lost, worker_url
 from gateway.errors import GatewayError, UpstreamTimeout, UpstreamUnreachable
 from gateway.http.outgoing import RenderedHeaders
 from gateway.protocol.coding import AcceptedCodings

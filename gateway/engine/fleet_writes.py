@@ -32,7 +32,7 @@ from gateway.protocol.fleet_headers import ACKNOWLEDGED, MemberField, WriteCount
 from gateway.protocol.mode import Mode
 from gateway.protocol.sharing import Group
 from gateway.upstream.reply import Reply
-from gateway.workers.members import MemberOwners
+from gateway.workers.member_owners import MemberOwners
 from gateway.workers.write_counts import WriteCounts
 
 _MOST_KNOWN: Final = 1 << 14

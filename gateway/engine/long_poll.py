@@ -18,8 +18,6 @@ from gateway.engine.read import Poll, Read, StreamEnded, Uncacheable
 from gateway.engine.read_runner import ReadRunner
 from gateway.engine.response_heads import (
     Said,
-    is_not_modified,
-    not_modified,
     origin_error_answer,
     stream_headers,
     timed_out,
@@ -28,6 +26,7 @@ from gateway.errors import TailMovedBack
 from gateway.live.replies import has_failed
 from gateway.live.topic import Topic
 from gateway.protocol.cache_status import Outcome
+from gateway.protocol.etag import matches, not_modified
 from gateway.protocol.names import ACCEL_BUFFERING, NOW, START, STREAM_CURSOR
 from gateway.protocol.stream_version import FIRST, Edition
 from gateway.tape.decide import Ask, Gone, Progress, Send, Wait, decide
@@ -269,7 +268,7 @@ class LongPoll:
         run = BodyRun(stream, read.start, end, edition)
         said = Said(outcome, is_closed or is_current, is_closed, cursor=cursor)
         headers = stream_headers(read, run, parts.tag_size(stream.tape.is_json), said)
-        if is_not_modified(read, headers):
+        if matches(read.if_none_match, headers["ETag"]):
             return Answer(304, not_modified(headers), outcome)
         return Answer(200, headers, outcome, parts, stream.tape.is_json, run=run)
 

@@ -28,8 +28,8 @@ from gateway.protocol.names import STREAM_CLOSED, STREAM_NEXT_OFFSET, stated_pos
 from gateway.protocol.sharing import Group, StreamKey
 from gateway.tape.store import TapeStore
 from gateway.upstream.reply import Reply
-from gateway.workers.owners import Owners
 from gateway.workers.removals import Removals
+from gateway.workers.worker_owners import Owners
 from gateway.workers.write_log import MOST_TEXT, Record, WriteLog
 
 _BEGUN, _ANSWERED, _UNANSWERED, _WITHOUT_EFFECT = b"B", b"A", b"U", b"N"

@@ -3,7 +3,8 @@
 With several workers, the first read of a stream at a worker that does not own the stream is often the only one.  To
 store the reply, and to make the answer from the stored bytes, would cost this worker as much as the owner's part.  So
 the owner answers the first read in the form that clients get, and this worker passes the bytes on.  From the second
-read on, a worker stores the stream's bytes (`gateway.engine.hop_upstream`), so that hits need no request to the owner.
+read on, a worker stores the stream's bytes (`gateway.engine.owner_upstream`), so that hits need no request to the
+owner.
 
 A passed answer is as current as an answer of the owner to its own clients.  The owner gets the request after the client
 has sent it, and first applies the writes of all workers (`gateway.engine.others_writes`).  This worker has nothing in
@@ -19,7 +20,7 @@ from collections.abc import Callable
 from typing import Final
 
 from gateway.aio.batches import Backlog, Batch
-from gateway.engine.hop_upstream import HopUpstream, failure_of, is_lost
+from gateway.engine.owner_upstream import HopUpstream, failure_of, is_lost
 from gateway.engine.read import Read, Uncacheable
 from gateway.engine.read_runner import ReadRunner
 from gateway.errors import GatewayError, UpstreamBroken

@@ -21,7 +21,7 @@ from gateway.engine.read import Read
 from gateway.engine.route import Route
 from gateway.errors import Fault, GatewayError
 from gateway.protocol.cache_status import Outcome, cache_status
-from gateway.protocol.etag import matches, mint
+from gateway.protocol.etag import matches, mint, not_modified
 from gateway.protocol.names import (
     ACCEL_BUFFERING,
     DEFAULT_TYPE,
@@ -140,7 +140,7 @@ def part_answer(read: Read, run: BodyRun, said: Said, parts: Parts) -> Answer:
     already."""
     is_json = run.stream.tape.is_json
     headers = stream_headers(read, run, parts.tag_size(is_json) if run.start == START else 0, said)
-    if read.if_none_match is not None and is_not_modified(read, headers):
+    if read.if_none_match is not None and matches(read.if_none_match, headers["ETag"]):
         parts.close()
         return Answer(304, not_modified(headers), said.outcome, run=run)
     return Answer(200, headers, said.outcome, parts, is_json, run=run)
@@ -174,7 +174,7 @@ def head_answer(read: Read, stream: Stream, tail: str) -> Answer:
     headers["ETag"] = mint(name, _tagged_start(START, "head"), tail, is_closed)
     headers["Cache-Control"] = "no-store"
     headers["Cache-Status"] = cache_status(read.route.node, Outcome.HIT)
-    if is_not_modified(read, headers):
+    if matches(read.if_none_match, headers["ETag"]):
         return Answer(304, not_modified(headers), Outcome.HIT)
     return Answer(200, headers, Outcome.HIT)
 
@@ -214,18 +214,3 @@ def failure_answer(node: str, error: GatewayError) -> Answer:
     if error.challenge is not None:
         headers["WWW-Authenticate"] = error.challenge
     return Answer(error.status, headers, outcome, body=f"{error}\n".encode())
-
-
-_NOT_MODIFIED_DROPS = ("Content-Type",)
-
-
-def is_not_modified(read: Read, headers: CIMultiDict[str]) -> bool:
-    """Return whether the client already has the representation with these headers."""
-    return matches(read.if_none_match, headers["ETag"])
-
-
-def not_modified(headers: CIMultiDict[str]) -> CIMultiDict[str]:
-    """Turn the headers of a 200 into the headers of a 304; changes and returns `headers`."""
-    for name in _NOT_MODIFIED_DROPS:
-        headers.popall(name, None)
-    return headers

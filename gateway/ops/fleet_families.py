@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from prometheus_client.metrics_core import Metric
 
 from gateway.engine.fleet_announced import MembersInRedis
+from gateway.engine.fleet_discovery import FoundMembers
 from gateway.engine.fleet_dns import MembersInDns
-from gateway.engine.fleet_found import FoundMembers
-from gateway.engine.fleet_member import Member
+from gateway.engine.fleet_reachability import Member
 from gateway.engine.fleet_redis import OrdersByRedis
 from gateway.ops.families import counter, gauge
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from gateway.engine.core import Engine
-from gateway.engine.fleet_found import FoundMembers
-from gateway.engine.fleet_member import Member
+from gateway.engine.fleet_discovery import FoundMembers
+from gateway.engine.fleet_reachability import Member
 from gateway.engine.fleet_redis import OrdersByRedis
 from gateway.tape.costs import RouteUsage
 from gateway.upstream.connection_pool import Connections

@@ -2,7 +2,7 @@
 
 Events and rejects are in one table, so that a batch is one commit.  The column `kind` tells them apart.
 
-This module classifies lines with Spark's JSON parser and the schema of `gateway.ops.access_log.fields`.  It sees only
+This module classifies lines with Spark's JSON parser and the schema of `gateway.ops.access_log.schema`.  It sees only
 the few lines that `gateway.pipeline.plain` does not handle.  The reasons are
 
     not JSON                  also a truncated line, and two lines run together
@@ -30,7 +30,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
-from gateway.ops.access_log.fields import FIELDS, VERSION
+from gateway.ops.access_log.schema import FIELDS, VERSION
 from gateway.pipeline.plain import AHEAD_S, BOUNDED, EARLIEST_S, MOST, NEEDED
 from gateway.pipeline.tables import LATE, LINES, REJECTS
 

@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
-from gateway.ops.access_log.fields import FIELDS, VERSION
+from gateway.ops.access_log.schema import FIELDS, VERSION
 from gateway.pipeline.parquet import Writer
 from gateway.pipeline.tables import LEFT_OUT, LINES, REQUESTS
 

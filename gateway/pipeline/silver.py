@@ -1,6 +1,6 @@
 """Silver: the events of bronze with typed columns, each line once.
 
-The fields of a line (`gateway.ops.access_log.fields`) become the columns of `tables.REQUESTS` with the same names.
+The fields of a line (`gateway.ops.access_log.schema`) become the columns of `tables.REQUESTS` with the same names.
 
 A duplicate of a line has the same id and the same day.  So the ids of new lines are compared with each other, and with
 the ids of the same days in silver, however old.  Lines without an id cannot be compared, and all of them are kept.

@@ -11,7 +11,7 @@ A compressed body is another representation, and its tag ends in the coding: `"<
 `without_codings` removes the codings from a client's If-None-Match, so that tags can be compared without regard to
 codings.
 
-`gateway.engine.response_heads` decides whether an answer is a 304.
+An answer is a 304 if `matches` says that the client has the representation already.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from typing import Final
+
+from multidict import CIMultiDict
 
 from gateway.protocol.coding import AcceptedCodings, Coding
 
@@ -59,6 +61,12 @@ def mint(incarnation: str, start: str, end: str, is_closed: bool) -> str:
 def names(etag: str, incarnation: str) -> bool:
     """Return whether this tag was made for this incarnation."""
     return etag.removeprefix("W/").startswith(f'"{incarnation.translate(_UNSAFE)}:')
+
+
+def not_modified(headers: CIMultiDict[str]) -> CIMultiDict[str]:
+    """Turn the headers of a 200 into the headers of a 304; changes and returns `headers`."""
+    headers.popall("Content-Type", None)
+    return headers
 
 
 def matches(if_none_match: str | None, etag: str) -> bool:

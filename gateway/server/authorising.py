@@ -48,10 +48,10 @@ from gateway.server.guarded_live_reads import GuardedReads
 from gateway.server.handling import Answerer, UndecidedRequest
 from gateway.server.header_meanings import Sections
 from gateway.server.interpreting import RequestMeaning
+from gateway.server.query_credentials import NamedStream
 from gateway.server.remembered import RememberedAnswers
 from gateway.server.request import Request
 from gateway.server.request_admission import Admission
-from gateway.server.verdict_keys import NamedStream
 from gateway.telemetry.audit import AUDIT, RefusalLines, shortened
 from gateway.upstream.auth_services import AuthServices
 

@@ -34,11 +34,11 @@ from gateway.limits.slow_clients import keeps_up
 from gateway.protocol.client_address import Proxies
 from gateway.server.header_meanings import Known, Presented, Section, Sections
 from gateway.server.joins import Join, Joins
+from gateway.server.query_credentials import Beginning, VerdictKey
 from gateway.server.remembered import RememberedAnswer, RememberedAnswers
 from gateway.server.request import Channel, Handler, Peer
 from gateway.server.sockets import ARRIVALS_PER_LOOK
 from gateway.server.turns import Turns
-from gateway.server.verdict_keys import Beginning, VerdictKey
 from gateway.telemetry.metrics import MetricsRecorder
 
 _log = logging.getLogger("gateway.server")

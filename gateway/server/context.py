@@ -29,11 +29,11 @@ from gateway.s2 import json_format
 from gateway.s2.errors import S2ErrorCode, error_body
 from gateway.server import cors
 from gateway.server.delivery import Delivery
+from gateway.server.query_credentials import NamedStream
 from gateway.server.remembered import RememberedAnswer, Repeatable
 from gateway.server.request import Answered, Request
 from gateway.server.request_admission import Admission
 from gateway.server.request_records import Observed, Observers
-from gateway.server.verdict_keys import NamedStream
 from gateway.telemetry.access_record import note_repeated
 from gateway.telemetry.metrics import NO_ROUTE, MetricsRecorder, Sent
 from gateway.tuples import make

@@ -42,11 +42,11 @@ from gateway.server.hop import HopHandler, HopServer
 from gateway.server.http2.connection import Http2Connection
 from gateway.server.joins import Joins
 from gateway.server.listeners import ListenerRecorder, Listeners
+from gateway.server.query_credentials import VerdictKey
 from gateway.server.remembered import RememberedAnswer, RememberedAnswers
 from gateway.server.request import Answered, Handler, Peer, Request
 from gateway.server.request_admission import Admission
 from gateway.server.request_records import Observers
-from gateway.server.verdict_keys import VerdictKey
 from gateway.telemetry.access_record import Client, Record
 from gateway.telemetry.metrics import Sent
 from gateway.telemetry.tracing import NO_TRACER

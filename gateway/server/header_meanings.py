@@ -24,7 +24,7 @@ Clients send the same header section with many request lines.  From a section's 
 the section with its meanings and the client's address.  The section's lines are then not read again.
 
 A *join* is a remembered live request (`joins.py`).  A request line may have credentials in its query.  The remembered
-answer or join is then found under the line without these credentials (`verdict_keys.py`).
+answer or join is then found under the line without these credentials (`query_credentials.py`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,14 @@ from gateway.engine.route import MEANINGLESS, HeaderRules
 from gateway.http.known import lines_named, web_origin
 from gateway.http.request_parser import MOST_FIELDS
 from gateway.protocol.client_address import FORWARDING, Proxies
-from gateway.server.verdict_keys import Beginning, CredentialLines, NamedStream, StreamNames, VerdictKey, verdict_cost
+from gateway.server.query_credentials import (
+    Beginning,
+    CredentialLines,
+    NamedStream,
+    StreamNames,
+    VerdictKey,
+    verdict_cost,
+)
 from gateway.tuples import make
 
 MAX_REQUEST_BYTES: Final = 4_096

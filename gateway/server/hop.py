@@ -1,4 +1,4 @@
-"""Answers the shared requests of the other workers, at this worker's own Unix socket (`gateway.engine.hop_upstream`).
+"""Answers the shared requests of the other workers, at this worker's own Unix socket (`gateway.engine.owner_upstream`).
 
 The worker that has accepted the client applies limits and authorisation, and records the request.  It describes the
 read in a header field (`gateway.protocol.worker_headers`), and this worker's engine answers the read.  The answer looks

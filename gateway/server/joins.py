@@ -26,7 +26,7 @@ from gateway.protocol.mode import Mode
 from gateway.protocol.stream_version import Version
 from gateway.server.header_meanings import Known, Meaning, Presented, Section, Sections
 from gateway.server.poll_group import PollGroup
-from gateway.server.verdict_keys import Beginnings, VerdictKey
+from gateway.server.query_credentials import Beginnings, VerdictKey
 from gateway.tape.stream import Stream
 from gateway.telemetry.access_record import CommonFacts
 
@@ -93,7 +93,7 @@ class Join(Known):
     """The request line of the first request, once the request is remembered."""
     key: bytes = b""
     """The request line that all these requests have in common.  For requests with credentials in their queries, this is
-    the line without the credentials (`gateway.server.verdict_keys.Divided`)."""
+    the line without the credentials (`gateway.server.query_credentials.Divided`)."""
     alias: bytes = b""
     """The bytes of the first request, once the request is remembered."""
     most_s: float = math.inf

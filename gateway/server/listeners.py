@@ -25,10 +25,10 @@ from gateway.config.fleet import FleetListenerConfig
 from gateway.config.gateway import GatewayConfig
 from gateway.config.listener import ListenerConfig, SystemdSockets, UnixAddress
 from gateway.protocol.client_address import Proxies
-from gateway.server.balancing import Balancer
 from gateway.server.certificates import Certificates, LoadedCertificates
 from gateway.server.client_connections import Clients
 from gateway.server.connection import Connection
+from gateway.server.connection_passing import Balancer
 from gateway.server.handshake import HTTP_1, Acceptor, Connect, Handshake, HandshakeFailure
 from gateway.server.member_connection import MemberClients, MemberConnection
 from gateway.server.sockets import (

@@ -15,9 +15,9 @@ from typing import Any, Final, cast
 
 from gateway.aio.sealing import SealingTransport
 from gateway.protocol.member_session import MemberKey, Session, may_be_greeting, wanted_worker
-from gateway.server.balancing import Passing
 from gateway.server.client_connections import Clients
 from gateway.server.connection import Connection
+from gateway.server.connection_passing import Passing
 
 MOST_UNPROVED: Final = 256
 MOST_UNPROVED_OF_ADDRESS: Final = 32

@@ -15,9 +15,9 @@ from gateway.protocol.client_address import Proxies
 from gateway.protocol.mode import Mode
 from gateway.server.header_meanings import Known, Presented, Section
 from gateway.server.joins import Join
+from gateway.server.query_credentials import Beginning, beginning_of
 from gateway.server.reading import ReadingConnection
 from gateway.server.remembered import RememberedAnswer
-from gateway.server.verdict_keys import Beginning, beginning_of
 
 _log = logging.getLogger("gateway.server")
 

@@ -37,7 +37,7 @@ from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
 from gateway.protocol.sharing import StreamKey
 from gateway.server.header_meanings import Known, Meaning, Section, Sections
-from gateway.server.verdict_keys import VerdictKey
+from gateway.server.query_credentials import VerdictKey
 from gateway.tape.costs import ANSWER_COST, ANSWER_SHARE
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream

@@ -108,7 +108,7 @@ class RecordedFetch(Protocol):
 class Record:
     """The known data of one client request.  None and 0 mean that there is nothing to report.
 
-    `gateway.ops.access_log.fields` documents the written form of each field.  The code that answers the request owns
+    `gateway.ops.access_log.schema` documents the written form of each field.  The code that answers the request owns
     the record until it goes to an access log, which only reads it.
     """
 

@@ -28,8 +28,8 @@ from gateway.server import header_meanings
 from gateway.server.header_meanings import Known, Section
 from gateway.server.live_requests import LiveRequests
 from gateway.server.poll_group import PollGroup
+from gateway.server.query_credentials import NamedStream, VerdictKey
 from gateway.server.remembered import RememberedAnswer, RememberedAnswers
-from gateway.server.verdict_keys import NamedStream, VerdictKey
 from gateway.tape import acknowledged_writes, decide
 from gateway.tape.decide_records import RecordProgress
 from gateway.tape.origin_statements import Expiry

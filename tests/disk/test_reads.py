@@ -14,7 +14,7 @@ from gateway.aio.clock import ManualClock
 from gateway.disk import reads as disk_reads
 from gateway.disk.reads import READ_S, REST_S, NotRead, Reads
 from gateway.disk.record import Record, encode
-from gateway.disk.writer import Place, segment_path
+from gateway.disk.writer_thread import Place, segment_path
 from gateway.tape.block import Block
 
 RECORD = Record("owner", 1.0, Block("1", "2", [b"x"], False, 0.0))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.disk.index import Facts, StoredKey
 from gateway.disk.runs import CHECK_BYTES, MOST_MARKS, RUN_BYTES, Run, StoredStream, check_of
-from gateway.disk.writer import Place
+from gateway.disk.writer_thread import Place
 from gateway.tape.block import Block
 
 FACTS = Facts("text/plain", None, None, False, frozenset())

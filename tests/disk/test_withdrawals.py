@@ -14,11 +14,11 @@ import pytest
 from gateway.aio.clock import ManualClock
 from gateway.config.store import StoreConfig
 from gateway.disk import store as disk_store
-from gateway.disk import writer as disk_writer
+from gateway.disk import writer_thread as disk_writer
 from gateway.disk.index import Index
 from gateway.disk.runs import Run
 from gateway.disk.store import DiskStore
-from gateway.disk.writer import PAUSE_S, Write, Writer
+from gateway.disk.writer_thread import PAUSE_S, Write, Writer
 from gateway.protocol.sharing import Group, Partition, StreamKey
 from gateway.protocol.stream_version import Edition, Version
 from gateway.tape.stream import Stream

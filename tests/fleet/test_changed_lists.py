@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.engine.fleet_member import Member
+from gateway.engine.fleet_reachability import Member
 from gateway.origin.requests import Kind
 from gateway.protocol.fleet_headers import MemberField
 from gateway.protocol.fleet_orders import OrderLog

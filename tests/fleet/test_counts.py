@@ -20,7 +20,7 @@ from gateway.protocol.sharing import Group
 from gateway.protocol.worker_headers import HOP_RECORD, HopSaid, Remembered
 from gateway.server.hop_statements import HopStatements
 from gateway.upstream.reply import Reply
-from gateway.workers.members import MemberOwners
+from gateway.workers.member_owners import MemberOwners
 from gateway.workers.shared_memory import MOST_WORKERS
 from tests.engine.bench import EngineBench, part_of_stream
 

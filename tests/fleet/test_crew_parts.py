@@ -21,7 +21,7 @@ from gateway.engine.fleet import Fleet
 from gateway.engine.fleet_orders import OrderSender
 from gateway.engine.fleet_upstream import FleetHop
 from gateway.engine.fleet_writes import CountedWrites, RecordedWrites, WritesOfWorker
-from gateway.engine.hop_upstream import HopUpstream
+from gateway.engine.owner_upstream import HopUpstream
 from gateway.engine.relayed_request import SentRequest
 from gateway.http.outgoing import RenderedHeaders
 from gateway.protocol.fleet_headers import FLEET, MemberField
@@ -36,9 +36,9 @@ from gateway.upstream.failures import NotConnected
 from gateway.upstream.incoming import Intake
 from gateway.upstream.origin_call import Bounds, Handed, OriginCall, Shared, endpoint_of
 from gateway.upstream.reply import Reply, Requester, Upstream
-from gateway.workers.members import MemberOwners, cell_key
-from gateway.workers.owners import Owners
+from gateway.workers.member_owners import MemberOwners, cell_key
 from gateway.workers.shared_memory import SharedMemory, SlotState
+from gateway.workers.worker_owners import Owners
 from gateway.workers.write_counts import WriteCounts
 from gateway.workers.write_log import WriteLog
 from tests.fleet.test_sessions import A, B

@@ -18,8 +18,8 @@ from gateway.config.errors import ConfigError
 from gateway.config.fleet import MOST_MEMBERS, FleetConfig, MemberConfig
 from gateway.config.gateway import GatewayConfig
 from gateway.engine import fleet_dns
+from gateway.engine.fleet_discovery import _FIRST_S, FoundMembers, KeptMembers
 from gateway.engine.fleet_dns import MembersInDns, listed_members, places_at, problem_of
-from gateway.engine.fleet_found import _FIRST_S, FoundMembers, KeptMembers
 from gateway.engine.fleet_own_address import own_address, source_address
 from gateway.origin.app import RunningOrigin
 from gateway.upstream.dns_records import AddressRecords, address_records

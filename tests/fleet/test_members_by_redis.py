@@ -26,7 +26,7 @@ from gateway.engine.fleet_announced import (
     judge_own,
     listed_members,
 )
-from gateway.engine.fleet_found import Finding, FoundMembers
+from gateway.engine.fleet_discovery import Finding, FoundMembers
 from gateway.engine.fleet_own_address import own_member
 from gateway.engine.foreign_entries import ForeignEntries
 from gateway.origin.app import RunningOrigin

@@ -13,7 +13,7 @@ from multidict import CIMultiDict
 from gateway.aio.clock import ManualClock
 from gateway.config.fleet import FleetConfig, MemberConfig
 from gateway.engine.fleet import PROBE_S, Fleet
-from gateway.engine.fleet_member import RAMP_PROBES
+from gateway.engine.fleet_reachability import RAMP_PROBES
 from gateway.errors import GatewayError, UpstreamTimeout, UpstreamUnreachable
 from gateway.ops.admin.origins import member_lines
 from gateway.protocol.fleet_headers import FLEET, MemberAnswer, MemberField

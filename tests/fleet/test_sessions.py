@@ -24,7 +24,7 @@ from gateway.protocol.member_session import (
     Sealer,
     Session,
 )
-from gateway.server.balancing import Passing
+from gateway.server.connection_passing import Passing
 from gateway.server.member_connection import MOST_UNPROVED_OF_ADDRESS
 from gateway.upstream.client import MemberClient
 from gateway.upstream.connection_pool import UNBOUNDED, ConnectionPool

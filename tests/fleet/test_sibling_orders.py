@@ -18,7 +18,7 @@ from gateway.ops.gathering.sibling_orders import SiblingOrders
 from gateway.protocol.fleet_headers import NOT_LISTED, MemberAnswer
 from gateway.protocol.fleet_orders import NO_ORDERS, OrderLog, OutcomeAsk, Since
 from gateway.upstream.client import MemberClient
-from gateway.workers.members import cell_key
+from gateway.workers.member_owners import cell_key
 from gateway.workers.place import WorkerPlace
 from gateway.workers.shared_memory import SharedMemory, SlotState
 from tests.fleet.site import Site

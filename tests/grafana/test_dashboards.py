@@ -21,9 +21,9 @@ from gateway.config.rate_limits import RateLimitConfig
 from gateway.config.routes import RouteConfig
 from gateway.disk.store import DiskCounts
 from gateway.engine.fleet_announced import MembersInRedis
+from gateway.engine.fleet_discovery import FoundMembers, MembersSource
 from gateway.engine.fleet_dns import MembersInDns
-from gateway.engine.fleet_found import FoundMembers, MembersSource
-from gateway.engine.fleet_member import Member
+from gateway.engine.fleet_reachability import Member
 from gateway.engine.fleet_redis import OrdersByRedis
 from gateway.ops.disk_families import DiskState
 from gateway.ops.memory_figures import MemoryState

@@ -16,7 +16,7 @@ from gateway.server.frontend import Frontend
 from gateway.server.guarded_live_reads import GuardedRead, GuardedReads
 from gateway.server.interpreting import RequestMeaning
 from gateway.server.live_requests import LiveRequests
-from gateway.server.verdict_keys import NamedStream
+from gateway.server.query_credentials import NamedStream
 from tests.chaos.mutants_of_rules import joins_by_any_verdict, named_by_the_first
 from tests.isolation.isolation import isolated
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import functions as f
 
-from gateway.ops.access_log.fields import FIELDS
 from gateway.ops.access_log.lines import Lines
+from gateway.ops.access_log.schema import FIELDS
 from gateway.ops.partition_ids import PartitionIds
 from gateway.pipeline.bronze import KEPT_OF_REJECT, LONGEST_LINE, classified
 from gateway.pipeline.silver import typed

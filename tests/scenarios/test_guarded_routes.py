@@ -15,9 +15,9 @@ from gateway.config.routes import RouteConfig
 from gateway.config.server import ServerConfig
 from gateway.origin.app import RunningOrigin
 from gateway.server.header_meanings import Section
+from gateway.server.query_credentials import VerdictKey
 from gateway.server.remembered import RememberedAnswer
 from gateway.server.request import Peer
-from gateway.server.verdict_keys import VerdictKey
 from tests.scenarios.conftest import Edge, Hostile, Start, bounded
 from tests.scenarios.credentials import ISSUER, bearer, jwt_rule, signed, signed_rule
 from tests.scenarios.hostile import Asked, answer, part_of_stream

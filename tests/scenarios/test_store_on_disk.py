@@ -25,7 +25,7 @@ from gateway.disk import store as disk_store
 from gateway.disk.index import FORMAT, Index
 from gateway.disk.runs import RUN_BYTES
 from gateway.disk.store import DiskStore
-from gateway.disk.writer import PAUSE_S
+from gateway.disk.writer_thread import PAUSE_S
 from gateway.engine import from_disk, pending_writes
 from gateway.origin.app import OriginSettings, RunningOrigin
 from gateway.origin.counters import Counters

@@ -11,7 +11,7 @@ from gateway.http.request_parser import MOST_FIELDS
 from gateway.protocol.mode import Mode
 from gateway.server.header_meanings import MOST_ALLOWED, Known, Sections
 from gateway.server.joins import Join, Joins
-from gateway.server.verdict_keys import NamedStream, StreamNames
+from gateway.server.query_credentials import NamedStream, StreamNames
 from tests.engine.bench import EngineBench
 from tests.server.conftest import Pair, ask, close, connect, get, read_response, write
 from tests.waiting import eventually

@@ -16,7 +16,7 @@ from gateway.protocol.mode import Mode
 from gateway.server.guarded_live_reads import MOST_EARLY_S
 from gateway.server.header_meanings import Presented, Section
 from gateway.server.live_requests import LiveRequests
-from gateway.server.verdict_keys import NamedStream
+from gateway.server.query_credentials import NamedStream
 
 MOST_S = 20.0
 

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, NamedTuple, cast
 
-from gateway.engine.hop_upstream import HopUpstream
 from gateway.engine.others_writes import OthersWrites
+from gateway.engine.owner_upstream import HopUpstream
 from gateway.ops.gathering.peers import PeerAnswer, Peers
 from gateway.ops.gathering.private import PURGE
 from gateway.protocol.sharing import Group
@@ -15,8 +15,8 @@ from gateway.protocol.worker_headers import HOP, HopAsk
 from gateway.server.context import RequestContext
 from gateway.server.hop import HopHandler
 from gateway.upstream.origin_call import Handed, Shared
-from gateway.workers.owners import Owners
 from gateway.workers.shared_origins import SharedOrigins
+from gateway.workers.worker_owners import Owners
 from gateway.workers.write_log import WriteLog
 from tests.chaos.mutant import Mutant, Patches, nothing, registrar
 from tests.workers import checks

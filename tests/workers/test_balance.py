@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.server.balancing import Balancer, Passing
+from gateway.server.connection_passing import Balancer, Passing
 from gateway.workers.balance import EVERY_S, MOST_AT_ONCE, Allowance, lighter_slot
 from tests.scenarios.wire import Wire
 from tests.waiting import eventually

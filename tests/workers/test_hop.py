@@ -19,9 +19,9 @@ from multidict import CIMultiDict
 from gateway.aio.clock import ManualClock
 from gateway.engine.answer import BodyRun
 from gateway.engine.confirming import MOST_WAIT_S, PATIENCE_S
-from gateway.engine.hop_upstream import LEAST_FOLLOWED, WATCH_S, Following, HopUpstream
 from gateway.engine.long_poll_waiter import WaitingPoll
 from gateway.engine.others_writes import OthersWrites
+from gateway.engine.owner_upstream import LEAST_FOLLOWED, WATCH_S, Following, HopUpstream
 from gateway.engine.response_heads import Said, origin_error_answer, stream_headers
 from gateway.engine.sse import Subscription
 from gateway.errors import GatewayError, UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
@@ -52,8 +52,8 @@ from gateway.upstream.client import HopClient
 from gateway.upstream.flight import METADATA, OriginError
 from gateway.upstream.origin_call import Bounds, Handed, OriginCall, Shared
 from gateway.upstream.reply import Requester, Upstream
-from gateway.workers.owners import Owners
 from gateway.workers.shared_memory import SharedMemory, SlotState
+from gateway.workers.worker_owners import Owners
 from tests.engine.bench import TEXT, BinaryOrigin, EngineBench, bring, confirm, part_of_stream
 from tests.waiting import BOUND_S, eventually, pass_turns
 

@@ -36,9 +36,9 @@ from gateway.tape.stream import End, Stream
 from gateway.telemetry.metrics import NoMetrics
 from gateway.upstream.flight import OriginError
 from gateway.upstream.reply import Reply
-from gateway.workers.owners import Owners
 from gateway.workers.removals import Removals, Removed
 from gateway.workers.shared_memory import RECORDS, SharedMemory
+from gateway.workers.worker_owners import Owners
 from gateway.workers.write_log import MOST_TEXT, WriteLog
 
 PARTIES = "writer", "other"

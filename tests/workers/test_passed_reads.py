@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from gateway.aio.batches import Backlog
-from gateway.engine.hop_upstream import WATCH_S
+from gateway.engine.owner_upstream import WATCH_S
 from gateway.engine.passed_read import PassedRead, PassedReads
 from gateway.engine.read import Read, Uncacheable
 from gateway.engine.read_runner import ReadRunner
@@ -21,7 +21,7 @@ from gateway.errors import GatewayError, UpstreamBroken, UpstreamTimeout, Upstre
 from gateway.protocol.sharing import Group
 from gateway.protocol.worker_headers import HOP, HOP_OUTCOME, Alone, HopAsk
 from gateway.upstream.origin_call import Handed
-from gateway.workers.owners import Owners
+from gateway.workers.worker_owners import Owners
 from tests.engine.bench import EngineBench, part_of_stream
 from tests.waiting import pass_turns
 from tests.workers.site import JSON, Site, made_site, read_all

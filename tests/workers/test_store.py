@@ -26,8 +26,8 @@ from gateway.config.gateway import GatewayConfig
 from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
 from gateway.origin.handlers import Handlers
 from gateway.origin.requests import Kind
-from gateway.workers.owners import owner, path_hash
 from gateway.workers.shared_memory import HASHES
+from gateway.workers.worker_owners import owner, path_hash
 from tests.offload.crowd import Client
 from tests.waiting import eventually, pause
 from tests.workers.process import GatewayProcess, runs

@@ -45,7 +45,7 @@ from gateway.configured_files import load_files
 from gateway.disk.folders import folder_of, lock_gateway, mark_behind, read_key, write_key
 from gateway.server.listeners import Inherited
 from gateway.workers.control import Control, Message
-from gateway.workers.members import cell_key
+from gateway.workers.member_owners import cell_key
 from gateway.workers.place import WorkerPlace
 from gateway.workers.removals import Removals
 from gateway.workers.shared_memory import SharedMemory

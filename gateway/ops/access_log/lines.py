@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 import orjson
 
 from gateway.auth.verdict import Caller
-from gateway.ops.access_log.fields import METHOD_CHARS, S2, STREAM_CHARS, VERSION
+from gateway.ops.access_log.schema import METHOD_CHARS, S2, STREAM_CHARS, VERSION
 from gateway.ops.partition_ids import PartitionIds
 from gateway.protocol.header_forwarding import TRACEPARENT
 from gateway.telemetry.access_record import Client, Record, Repeated

@@ -27,9 +27,9 @@ from typing import Protocol
 from gateway.aio.clock import Clock, Timer
 from gateway.aio.tasks import Tasks
 from gateway.auth.verdict import Caller
-from gateway.ops.access_log.fields import STREAM_CHARS
 from gateway.ops.access_log.lines import Item, Lines, cut
 from gateway.ops.access_log.live_reads import LINES_PER_TURN, JoinedRead, LiveRead, LiveReads
+from gateway.ops.access_log.schema import STREAM_CHARS
 from gateway.ops.access_log.sinks.sink import Sink
 from gateway.ops.access_log.unclaimed_traffic import LIVE, MOST_PLACES, Ledger, Unclaimed
 from gateway.protocol.cache_status import Outcome

@@ -11,7 +11,7 @@ from pydantic import with_config
 
 from gateway.auth.key_sets import KeySet
 from gateway.engine.fleet import Fleet
-from gateway.engine.slot_store import SlotStore
+from gateway.engine.worker_store import WorkerStore
 from gateway.ops.admin.endpoint import API_TYPE, ApiRequest, Endpoint, Nothing
 from gateway.ops.admin.subject import Subject
 from gateway.upstream.auth_services import AuthServices, Service
@@ -125,7 +125,7 @@ def member_lines(fleet: Fleet | None) -> str:
     return "".join(lines)
 
 
-def store_lines(store: SlotStore | None) -> str:
+def store_lines(store: WorkerStore | None) -> str:
     """Return a line for each worker that serves without its store on disk."""
     slots = () if store is None else store.without()
     return "".join(f"[-] worker {slot}: serves without its store on disk\n" for slot in slots)

@@ -156,21 +156,21 @@ class Purger:
         """Drop the selected streams that are on disk, and wait until that will outlast a restart.  Raises Refused if
         the disk does not take it."""
         names: list[Name] = []
-        disk, slot_store = self._engine.disk, self._engine.slot_store
+        disk, worker_store = self._engine.disk, self._engine.worker_store
         if disk is not None:
             async for stored in in_turns(disk.streams()):
                 name = self._directory.stored_name(stored, disk.partition_of(stored))
                 if _is_selected(body, stored, name) and disk.drop(stored):
                     names.append(name)
         self._note_purge()
-        is_marked = slot_store is None or await slot_store.mark_absent()
+        is_marked = worker_store is None or await worker_store.mark_absent()
         if not is_marked or (disk is not None and not await disk.settled()):
             raise Refused(503, _NOT_ON_DISK, {"Retry-After": "1"})
         return names
 
     def _note_purge(self) -> None:
-        if (slot_store := self._engine.slot_store) is not None:
-            slot_store.purged()
+        if (worker_store := self._engine.worker_store) is not None:
+            worker_store.purged()
 
     async def _purge_memory(self, body: PurgeBody) -> list[Name]:
         act = self._engine.purge.revalidate if body.soft else self._engine.purge.drop_stream

@@ -65,8 +65,8 @@ class WorkerAdmin:
         if (fleet := subject.engine.fleet) is not None:
             fleet.orders.siblings = SiblingOrders(self._peers, place.shared, place.slot, fleet.field.name)
         subject.engine.health.sends_checks = self._sends_checks
-        slot_store = subject.engine.slot_store
-        purging = nullcontext if slot_store is None else slot_store.removals.purging
+        worker_store = subject.engine.worker_store
+        purging = nullcontext if worker_store is None else worker_store.removals.purging
         before = partial(version_before, place.predecessors)
         self.answering = Gathered(subject, self._peers, self._counts, before, purging)
         """The answers of the public port."""

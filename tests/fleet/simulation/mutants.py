@@ -7,17 +7,17 @@ from hashlib import blake2b
 from typing import Any, Final
 
 from gateway.engine import fleet_writes
-from gateway.engine.fleet_member import Member
 from gateway.engine.fleet_processes import Met
+from gateway.engine.fleet_reachability import Member
 from gateway.engine.fleet_upstream import FleetUpstream
 from gateway.engine.fleet_writes import CountedWrites, SeenWrites
-from gateway.engine.hop_upstream import HopUpstream
 from gateway.engine.live_start import LiveReads
+from gateway.engine.owner_upstream import HopUpstream
 from gateway.protocol.fleet_headers import MemberField
 from gateway.protocol.sharing import Group
 from gateway.upstream.origin_call import Handed, Shared
 from gateway.upstream.reply import Reply
-from gateway.workers.members import MemberOwners
+from gateway.workers.member_owners import MemberOwners
 from tests.chaos.mutant import Mutant, Patches, nothing, registrar
 
 MUTANTS: Final[list[Mutant]] = []

@@ -19,7 +19,7 @@ from gateway.aio.clock import SystemClock
 from gateway.aio.tasks import Tasks
 from gateway.aio.timers import Wheel
 from gateway.engine.fetch_table import FetchTable
-from gateway.engine.hop_upstream import HopUpstream
+from gateway.engine.owner_upstream import HopUpstream
 from gateway.live.topic import Topic
 from gateway.ops.history import Sampling
 from gateway.ops.loop_delay import LoopDelay

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.auth.verdict import Caller
-from gateway.ops.access_log.fields import FIELDS, VERSION
 from gateway.ops.access_log.lines import Hit, Lines
+from gateway.ops.access_log.schema import FIELDS, VERSION
 from gateway.ops.partition_ids import PartitionIds
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.coding import Coding

@@ -209,7 +209,7 @@ async def test_a_worker_serves_without_the_late_ones_and_hears_of_their_revocati
         subject: Any = Started()
         clock = SimpleNamespace(call_later=lambda *_: SimpleNamespace(cancel=lambda: None))
         subject.engine = SimpleNamespace(
-            slot_store=None,
+            worker_store=None,
             clock=clock,
             live=None,
             s2=SimpleNamespace(streams=None),

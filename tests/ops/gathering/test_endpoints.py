@@ -45,7 +45,7 @@ LATE = PeerAnswer(2, 504, b"")
 
 def unused() -> Any:
     """A gateway that has had no request yet.  The engine's parts are used only when one arrives."""
-    engine = SimpleNamespace(clock=None, fleet=None, live=None, s2=SimpleNamespace(streams=None), slot_store=None)
+    engine = SimpleNamespace(clock=None, fleet=None, live=None, s2=SimpleNamespace(streams=None), worker_store=None)
     return SimpleNamespace(engine=engine, is_replaced=False)
 
 

@@ -29,7 +29,7 @@ from gateway.upstream.failures import NotAMember
 from gateway.upstream.incoming import no_op
 from gateway.upstream.origin_call import Bounds, OriginCall
 from gateway.upstream.reply import PendingRequest, Reply
-from gateway.workers.members import MemberOwners
+from gateway.workers.member_owners import MemberOwners
 
 RAMP_PROBES: Final = 10
 """A member that comes or returns is asked for a tenth of its streams after its first answer, for two tenths after the

@@ -19,22 +19,22 @@ from gateway.config.fleet import FleetConfig, MemberConfig
 from gateway.config.gateway import GatewayConfig
 from gateway.engine.fleet import Fleet
 from gateway.engine.fleet_announced import MembersInRedis
+from gateway.engine.fleet_discovery import FoundMembers, KeptMembers
 from gateway.engine.fleet_dns import MembersInDns, member_at
-from gateway.engine.fleet_found import FoundMembers, KeptMembers
 from gateway.engine.fleet_own_address import own_address, own_member
 from gateway.engine.fleet_redis import OrdersByRedis
 from gateway.engine.fleet_upstream import FleetHop, FleetUpstream
 from gateway.engine.fleet_writes import RecordedWrites, WritesOfWorker
 from gateway.engine.foreign_entries import ForeignEntries
-from gateway.engine.hop_upstream import HopUpstream
 from gateway.engine.negative_cache import NegativeCache
 from gateway.engine.others_writes import OthersWrites
+from gateway.engine.owner_upstream import HopUpstream
 from gateway.protocol.stored_orders import Seal
 from gateway.tape.store import TapeStore
 from gateway.upstream.client import HopClient
 from gateway.upstream.reply import Upstream
-from gateway.workers.owners import Owners
 from gateway.workers.place import WorkerPlace
+from gateway.workers.worker_owners import Owners
 from gateway.workers.write_log import WriteLog
 
 

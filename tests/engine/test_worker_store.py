@@ -19,13 +19,13 @@ from gateway.config.store import StoreConfig
 from gateway.disk.folders import SLOT_LOCK, folder_of, is_behind, mark_behind, take_lock
 from gateway.disk.store import DiskStore
 from gateway.engine.others_writes import OthersWrites
-from gateway.engine.slot_store import AGAIN_S, BEHIND_S, FAILED_S, LOOK_S, OPEN_BEHIND_LOOKS, SlotStore
+from gateway.engine.worker_store import AGAIN_S, BEHIND_S, FAILED_S, LOOK_S, OPEN_BEHIND_LOOKS, WorkerStore
 from gateway.ops.admin.origins import store_lines
 from gateway.protocol.sharing import Group
-from gateway.workers.owners import Owners
 from gateway.workers.place import WorkerPlace
 from gateway.workers.removals import Removals
 from gateway.workers.shared_memory import SharedMemory, SlotState
+from gateway.workers.worker_owners import Owners
 from tests.waiting import eventually
 
 GROUP = Group("http://o", "/s")
@@ -38,10 +38,10 @@ class Crew:
         self.root = root
         self.clock = ManualClock()
         self.shared = SharedMemory.create(2, secret=bytes(16))
-        self.stores: list[SlotStore] = []
+        self.stores: list[WorkerStore] = []
         self.disks: dict[int, DiskStore] = {}
 
-    def store(self, slot: int, generation: int = 1) -> SlotStore:
+    def store(self, slot: int, generation: int = 1) -> WorkerStore:
         """The store of a worker that has just started."""
         self.shared.set_slot(slot, SlotState.SERVING, generation, 1)
         owners = Owners(self.shared, slot)
@@ -53,7 +53,7 @@ class Crew:
         )
         place = SimpleNamespace(slot=slot, workers=2, generation=generation, shared=self.shared, has_predecessor=False)
         config = StoreConfig(path=str(self.root), max_bytes=8 << 20, segment_bytes=1 << 20)
-        made = SlotStore(
+        made = WorkerStore(
             config,
             cast(WorkerPlace, place),
             owners,
@@ -192,7 +192,7 @@ async def test_the_folder_of_a_slot_that_falls_behind_is_marked(crew: Crew) -> N
     assert removals.slots_behind() == []
 
 
-async def stopped(store: SlotStore, crew: Crew) -> None:
+async def stopped(store: WorkerStore, crew: Crew) -> None:
     """End a store without a last look, as a death does."""
     assert store._timer is not None
     store._timer.cancel()
@@ -218,7 +218,7 @@ async def test_a_purge_marks_the_folders_that_do_not_learn_of_it(crew: Crew, mon
     def fails(folder: Path) -> None:
         raise OSError
 
-    monkeypatch.setattr("gateway.engine.slot_store.mark_behind", fails)
+    monkeypatch.setattr("gateway.engine.worker_store.mark_behind", fails)
     assert not await store.mark_absent()
 
 

@@ -1,8 +1,8 @@
 """Sends shared requests to the worker that owns their stream, instead of to the origin.
 
 The reply to a *shared* request may go to all readers of a tape.  With several workers, each stream has one owner
-(`gateway.workers.owners`), and only the owner asks the origin for the stream's bytes and holds its live request.  The
-other workers send their shared requests to the owner's Unix socket.  Writes, and requests for one client alone, go
+(`gateway.workers.worker_owners`), and only the owner asks the origin for the stream's bytes and holds its live request.
+The other workers send their shared requests to the owner's Unix socket.  Writes, and requests for one client alone, go
 straight to the origin.
 
 If the owner dies, the requests to it fail.  The asking worker waits a moment for the supervisor to notice, and then
@@ -78,7 +78,7 @@ class Asking(Protocol):
 
 
 class StreamOwners(Protocol):
-    """The owners of streams, as this process sees them now: `gateway.workers.owners.Owners`, for example."""
+    """The owners of streams, as this process sees them now: `gateway.workers.worker_owners.Owners`, for example."""
 
     @property
     def epoch(self) -> int:

@@ -7,8 +7,8 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.workers.owners import Owners, owner, path_hash
 from gateway.workers.shared_memory import SharedMemory, SlotState
+from gateway.workers.worker_owners import Owners, owner, path_hash
 
 HASHES = st.integers(0, (1 << 64) - 1)
 SLOTS = st.lists(st.integers(0, 40), min_size=2, unique=True)

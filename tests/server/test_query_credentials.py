@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from gateway.app import RunningGateway
 from gateway.auth.signed_urls import PARAMETERS
 from gateway.engine.route import Route
-from gateway.server import verdict_keys
+from gateway.server import query_credentials
 from gateway.server.header_meanings import Presented
 from gateway.server.live_requests import LiveRequests
-from gateway.server.verdict_keys import Beginning, Beginnings, CredentialLines, NamedStream, beginning_of
+from gateway.server.query_credentials import Beginning, Beginnings, CredentialLines, NamedStream, beginning_of
 from tests.scenarios.credentials import WALL, signed, signed_rule
 from tests.server.conftest import BOUND_S, Pair, close, connect, get, read_response, start_pair, stop_pair, write
 from tests.waiting import eventually
@@ -66,7 +66,7 @@ def test_beginnings_take_a_bounded_number_of_bytes(monkeypatch: pytest.MonkeyPat
     beginning = _beginning(b"GET /s?key=k&signature=s&offset=4 HTTP/1.1")
     beginnings = Beginnings()
     first = beginnings.keep(beginning, None)
-    monkeypatch.setattr(verdict_keys, "MOST_BEGINNING_BYTES", 2 * beginnings.size + 1)
+    monkeypatch.setattr(query_credentials, "MOST_BEGINNING_BYTES", 2 * beginnings.size + 1)
     second = beginnings.keep(beginning, None)
     assert first is second is beginning
     assert beginnings.keep(beginning, None) is None
@@ -78,7 +78,7 @@ def test_beginnings_take_a_bounded_number_of_bytes(monkeypatch: pytest.MonkeyPat
 
 
 def test_lines_that_are_read_again_take_a_bounded_number_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verdict_keys, "MOST_READ_BYTES", 3_000)
+    monkeypatch.setattr(query_credentials, "MOST_READ_BYTES", 3_000)
     lines, key = CredentialLines(NAMES), NamedStream(cast("Route", None), "/s", "", b"signature=s")
     for number in range(100):
         line = b"GET /s?signature=s&n=%03d HTTP/1.1" % number

@@ -21,8 +21,8 @@ import hashlib
 from collections.abc import Sequence
 from typing import Final
 
-from gateway.workers.owners import owner, path_hash, weighted_owner
 from gateway.workers.shared_memory import HASHES
+from gateway.workers.worker_owners import owner, path_hash, weighted_owner
 
 _ONE: Final = (0,)
 """The workers of a member that has one process."""

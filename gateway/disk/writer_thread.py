@@ -29,7 +29,7 @@ from typing import Final, NamedTuple, assert_never
 
 from gateway.config.store import StoreConfig
 from gateway.disk.index import Facts, Index, RunRow, StoredKey
-from gateway.disk.log import StoreLog
+from gateway.disk.logger import StoreLog
 from gateway.disk.record import encode
 from gateway.tape.block import Block
 

@@ -26,16 +26,16 @@ from gateway.config.errors import ConfigError
 from gateway.config.store import StoreConfig
 from gateway.disk.folders import SLOT_LOCK, InUseError, folder_of, mark_behind, part_of, remove_rest
 from gateway.disk.index import Holder
-from gateway.disk.log import StoreLog
+from gateway.disk.logger import StoreLog
 from gateway.disk.opening import OpenedFolder, open_folder
 from gateway.disk.store import SETTLE_S, DiskStore
 from gateway.engine.disk_rows import DiskRows
 from gateway.engine.others_writes import OthersWrites
 from gateway.protocol.sharing import Group
-from gateway.workers.owners import Owners, owner
 from gateway.workers.place import WorkerPlace
 from gateway.workers.removals import Removals
 from gateway.workers.shared_memory import HASHES, SlotState
+from gateway.workers.worker_owners import Owners, owner
 
 LOOK_S: Final = 0.1
 """Seconds between two looks at the removals of the other workers."""
@@ -52,7 +52,7 @@ FAILED_S: Final = 30.0
 Rows = dict[int, set[Group]]
 
 
-class SlotStore:
+class WorkerStore:
     """Opens the store of this worker, and keeps it in step.  `close` must be called, before the end of the store."""
 
     def __init__(
@@ -87,7 +87,7 @@ class SlotStore:
         self._look_at_others_at = clock.now() + BEHIND_S
 
     def __repr__(self) -> str:
-        return f"<SlotStore {self._crew.slot}, {self._rows or 'not open'}>"
+        return f"<WorkerStore {self._crew.slot}, {self._rows or 'not open'}>"
 
     # -- opening
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.workers.members import MemberOwners
+from gateway.workers.member_owners import MemberOwners
 
 SECRET = b"0" * 32
 NAMES = st.lists(st.text("abcdefgh0123-", min_size=1, max_size=8), min_size=1, max_size=6, unique=True)

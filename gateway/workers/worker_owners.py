@@ -2,7 +2,7 @@
 
 The owner is found by rendezvous hashing of the path's cell (`gateway.workers.write_log`) over the workers that serve.
 If a worker dies, only its own streams get other owners.  When the worker serves again, these streams get their former
-owner back.  `gateway.engine.hop_upstream` decides whether a request goes to the owner.
+owner back.  `gateway.engine.owner_upstream` decides whether a request goes to the owner.
 """
 
 from __future__ import annotations
