@@ -1,1 +1,1 @@
-"""The store on disk: the bytes of streams in segment files, which outlast evictions and restarts."""
+"""The store on disk: the bytes of streams in segment files, which survive evictions and restarts."""

@@ -1,14 +1,14 @@
-"""The folders of the store on disk, and who may use them.
+"""The folders of the store on disk, and the locks that protect them.
 
 The worker of slot 0 uses the folder `store.path` itself, as a gateway of one process does.  Each other slot has a
-folder in it, named by its number.  So the number of workers may change: a slot goes on with its folder, and the folders
-of slots that no longer exist are removed.
+subfolder, whose name is the slot's number.  If the number of workers changes, each remaining slot keeps its folder, and
+the folders of slots that no longer exist are removed.
 
-    lock         held by the gateway as a whole: by its supervisor, and by all processes that were forked from it.  The
-                 next version inherits it in an upgrade.  A gateway of one process holds it too.
-    slot.lock    held by the worker of a slot.  In an upgrade, the next version's worker waits for it.
-    hash.key     the key by which streams have their owners among the workers, the same after a restart
-    behind       see `mark_behind`
+    lock         The lock of the whole gateway.  Its supervisor and all processes forked from it hold this lock.  In an
+                 upgrade, the next version inherits it.  A gateway of one process holds this lock too.
+    slot.lock    The lock of a slot's worker.  In an upgrade, the next version's worker waits for it.
+    hash.key     The key of the hash that assigns each stream to an owner among the workers.  It is kept over restarts.
+    behind       See `mark_behind`.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _OWN_FILES: Final = (
     _BEHIND,
     SLOT_LOCK,
 )
-"""The files of a slot.  The index is removed first, because segments are of no use without it, and the lock last,
-because it shows that the folder is a slot's."""
+"""The files of a slot, in the order of their removal.  The index is first, because segments cannot be used without it.
+The lock is last, because it shows that the folder belongs to a slot."""
 
 
 class InUseError(Exception):
@@ -50,7 +50,10 @@ def folder_of(root: Path, slot: int) -> Path:
 
 
 def part_of(config: StoreConfig, slot: int, workers: int) -> StoreConfig:
-    """Return the store of one worker among `workers`: its folder, and its part of the bytes."""
+    """Return the configuration of the store of one worker: the folder of its slot, and its share of the bytes.
+
+    `workers` is the number of workers.  With one worker, the configuration is not changed.
+    """
     if workers == 1:
         return config
     most = config.max_bytes // workers
@@ -61,7 +64,7 @@ def part_of(config: StoreConfig, slot: int, workers: int) -> StoreConfig:
 
 
 def take_lock(folder: Path, name: str) -> int:
-    """Make the folder if it is missing, and lock it.  Returns the descriptor that holds the lock.
+    """Create the folder if it is missing, and lock it.  Returns the descriptor that holds the lock.
 
     Raises InUseError, OSError.
     """
@@ -81,8 +84,8 @@ def take_lock(folder: Path, name: str) -> int:
 def lock_gateway(path: str, inherited: int | None = None) -> int:
     """Lock the store for a gateway with several workers.  Returns the descriptor that holds the lock.
 
-    `inherited` is the descriptor of the previous version, of which this one keeps the lock if it is of the same folder.
-    It is closed if not.  Raises ConfigError if another gateway uses the folder, or if it cannot be used.
+    `inherited` is the lock's descriptor from the previous version.  If it locks the same folder, this version keeps it.
+    Otherwise it is closed.  Raises ConfigError if another gateway uses the folder, or if the folder cannot be used.
     """
     folder = Path(path)
     try:
@@ -99,7 +102,7 @@ def lock_gateway(path: str, inherited: int | None = None) -> int:
 
 
 def in_use(folder: Path) -> str:
-    """Return the message for a folder that another process uses."""
+    """Return the error message for a folder that another process uses."""
     return f"store.path: another process uses {folder}"
 
 
@@ -111,7 +114,7 @@ def _is_file(descriptor: int, path: Path) -> bool:
 
 
 def read_key(path: str) -> bytes | None:
-    """Return the key by which streams have their owners; None if there is none yet.  Raises ConfigError."""
+    """Return the key of the hash that assigns streams to owners; None if there is no valid key.  Raises ConfigError."""
     try:
         key = (Path(path) / _KEY).read_bytes()
     except FileNotFoundError:
@@ -138,10 +141,11 @@ def write_key(path: str, key: bytes) -> None:
 
 
 def mark_behind(folder: Path) -> None:
-    """Mark a folder: removals have happened that it does not know.  Returns once the mark outlasts a crash.
+    """Mark a folder whose store has not done all removals.  Returns once the mark would survive a crash.
 
-    The counts of removals (`gateway.workers.removals`) are in memory, and are lost with the whole gateway.  A folder
-    with the mark is therefore emptied by the next gateway, which has other counts.  Raises OSError.
+    The counts of removals (`gateway.workers.removals`) are in memory, and are lost when the whole gateway ends.  The
+    next gateway therefore does not know which removals are missing, and empties a folder with this mark.  Does nothing
+    if the folder does not exist.  Raises OSError.
     """
     if not folder.is_dir():
         return
@@ -159,7 +163,7 @@ def is_behind(folder: Path) -> bool:
 
 
 def unmark(folder: Path) -> None:
-    """Remove the mark: the folder knows all removals.  Raises OSError."""
+    """Remove the mark, because the folder's store has done all removals or is empty.  Raises OSError."""
     (folder / _BEHIND).unlink(missing_ok=True)
 
 
@@ -167,14 +171,15 @@ def unmark(folder: Path) -> None:
 
 
 def remove_rest(root: Path, workers: int) -> bool:
-    """Remove the folders of slots from `workers` on.  Returns False if another process still uses one of them.
+    """Remove the folders of all slots whose number is at least `workers`.  The folder of slot 0 is never removed.
 
-    A folder that cannot be removed is named in the log.  Runs in a thread, because the files may be large.
+    Returns False if another process still uses one of these folders.  If the removal of a folder fails for another
+    reason, a warning is logged.  Runs in a thread, because the files may be large.
     """
     is_complete = True
     for folder in sorted(root.glob("[1-9]*")):
         if folder.name.isdecimal() and str(int(folder.name)) == folder.name and int(folder.name) >= max(workers, 1):
-            # The operator may have folders of other uses here.
+            # The operator may have other folders here, so remove only folders with a slot's lock.
             is_slot = not folder.is_symlink() and (folder / SLOT_LOCK).is_file()
             is_complete &= not is_slot or _remove(folder)
     return is_complete

@@ -1,10 +1,10 @@
-"""The index of the store on disk: an SQLite database with the streams, and the place of each of their runs.
+"""The index of the store on disk: an SQLite database with the streams and the place of each run.
 
-A run is a range of a stream's bytes, which is one record of a segment file.  The index is changed after the record is
-written.  A crash may lose the latest runs, but a run in the index is complete, unless the machine itself has failed.
-The record's checksum shows that case.
+A run is a range of a stream's bytes.  Each run is one record of a segment file.  The index is changed only after the
+record is written, so a crash of the process may lose the latest runs, but leaves no incomplete run in the index.  A
+crash of the machine may leave an incomplete run in the index.  The record's checksum then shows the damage.
 
-Only one thread at a time uses the index: the one that opens the store, then the writer's.
+Only one thread at a time uses the index: first the thread that opens the store, then the writer's thread.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import orjson
 _log = logging.getLogger("gateway.store")
 
 FORMAT: Final = 2
-"""The version of the format.  Another version is refused, because its records may have another meaning."""
+"""The version of the format.  An index of another version is refused, because its records may have another meaning."""
 
 
 class OtherFormatError(Exception):
@@ -39,27 +39,29 @@ class StoredKey(NamedTuple):
     query: str
     route: str
     sharing: str
-    """A digest of the route's settings that decide which readers may share the bytes."""
+    """A digest of those settings of the route that decide which readers may share the bytes."""
 
     def owner_in(self, store: str) -> str:
-        """Return the digest that names the stream in its records; `store` is the store's id."""
+        """Return the digest that identifies the stream in its records.  `store` is the store's id."""
         return hashlib.blake2b(json.dumps([store, *self]).encode(), digest_size=16).hexdigest()
 
 
 class Facts(NamedTuple):
-    """The facts about a stream that its bytes depend on."""
+    """The metadata of a stream that are stored with its bytes."""
 
     content_type: str
     identity: str | None
     """The origin's identifier of the incarnation, if its ETag has one."""
     first: str | None
-    """The token to which the start sentinel leads without bytes in between; None if it leads to none."""
+    """The first token of the stream: no bytes lie between the start sentinel and this token.  None if no such token is
+    known."""
     varies_by_origin: bool
     surrogate_keys: frozenset[str]
 
 
 def is_unicode(key: StoredKey, facts: Facts) -> bool:
-    """Return whether all texts of a stream can be in the index.  The origin's texts may have bytes of any kind."""
+    """Return whether all texts of a stream can be stored in the index.  Texts from the origin may contain bytes that
+    are not valid UTF-8."""
     try:
         "".join((*key, facts.content_type, facts.identity or "", *facts.surrogate_keys)).encode()
     except UnicodeEncodeError:
@@ -68,8 +70,8 @@ def is_unicode(key: StoredKey, facts: Facts) -> bool:
 
 
 class Holder(NamedTuple):
-    """The worker that has used the store last.  It has counted what its disk has done, in memory that outlives it
-    (`gateway.workers.removals`)."""
+    """The worker that used the store last.  Its counts of the removals that its disk has done are in shared memory, and
+    outlive the worker (`gateway.workers.removals`)."""
 
     memory: str
     place: int
@@ -82,7 +84,7 @@ class RunRow(NamedTuple):
     start: str
     end: str
     check: str
-    """The last token that has enough bytes after it, within the run, to confirm the run by (`gateway.disk.runs`)."""
+    """The last token after which the run has enough bytes for a confirmation (`gateway.disk.runs`)."""
     body: int
     """The number of the stream's bytes."""
     segment: int
@@ -95,20 +97,20 @@ _RUN_TYPES: Final = (int, str, str, str, int, int, int, int)
 
 
 def _expect(types: tuple[type, ...], values: list[object]) -> None:
-    """Raise TypeError if a value has none of these types."""
+    """Raise TypeError if the type of a value is not one of `types`."""
     for value in values:
         if type(value) not in types:
             raise TypeError(value)
 
 
 class Index:
-    """The open database.  Raises sqlite3.Error from all methods, and OSError from the first."""
+    """The open database.  All methods raise sqlite3.Error.  The constructor raises OSError and OtherFormatError too."""
 
     def __init__(self, path: Path) -> None:
-        # SQLite gives its other files the same mode.
+        # SQLite creates its other files with the same mode.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-        # Text that is no UTF-8 then raises UnicodeDecodeError, not an error that says nothing about the cause.
+        # With `bytes.decode`, text that is not UTF-8 raises UnicodeDecodeError, which shows the cause.
         self._database.text_factory = bytes.decode
         run = self._database.execute
         run("PRAGMA journal_mode = WAL")
@@ -138,7 +140,7 @@ class Index:
         self._database.close()
 
     def check(self) -> None:
-        """Read all of the index once.  Raises ValueError, TypeError if it has other content than this class writes."""
+        """Read the whole index once.  Raises ValueError or TypeError if this class cannot have written its content."""
         (found,) = self._database.execute("PRAGMA quick_check(1)").fetchone()
         if found != "ok":
             raise ValueError(found)
@@ -151,7 +153,7 @@ class Index:
             _expect((str, type(None)), [facts.identity, facts.first])
             _expect((bool,), [facts.varies_by_origin])
         for row in self.runs():
-            # SQLite may give each value another type than that of its column.
+            # SQLite allows a value whose type differs from the type of its column.
             if tuple(map(type, row)) != _RUN_TYPES or min(row.body, row.segment, row.position, row.size) < 0:
                 raise TypeError(row)
 
@@ -176,7 +178,7 @@ class Index:
 
     @property
     def holder(self) -> Holder | None:
-        """The worker that has used the store last; None if no worker of several has."""
+        """The worker that used the store last; None if no gateway with several workers has used the store."""
         found = self._database.execute("SELECT memory, place FROM holder").fetchone()
         return Holder(*found) if found is not None else None
 
@@ -197,7 +199,7 @@ class Index:
             self._database.execute("BEGIN IMMEDIATE")
 
     def commit(self) -> None:
-        """Make the changes since `begin` last."""
+        """Make the changes since `begin` durable."""
         if self._database.in_transaction:
             self._database.execute("COMMIT")
 
@@ -221,13 +223,13 @@ class Index:
         self._database.execute("DELETE FROM runs WHERE segment = ? AND position = ?", (segment, position))
 
     def drop_segment(self, segment: int) -> None:
-        """Drop the runs of a segment, and streams without runs."""
+        """Drop the runs of a segment, and then all streams without runs."""
         self._database.execute("DELETE FROM runs WHERE segment = ?", (segment,))
         self._database.execute("DELETE FROM streams WHERE id NOT IN (SELECT stream FROM runs)")
 
 
 def open_index(folder: Path) -> Index:
-    """Open the index.  If it is damaged, set it aside and begin with an empty one.  Raises OSError, sqlite3.Error,
+    """Open the index.  If it is damaged, rename it and begin with an empty index.  Raises OSError, sqlite3.Error,
     OtherFormatError."""
     path = folder / "index.sqlite"
     try:
@@ -239,7 +241,7 @@ def open_index(folder: Path) -> Index:
             raise
     except (sqlite3.DatabaseError, ValueError, TypeError) as error:
         if isinstance(error, sqlite3.OperationalError):
-            # The index may be good: for example, the disk is full or fails.
+            # The index itself may be undamaged.  For example, the disk may be full.
             raise
         aside = folder / "index.damaged"
         _log.warning(

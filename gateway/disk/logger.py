@@ -1,4 +1,4 @@
-"""The log of a store on disk.  Each of several workers has a store, and its lines name the worker."""
+"""The log of a store on disk.  If there are several workers, each has its own store, and the lines show the worker."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _log = logging.getLogger("gateway.store")
 
 
 class StoreLog(logging.LoggerAdapter[logging.Logger]):
-    """Names the worker of a slot in each line; None stands for a gateway of one process."""
+    """Adds the slot of the worker to each line.  The slot is None in a gateway of one process."""
 
     def __init__(self, slot: int | None = None) -> None:
         super().__init__(_log, {})

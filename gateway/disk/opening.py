@@ -1,7 +1,8 @@
-"""Opening of a store's folder: its lock, its index, and the streams and runs that the index has.
+"""Opens a store's folder: takes the lock, opens the index, and loads the streams and runs from the index.
 
-A folder of one of several workers may lack removals that happened while nobody had it open.  Such a folder is emptied
-(`gateway.disk.folders`), unless the shared memory that its index names still counts all removals.
+If there are several workers, a store may have missed removals while its folder was not open.  Such a folder is emptied
+(`gateway.disk.folders.mark_behind`).  It is not emptied if the shared memory that its index refers to is still in use,
+because this memory counts all removals.
 """
 
 from __future__ import annotations
@@ -26,33 +27,33 @@ class Loaded:
     """The content of an index."""
 
     sizes: dict[int, int]
-    """The sizes of the segments."""
+    """The sizes of the segments, by number."""
     following: int
     """The number of the next segment."""
     replaced: list[Withdraw]
-    """The withdrawals of streams that later streams have replaced."""
+    """The withdrawals that the writer must repeat, for streams that later streams have replaced."""
     streams: dict[StoredKey, StoredStream]
     paths: defaultdict[Group, set[StoredStream]]
     segments: defaultdict[int, set[StoredStream]]
     runs: int
     numbered: int
-    """The highest number of a stream."""
+    """The highest number of any stream."""
 
 
 @dataclass(slots=True)
 class OpenedFolder:
-    """A folder that this process has locked, with its open index.  A `DiskStore` takes it over, or `close` must be
-    called."""
+    """A folder that this process has locked, with its open index.  The owner must pass it to a `DiskStore`, or call
+    `close`."""
 
     folder: Path
     lock: int
     index: Index
     loaded: Loaded
     holder: Holder | None
-    """The place of the worker that has used the folder last, if its counts can still be read."""
+    """The worker that used the folder last; None if its counts of removals can no longer be read."""
 
     def close(self) -> None:
-        """Release the folder."""
+        """Close the index, and release the lock."""
         self.index.close()
         os.close(self.lock)
 
@@ -60,11 +61,11 @@ class OpenedFolder:
 def open_folder(
     config: StoreConfig, lock_name: str, holder: Holder | None = None, *, is_late: bool = False
 ) -> OpenedFolder:
-    """Open the folder `config.path`, or make it.  May run in any thread.
+    """Open the folder `config.path`, and create it if it is missing.  May run in any thread.
 
-    `holder` is this process, if it is one of several workers.  `is_late`: this gateway serves already, so removals may
-    have happened that only its memory knows.  Raises InUseError if another process has the folder, and ConfigError if
-    it cannot be used.
+    `holder` is this process, if it is one of several workers.  `is_late` states that this gateway already serves
+    requests.  The store may then have missed removals although the folder has no mark, so the folder is treated as
+    marked.  Raises InUseError if another process uses the folder, and ConfigError if the folder cannot be used.
     """
     folder = Path(config.path)
     try:
@@ -100,7 +101,7 @@ def open_folder(
 
 
 def _load(folder: Path, index: Index) -> Loaded:
-    """Read the index.  Skips runs that the segments do not have as a whole, and deletes segments without runs."""
+    """Read the index.  Skips runs that are not completely in a segment, and deletes segments without runs."""
     sizes = {int(path.stem): path.stat().st_size for path in folder.glob("*.segment")}
     by_number: dict[int, StoredStream] = {}
     latest_of: dict[StoredKey, int] = {}
@@ -109,14 +110,15 @@ def _load(folder: Path, index: Index) -> Loaded:
         numbered = max(numbered, number)
         by_number[number] = StoredStream(number, key, facts)
         latest_of[key] = max(number, latest_of.get(key, 0))
-    # The index may still have an earlier stream of the same key, because its withdrawal could not be recorded.
+    # The index may have two streams with the same key: the withdrawal of the earlier one could not be recorded.
     kept = set(latest_of.values())
     replaced = [Withdraw(number, ()) for number in by_number if number not in kept]
     by_number = {number: by_number[number] for number in kept}
     segments: defaultdict[int, set[StoredStream]] = defaultdict(set)
     runs, latest = 0, max(sizes, default=0)
     for row in index.runs():
-        # A damaged index may have runs without a stream.  No later stream must get them.
+        # A damaged index may have runs without a stream.  Count the numbers of such streams too, so that no new stream
+        # gets these runs.
         numbered = max(numbered, row.stream)
         stored, place = by_number.get(row.stream), Place(row.segment, row.position, row.size)
         latest = max(latest, row.segment)

@@ -1,11 +1,11 @@
 """Reads of records.
 
-A record is read on the loop if the kernel has it in memory (`RWF_NOWAIT`), and in a thread otherwise.  Reads of the
-same record at the same time are one read.
+A record is read on the loop if it is in the kernel's page cache (`RWF_NOWAIT`).  Otherwise a thread reads it.
+Concurrent reads of the same record by threads share one read.
 
-The disk may hang.  The loop reads only segments that a thread has opened.  After a read that has taken `READ_S`, no
-thread reads for `REST_S`, so the other reads ask the origin at once.  The end of the process does not wait for the
-threads.
+The disk may hang.  The loop therefore reads only segments that a thread has opened.  If a read takes longer than
+`READ_S`, no new read by a thread begins for `REST_S`.  During this time, requests for such records go to the origin at
+once.  The process does not wait for the threads when it exits.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from gateway.disk.record import Record, decode
 from gateway.disk.writer_thread import Place, segment_path
 
 READ_S: Final = 2.0
-"""How long a read waits for the disk before it asks the origin."""
+"""The most seconds that a read waits for the disk.  After that, the bytes are fetched from the origin."""
 REST_S: Final = 30.0
-"""How long no thread reads after the disk has not answered."""
+"""The seconds for which no new read by a thread begins after a read has taken longer than `READ_S`."""
 MOST_FILES: Final = 64
-"""The most segments that are open for reading on the loop."""
+"""The maximum number of segments that are open for reads on the loop."""
 _THREADS: Final = 2
 _LOOP_BYTES: Final = 1 << 19
 """Larger records are read and checked in a thread."""
@@ -36,20 +36,20 @@ _NOWAIT: Final[int] = getattr(os, "RWF_NOWAIT", 0)
 
 
 class NotRead(Exception):
-    """The record could not be read, which says nothing about the record."""
+    """The record could not be read.  The record itself may be good."""
 
 
 class _Asked(NamedTuple):
-    """A read that a thread has to do."""
+    """A read for a thread."""
 
     place: Place
     opens: bool
-    """Whether to open the segment for the loop."""
+    """Whether the thread also opens the segment for the loop."""
     done: Future[Record | None]
 
 
 class Reads:
-    """The reads under way, and the open segments."""
+    """The reads in progress, and the open segments."""
 
     def __init__(self, folder: Path, clock: Clock, log: StoreLog | None = None) -> None:
         self._log = log or StoreLog()
@@ -59,8 +59,8 @@ class Reads:
         self._files: dict[int, int] = {}
         """The descriptors of the segments that the loop reads."""
         self._opening: set[int] = set()
-        """The segments that threads open for the loop."""
-        # A disk that hangs must not take the threads of the loop's other work.
+        """The segments that threads are opening for the loop."""
+        # Do not use the loop's default executor: a disk that hangs would block its threads, which have other work too.
         self._threads: list[threading.Thread] = []
         self._asked: SimpleQueue[_Asked | None] = SimpleQueue()
         self._reading: dict[Place, asyncio.Future[Any]] = {}
@@ -70,7 +70,7 @@ class Reads:
         return f"<Reads {len(self._reading)} under way, {len(self._files)} files>"
 
     async def read(self, place: Place) -> Record | None:
-        """Return the record at a place; None if it is damaged or gone.  Raises NotRead."""
+        """Return the record at a place; None if it is damaged or its segment was deleted.  Raises NotRead."""
         data = self._cached(place)
         if data is not None:
             return decode(data)
@@ -89,7 +89,7 @@ class Reads:
 
     def _ask_thread(self, place: Place) -> asyncio.Future[Any]:
         if len(self._threads) < _THREADS:
-            # The interpreter waits at its end for all threads but daemons.
+            # At its exit, the interpreter waits for all threads except daemon threads.
             thread = threading.Thread(target=self._serve, name="store-reader", daemon=True)
             self._threads.append(thread)
             thread.start()
@@ -102,7 +102,7 @@ class Reads:
         return asyncio.wrap_future(done, loop=self._loop)
 
     def _serve(self) -> None:
-        """Read records, in a thread."""
+        """Read records until `close`.  Runs in a thread."""
         while (asked := self._asked.get()) is not None:
             path = segment_path(self._folder, asked.place.segment)
             is_wanted = asked.done.set_running_or_notify_cancel()
@@ -121,13 +121,16 @@ class Reads:
                 asked.done.set_result(found)
 
     def _hand_over(self, segment: int, path: Path | None) -> None:
-        """Open a segment for the loop, in a thread."""
+        """Open a segment, and pass its descriptor to the loop.  Runs in a thread.
+
+        Passes -1 if `path` is None, or if the segment cannot be opened.
+        """
         file = -1
         try:
             if path is not None:
                 file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
-            # The segment is gone, or the process has too many open files.
+            # The segment was deleted, or the process has too many open files.
             pass
         try:
             self._loop.call_soon_threadsafe(self._opened, segment, file)
@@ -142,7 +145,7 @@ class Reads:
         if file < 0:
             return
         if not is_expected:
-            # The segment has been deleted meanwhile.
+            # The segment was deleted after the thread had opened it.
             os.close(file)
             return
         if len(self._files) >= MOST_FILES:
@@ -156,7 +159,7 @@ class Reads:
             self._log.warning("the store on disk could not be read: %s", error)
 
     def _rest(self) -> None:
-        """Have no thread read for a while.  Reads that wait for a thread are not done."""
+        """Begin no new read by a thread for `REST_S`, and cancel all reads in progress."""
         now = self._clock.now()
         if now >= self._resume_at:
             self._resume_at = now + REST_S
@@ -165,7 +168,7 @@ class Reads:
             reading.cancel()
 
     def _cached(self, place: Place) -> bytearray | None:
-        """Read a record without waiting.  Returns None if a thread has to read it."""
+        """Read a record without waiting for the disk.  Returns None if a thread must read the record."""
         file = self._files.get(place.segment)
         if file is None or not _is_for_loop(place):
             return None
@@ -174,7 +177,7 @@ class Reads:
             if os.preadv(file, [data], place.position, _NOWAIT) < place.size:
                 return None
         except OSError:
-            # The bytes are not in the kernel's memory, or this kind of file system cannot tell.
+            # The bytes are not in the page cache, or the file system does not support `RWF_NOWAIT`.
             return None
         return data
 
@@ -185,7 +188,8 @@ class Reads:
             os.close(file)
 
     def close(self) -> None:
-        """Close all segments, and end the threads after their present reads, without waiting for them."""
+        """Cancel all reads, and close all segments.  The threads end after their current reads; do not wait for
+        them."""
         for reading in tuple(self._reading.values()):
             reading.cancel()
         for _ in self._threads:
@@ -201,7 +205,8 @@ def _is_for_loop(place: Place) -> bool:
 
 
 def _read(path: Path, place: Place) -> Record | None:
-    """Read a record, in a thread.  Returns None if it is damaged or gone.  Raises OSError."""
+    """Read a record.  Runs in a thread.  Returns None if the record is damaged or its segment was deleted.  Raises
+    OSError."""
     try:
         with path.open("rb", buffering=0) as file:
             data = os.pread(file.fileno(), place.size, place.position)

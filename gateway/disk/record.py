@@ -1,12 +1,13 @@
 """The format of a record: one run of a stream's bytes, with its tokens and a checksum.
 
-A record is a fixed head, a header in JSON, and the bytes.  The head has a magic number, the sizes of the two other
-parts, and a checksum of everything else.  A record is decoded only if its length and its checksum are right, so a
-record that was torn by a crash, or has a flipped bit, is never used.
+A record consists of a head of fixed size, a header in JSON, and the bytes.  The head has a magic number, the sizes of
+the header and of the bytes, and a checksum of the sizes, the header and the bytes.  A record is decoded only if its
+length and its checksum are right.  A record that is incomplete after a crash, or has a flipped bit, is therefore never
+used.
 
-The header names the stream and the run.  The stream is named by a digest of its key and of the store's id, which is
-random.  An index that points at the record of another stream or run is therefore noticed as well, and so is a key in
-the index that has changed, and an index of an earlier store in the same folder.
+The header identifies the run and the stream.  The identifier of the stream is a digest of its key and of the store's
+random id.  A reader therefore detects an index that points to the record of another stream or run.  It also detects a
+changed key in the index, and an index of an earlier store in the same folder.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ class Record(NamedTuple):
     """A decoded record."""
 
     owner: str
-    """The digest that names the stream (`StoredKey.owner_in`)."""
+    """The digest that identifies the stream (`StoredKey.owner_in`)."""
     written_at: float
-    """When the record was made, in Unix seconds."""
+    """The time when the record was created, in Unix seconds."""
     block: Block
 
 
 def encode(owner: str, written_at: float, block: Block) -> list[bytes]:
-    """Return the record of a block as pieces."""
+    """Return the record of a block, as a list of pieces."""
     header = orjson.dumps([owner, written_at, block.start, block.end, block.is_json, block.marks])
     sizes = (len(header), block.size)
     return [_HEAD.pack(_MAGIC, *sizes, _checksum(sizes, [header, *block.pieces])), header, *block.pieces]

@@ -1,12 +1,16 @@
-"""The runs of one stream on disk, in memory: where each range of its bytes is, and what is still to be written.
+"""The index in memory of a stream's runs on disk: where each run is, and which bytes are still to be written.
 
-The runs of a stream do not overlap, and are in the order of their tokens.  There may be gaps between them.
+A run is a range of the stream's bytes.  The runs of a stream do not overlap, and are in the order of their tokens.
+There may be gaps between them.
 
-Runs are *bound* to the incarnation of a stream in memory when it is known that their bytes belong to it: it wrote them,
-or the origin has confirmed them.  After a restart, or when the stream has left memory, the runs are not bound to any
-stream in memory.  The origin then has to confirm them before they are used (`gateway.engine.from_disk`): a read from
-the *check* must bring the same bytes.  The check of a run is its last token that has `CHECK_BYTES` after it in the run.
-The check of the stream is that of the latest run, or of an earlier run if the latest ones are smaller than that.
+Runs are *bound* to an incarnation of a stream in memory if their bytes are known to belong to that incarnation.  This
+is known if that stream wrote them, or if the origin has confirmed them.  After a restart, or after the stream was
+removed from memory, the runs are not bound to any stream.  The origin must confirm them first: a read from a token near
+their end (the *check*) must return the bytes that are on disk (`gateway.engine.from_disk`).
+
+The check of a run is its last token after which the run has at least `CHECK_BYTES`.  The check of a stream is the check
+of its latest run.  If the latest runs have fewer than `CHECK_BYTES`, and no gap is before them, the check is in an
+earlier run.
 """
 
 from __future__ import annotations
@@ -26,25 +30,25 @@ from gateway.tape.block import Block
 from gateway.tape.stream import Stream
 
 RUN_BYTES: Final = 1 << 18
-"""The usual size of a run.  A run is longer if the origin has named no token within this size."""
+"""The usual size of a run in bytes.  A run is longer if the origin has given no token within this size."""
 MOST_MARKS: Final = 1_024
-"""The most tokens of a run."""
+"""The maximum number of tokens in a run."""
 CHECK_BYTES: Final = 1 << 12
-"""The least bytes that confirm a run.  The last message alone would show little, if all streams end with an equal
-message."""
+"""The least number of bytes that confirm the runs, if the runs have this many.  One message is too little evidence,
+because many streams may end with the same message."""
 
 
 class Proof(NamedTuple):
-    """The origin has sent the bytes after a token again, and they were those on disk."""
+    """A confirmation: the origin's bytes after a token were equal to the bytes on disk."""
 
     at: float
-    """When the origin was asked (monotonic seconds)."""
+    """The time just before the first request to the origin (monotonic seconds)."""
     is_exact: bool
-    """Whether the bytes on disk reach as far as each of the replies."""
+    """Whether no reply went beyond the end of the run with which it was compared."""
 
 
 class Run:
-    """A run.  Its bytes can be read once it has a place."""
+    """A run.  Its bytes can be read once it has a place in a segment file."""
 
     __slots__ = ("body", "check", "end", "place", "start")
 
@@ -61,12 +65,13 @@ class Run:
 
     @classmethod
     def of(cls, block: Block) -> Run:
-        """Return the run that a block is written as."""
+        """Return the run for the bytes of a block.  The run has no place yet."""
         return cls(block.start, block.end, check_of(block), block.size)
 
 
 def check_of(block: Block) -> str:
-    """Return the last token of the block with at least `CHECK_BYTES` after it; its first token if there is none."""
+    """Return the last token after which the block has at least `CHECK_BYTES`; the block's first token if there is no
+    such token."""
     return next((token for at, token in reversed(block.marks) if block.size - at >= CHECK_BYTES), block.start)
 
 
@@ -84,11 +89,11 @@ class StoredStream:
         self.incarnation: str | None = None
         """The incarnation of the stream in memory that the runs are bound to; None if they are not bound."""
         self.bound_at = -math.inf
-        """When the origin was last asked for the end of the runs and has proved it (monotonic seconds)."""
+        """The time of the latest request whose reply confirmed the last bytes of the runs (monotonic seconds)."""
         self.asking = 0
-        """How many reads are having the origin confirm the runs."""
+        """The number of reads that wait until the origin confirms the runs."""
         self.proving: dict[str, Signal] = {}
-        """The tokens at which reads are having bytes proved.  Each signal fires at the end of the proof."""
+        """The tokens whose following bytes are being confirmed.  Each signal fires at the end of the confirmation."""
         self.is_withdrawn = False
         self.body = 0
         """The number of the stream's bytes in all runs."""
@@ -107,7 +112,7 @@ class StoredStream:
 
     @property
     def group(self) -> Group:
-        """The path of the stream."""
+        """The origin and the path of the stream."""
         return Group(self.key.origin, self.key.path)
 
     def is_bound_to(self, stream: Stream) -> bool:
@@ -115,21 +120,22 @@ class StoredStream:
         return self.incarnation == stream.version.incarnation and not self.is_withdrawn and stream.ended is None
 
     def bind(self, stream: Stream, at: float) -> None:
-        """Let the runs be used for this stream in memory, because the origin was asked at this time and has proved
-        their end."""
+        """Bind the runs to this stream.  A request at the time `at` has confirmed their last bytes."""
         if self.incarnation != stream.version.incarnation:
             self.incarnation = stream.version.incarnation
             self._proofs.clear()
         self.bound_at = at
 
     def proven(self, token: str, proof: Proof) -> None:
-        """Record a proof of the bytes after `token`."""
+        """Record a confirmation of the bytes after `token`."""
         self._proofs[token] = proof
 
     def proof_for(self, token: str, since: float, stretch: int) -> Proof | None:
-        """Return the nearest proof, later than `since`, at `token` or before it; None if there is none.
+        """Return the nearest confirmation at `token` or before it; None if there is none.
 
-        The proof is in the run of `token` or in the runs before it without a gap, which have at most `stretch` bytes.
+        Only confirmations later than `since` count.  The confirmation belongs to the run of `token`, or to a run before
+        it with no gap between them.  The runs before the run of `token`, back to the run of the confirmation, have at
+        most `stretch` bytes in all.
         """
         self._proofs = {known: proof for known, proof in self._proofs.items() if proof.at > since}
         nearest = max((_order(known) for known in self._proofs if not is_before(token, known)), default=None)
@@ -167,8 +173,8 @@ class StoredStream:
         return True
 
     def remove_segment(self, segment: int) -> int:
-        """Remove the runs that a segment has; return their number."""
-        # A stream may have many runs, so this is one pass.
+        """Remove the runs in a segment; return their number."""
+        # A stream may have many runs, so remove all of them in one pass.
         is_kept = [run.place is None or run.place.segment != segment for run in self._runs]
         removed = [run for run, kept in zip(self._runs, is_kept, strict=True) if not kept]
         self._runs, self._starts = list(compress(self._runs, is_kept)), list(compress(self._starts, is_kept))
@@ -178,20 +184,20 @@ class StoredStream:
         return len(removed)
 
     def at(self, token: str) -> Run | None:
-        """Return the run that has the bytes after `token`, if `token` is one of its tokens; None if there is none."""
+        """Return the run whose range contains `token`; None if there is none.  The end of a run is not in its range."""
         at = bisect_right(self._starts, _order(token)) - 1
         return self._runs[at] if at >= 0 and is_before(token, self._runs[at].end) else None
 
     @property
     def latest(self) -> Run | None:
-        """The last run that can be read."""
+        """The last run that can be read; None if there is none."""
         return next((run for run in reversed(self._runs) if run.place is not None), None)
 
     @property
     def check(self) -> str | None:
-        """The token at which the end of the runs is proved; None if no run can be read.
+        """The token from which the origin must confirm the last bytes of the runs; None if no run can be read.
 
-        At least `CHECK_BYTES` follow it without a gap, if the runs have as many there.
+        If possible, at least `CHECK_BYTES` contiguous bytes follow this token.
         """
         check: str | None = None
         start, size = "", 0
@@ -207,18 +213,18 @@ class StoredStream:
         return check
 
     def has_from(self, token: str, least: int) -> bool:
-        """Return whether the run at `token` and the later runs have at least `least` bytes."""
+        """Return whether the run that contains `token` and the later runs have at least `least` bytes in all."""
         at = bisect_right(self._starts, _order(token)) - 1
         if at < 0 or not is_before(token, self._runs[at].end):
             return False
-        # A stream may have many runs.
+        # A stream may have many runs, so stop as soon as the sum reaches `least`.
         return any(total >= least for total in accumulate(self._runs[one].body for one in range(at, len(self._runs))))
 
     def missing(self, block: Block, least: int, most: int) -> Iterator[Block]:
-        """Return the bytes of a block that are to be written, as blocks of the size of a run.
+        """Return the bytes of a block that must still be written, as blocks of the size of a run.
 
-        These are the bytes after the last token that is on disk.  The last block is left out if it is smaller than
-        `least`, and each block that is larger than `most`.
+        These are the bytes after the last run on disk that contains a token of the block.  The last block is left out
+        if it has fewer than `least` bytes.  Each block with more than `most` bytes is left out too.
         """
         marks = block.marks
         at = len(marks)
@@ -227,7 +233,8 @@ class StoredStream:
         if at:
             run = self.at(marks[at - 1][1])
             assert run is not None
-            # The run has to end at a token of the block.  If not, the two do not fit together.
+            # The next token of the block must be the end of the run.  If it is another token, the run and the block do
+            # not match.  If there is no next token, all bytes of the block are on disk.
             if at == len(marks) or marks[at][1] != run.end:
                 return
         while at < len(marks):

@@ -1,17 +1,19 @@
-"""The store on disk, as the loop sees it: which streams it has, what is written, and reads of runs.
+"""The store on disk, without its writer's thread: it lists the streams, decides what to write, and reads runs.
 
-The loop decides, and the writer's thread writes (`gateway.disk.writer_thread`).  `gateway.engine.from_disk` decides
-when bytes on disk may be used again.  The loop never waits for the writer.  Runs wait in a queue of at most
-`MOST_QUEUED_BYTES`, and further runs are not written.  Bytes that are not on disk are fetched from the origin, so a run
-that is lost costs a request and nothing else.
+The loop decides which runs are written, and the writer's thread writes them (`gateway.disk.writer_thread`).
+`gateway.engine.from_disk` decides when bytes on disk may be used again.
 
-A run is written when a stream has `RUN_BYTES` more bytes than on disk, when the stream leaves memory, and when the
-gateway stops.  Streams of less than `LEAST_BYTES` are not written: to confirm them costs the origin as much as to send
-them.  Only streams of readers without credentials are written, unless the operator allows others
-(`store.with_credentials`).
+During normal operation the loop never waits for the writer.  Runs wait in a queue of at most `MOST_QUEUED_BYTES`.  If
+the queue is full, further runs are not written.  Bytes that are not on disk are fetched from the origin, so the only
+cost of a lost run is a request.
 
-The store belongs to one process, which holds a lock on its folder.  Each of several workers has a store of its own
-(`gateway.disk.folders`), with the streams that it owns while all workers serve.
+Runs are written in three cases: about `RUN_BYTES` of a stream were stored on its tape since the last write, bytes of
+the stream are evicted, or the gateway stops.  Streams with fewer than `LEAST_BYTES` are not written, because their
+confirmation would cost the origin as much as a fetch.  Only streams of readers without credentials are written, unless
+the operator allows other streams (`store.with_credentials`).
+
+The store belongs to one process, which locks the store's folder.  If there are several workers, each has its own store
+(`gateway.disk.folders`).  This store has the streams that the worker owns while all workers serve.
 """
 
 from __future__ import annotations
@@ -52,29 +54,29 @@ from gateway.tape.stream import Stream
 MOST_QUEUED_BYTES: Final = 1 << 26
 LEAST_BYTES: Final = 1 << 17
 LEAST_LEFT_BYTES: Final = 1 << 14
-"""When a stream leaves memory, the rest of its bytes is written if it has at least this size.  A smaller rest
-is not written: the origin sends it anyway, in the reply that confirms the earlier runs."""
+"""The least size of the last run that is written before a stream's bytes are evicted.  A smaller rest is not written,
+because the origin sends it anyway in the reply that confirms the earlier runs."""
 MOST_RUNS: Final = 1 << 19
-"""The most runs in the index, which take some 500 bytes of memory each."""
+"""The maximum number of runs in the index.  Each run takes about 500 bytes of memory."""
 SETTLE_S: Final = 10.0
-"""How long a purge, or the end of the process, waits for the disk."""
+"""The seconds for which a purge, or the end of the process, waits for the disk."""
 STOP_S: Final = 2.0
-"""How long the end of the process waits for the writer after its last job."""
+"""The seconds for which the end of the process waits for the writer's thread to end after its last job."""
 
 
 @dataclass(slots=True)
 class DiskCounts:
-    """What the store has done."""
+    """Counts of the store's work."""
 
     written_bytes: int = 0
     dropped_bytes: int = 0
-    """Bytes of streams that were not written, because the queue was full or a write failed.  Bytes may be tried, and
-    counted, again."""
+    """Bytes of runs that were not written, because the queue was full or a write failed.  If the same bytes are tried
+    and dropped again, they are counted again."""
     read_bytes: int = 0
     damaged: int = 0
-    """Runs that could not be read, or whose checksum was wrong."""
+    """Runs whose record was damaged or missing, or belonged to another run."""
     refuted: int = 0
-    """Streams whose bytes on disk the origin did not confirm."""
+    """Streams that were dropped because the origin's reply showed that their bytes on disk are not valid."""
 
 
 class DiskStore:
@@ -83,8 +85,8 @@ class DiskStore:
     def __init__(
         self, opened: OpenedFolder, config: StoreConfig, clock: Clock, slot: int | None = None, workers: int = 1
     ) -> None:
-        """`opened` belongs to the store from now on.  `slot` is that of one among `workers`; None if this process is
-        the only one."""
+        """The store takes ownership of `opened`.  `workers` is the number of workers, and `slot` is the slot of this
+        worker; None if this process is the only one."""
         folder, index, loaded = opened.folder, opened.index, opened.loaded
         self._folder = folder
         self._lock = opened.lock
@@ -99,14 +101,15 @@ class DiskStore:
         self._reads = Reads(folder, clock, self._log)
         self._sharing: Mapping[Partition, str] = {}
         self._unwritten: dict[Stream, int] = {}
-        """For each stream in memory, the bytes stored on its tape since it was last written."""
+        """For each stream in memory, the number of bytes stored on its tape since the last write."""
         self._queued_bytes = 0
         self._runs = loaded.runs
         self._most_runs = MOST_RUNS // workers
         self._unmarked: set[Path] = set()
-        """Folders of other workers that could not be marked at the latest attempt.  Only the writer uses it."""
+        """Folders of other workers whose latest marking has failed.  Only the writer's thread uses this set."""
         self._is_dropping = False
-        """Whether the writer has yet to delete the oldest segment because there are too many runs."""
+        """Whether the writer was asked to delete the oldest segment, because there are too many runs, and has not done
+        so yet."""
         self._numbered = loaded.numbered
         self.is_not_stored: Callable[[Stream], bool] = lambda stream: False
         """Whether the cache plan excludes a stream.  The engine sets it."""
@@ -115,15 +118,15 @@ class DiskStore:
         self.owns: Callable[[Group], bool] = lambda group: True
         """Whether this process keeps the streams of a path on disk.  The engine sets it."""
         self.check: Callable[[Group], object] = lambda group: None
-        """Drops the streams of a path if the disk has missed a removal.  Called before one of them is used.  The engine
-        sets it."""
+        """Drops the streams of a path if the disk has missed a removal.  Called before one of these streams is used.
+        The engine sets it."""
         self.is_unchecked: Callable[[Group], bool] = lambda group: False
-        """Whether `check` has yet to be called for a path.  Nothing of the path is written until then.  The engine sets
-        it."""
+        """Whether `check` must still be called for a path.  Before this call, no bytes of the path are written.  The
+        engine sets it."""
         self.path_added: Callable[[Group], object] = lambda group: None
-        """Called when a stream of a path has come to the disk.  The engine sets it."""
+        """Called when a stream of a path is added to the store.  The engine sets it."""
         self.path_removed: Callable[[Group], object] = lambda group: None
-        """Called when the last stream of a path has left the disk.  The engine sets it."""
+        """Called when the last stream of a path is removed from the store.  The engine sets it."""
         self._writer = Writer(folder, index, loaded.sizes, loaded.following, config, clock.now, self._log)
         loop = asyncio.get_running_loop()
 
@@ -142,7 +145,8 @@ class DiskStore:
 
     @classmethod
     def open(cls, config: StoreConfig, clock: Clock) -> Self:
-        """Open the store of a gateway of one process, or make it.  Raises ConfigError if it cannot be used."""
+        """Open the store of a gateway of one process, and create the store if it is missing.  Raises ConfigError if the
+        store cannot be used."""
         try:
             return cls(open_folder(config, LOCK), config, clock)
         except InUseError:
@@ -156,17 +160,20 @@ class DiskStore:
 
     @property
     def total_bytes(self) -> int:
-        """The bytes of all segments."""
+        """The number of bytes in all segments."""
         return self._writer.total_bytes
 
     @property
     def errors(self) -> int:
-        """How many writes have failed."""
+        """The number of failed writes."""
         return self._writer.errors
 
     def take_routes(self, sharing: Mapping[Partition, str]) -> None:
-        """Use these routes.  `sharing` maps the partition of each route that may be on disk to a digest of that route's
-        sharing settings."""
+        """Use the routes of the current configuration.
+
+        `sharing` has the partitions whose streams may be on disk.  It maps each of them to a digest of its route's
+        sharing settings.
+        """
         self._sharing = sharing
 
     # -- what the tapes say
@@ -206,7 +213,7 @@ class DiskStore:
     # -- streams on disk
 
     def _key(self, key: StreamKey) -> StoredKey | None:
-        """Return the name on disk of a stream in memory; None if it may not be on disk."""
+        """Return the key on disk of a stream in memory; None if the stream may not be on disk."""
         partition = key.partition
         sharing = None if partition.readers else self._sharing.get(partition)
         return None if sharing is None else StoredKey(*key.group, key.query, partition.route, sharing)
@@ -217,9 +224,9 @@ class DiskStore:
         return self._streams.get(stored_key) if stored_key is not None else None
 
     def usable(self, key: StreamKey) -> StoredStream | None:
-        """Return the stream on disk if its bytes may be used, once the origin has confirmed them; None if not.
+        """Return the stream on disk, if its bytes may be used after the origin has confirmed them; otherwise None.
 
-        May apply the writes of other workers, so it must not be called during a change of the tapes.
+        This method may apply the writes of other workers, so it must not be called during a change of the tapes.
         """
         if self.find(key) is None or not self.owns(key.group):
             return None
@@ -237,7 +244,7 @@ class DiskStore:
         return iter(tuple(self._streams.values()))
 
     def drop(self, stored: StoredStream) -> bool:
-        """Drop a stream from disk; return False if it was dropped before."""
+        """Drop a stream from disk; return False if it was already dropped."""
         if stored.is_withdrawn:
             return False
         self._forget(stored)
@@ -265,7 +272,7 @@ class DiskStore:
     # -- writing
 
     def _write(self, stream: Stream, least: int) -> None:
-        """Have the bytes written that are on the tape but not on disk."""
+        """Enqueue the bytes that are on the tape but not on disk.  The last run must have at least `least` bytes."""
         key, content_type = self._key(stream.key), stream.content_type
         if key is None or content_type is None or self._writer.is_paused or not self._may_be_written(stream):
             return
@@ -276,9 +283,10 @@ class DiskStore:
             check = stored.check
             is_fetched = check is None or (tape.is_indexed(check) and tape.size >= stored.body)
             if stored.asking or not is_fetched:
-                # Keep the runs: they can be used as soon as a read has had them confirmed.
+                # Keep the runs, because they can be used as soon as the origin has confirmed them.
                 return
-            # The tape has as many bytes as the runs, all fetched from the origin, so the runs have saved nothing.
+            # Drop the runs, because they save no fetches.  The tape already has at least as many bytes as the runs, and
+            # all of these bytes were fetched from the origin.
             self.drop(stored)
             stored = None
         if stored is None:
@@ -302,7 +310,7 @@ class DiskStore:
             self.drop(stored)
             return
         for block in tape.blocks():
-            # A block that another block follows does not grow any more.
+            # A block does not grow any more once another block follows.  Its last run may therefore have any size.
             least_part = 1 if tape.is_indexed(block.end) else least
             if not all(self._enqueue(stored, part) for part in stored.missing(block, least_part, self._most_run_bytes)):
                 break
@@ -312,7 +320,7 @@ class DiskStore:
             self._writer.put(Describe(stored.number, stored.key, stored.facts))
 
     def _enqueue(self, stored: StoredStream, block: Block) -> bool:
-        """Have a run written, unless it overlaps another one.  Returns False if the queue has no room."""
+        """Enqueue a run, unless it overlaps another run.  Returns False if the queue has no room."""
         size, run = block.size, Run.of(block)
         if self._queued_bytes + size > MOST_QUEUED_BYTES:
             self.counts.dropped_bytes += size
@@ -359,7 +367,7 @@ class DiskStore:
     # -- reading
 
     async def read(self, stored: StoredStream, run: Run) -> Block | None:
-        """Return the bytes of a run; None if it cannot be read, or is not written yet."""
+        """Return the bytes of a run; None if the run cannot be read, or is not written yet."""
         place = run.place
         if place is None or stored.is_withdrawn:
             return None
@@ -373,7 +381,7 @@ class DiskStore:
             self._damaged(stored, run, place)
             return None
         block = record.block
-        # The bytes are as old as the record.
+        # The age of the bytes is the age of the record.
         block.stored_at = self._clock.now() - max(0.0, self._clock.wall() - record.written_at)
         self.counts.read_bytes += block.size
         return block
@@ -390,11 +398,11 @@ class DiskStore:
     # -- what the disk has done
 
     def when_done(self, done: Callable[[bool], object], holder: Holder | None) -> None:
-        """Have everything decided so far done on disk, and call `done` on the loop with whether it will outlast a
-        crash.
+        """Let the writer finish all jobs so far, then call `done` on the loop.  The argument of `done` states whether
+        all withdrawals so far would survive a crash.
 
-        With `holder`, the folder is not behind (`gateway.disk.folders.mark_behind`), and `holder` is the worker that
-        has used it last.
+        If this argument is true and `holder` is not None, remove the folder's mark
+        (`gateway.disk.folders.mark_behind`), and record `holder` as the worker that used the store last.
         """
 
         def finished(is_done: bool) -> None:
@@ -410,8 +418,8 @@ class DiskStore:
             index.put_holder(holder)
 
     def mark_behind(self, folder: Path) -> None:
-        """Have another slot's folder marked (`gateway.disk.folders.mark_behind`).  This store goes on if
-        that fails."""
+        """Let the writer mark another slot's folder (`gateway.disk.folders.mark_behind`).  A failure is only logged,
+        and does not affect this store."""
 
         def mark(_: Index) -> None:
             try:
@@ -428,15 +436,15 @@ class DiskStore:
     # -- the end
 
     async def settled(self) -> bool:
-        """Wait until everything decided so far is on disk, for example withdrawals.
+        """Wait until the writer has done all jobs so far.
 
-        Returns False if that takes more than `SETTLE_S`, or if the disk has not taken a withdrawal.
+        Returns whether all withdrawals so far are on disk.  Returns False if the jobs take longer than `SETTLE_S`.
         """
         return await self._finished(SETTLE_S) is True
 
     async def _finished(self, within_s: float) -> bool | None:
-        """Wait for the writer to do all jobs so far.  Returns whether all withdrawals are on disk; None if the jobs
-        take longer."""
+        """Wait until the writer has done all jobs so far, for at most `within_s`.  Returns whether all withdrawals are
+        on disk; None if the jobs take longer."""
         done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
         def finish(is_withdrawn: bool) -> None:
@@ -448,7 +456,7 @@ class DiskStore:
         return done.result() if finished else None
 
     async def close(self, streams: Iterable[Stream], within_s: float = SETTLE_S) -> None:
-        """Write what is not on disk yet of the streams in memory, and release the folder."""
+        """Write the bytes of the streams in memory that are not on disk yet, and unlock the folder."""
         for stream in streams:
             self.leaving(stream)
         self._reads.close()
@@ -460,11 +468,11 @@ class DiskStore:
 
 
 def _is_at(stored: StoredStream, run: Run, place: Place) -> bool:
-    """Return whether the run is still on disk, at this place."""
+    """Return whether the run is still on disk at this place."""
     return not stored.is_withdrawn and run.place is place
 
 
 def _is_of(record: Record, owner: str, run: Run) -> bool:
-    """Return whether this is the record of the run, and of the stream that the owner digest names."""
+    """Return whether this is the record of the run, and of the stream that the digest `owner` identifies."""
     block = record.block
     return (record.owner, block.start, block.end, block.size) == (owner, run.start, run.end, run.body)

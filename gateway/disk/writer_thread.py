@@ -1,17 +1,16 @@
-"""The writer: the one thread that writes segment files and the index of the store on disk.
+"""The writer: the only thread that writes the segment files and the index of the store on disk.
 
-Segments are only appended to, and deleted oldest first when the store is full.  A record is written to its segment
-first and to the index afterwards.  Segments are not synced: a crash of the machine may lose or damage the latest
-records, which their checksums show.  Commits of the index are synced.
+The loop decides which runs are written (`gateway.disk.store`).  The writer appends their records to segments.  When the
+store is full, the writer deletes the oldest segment.  It adds a run to the index only after the run's record is in a
+segment.  Commits of the index are synced, but segments are not.  A crash of the machine may therefore lose or damage
+the latest records.  Their checksums show this damage.
 
-The loop decides which runs are written (`gateway.disk.store`).  Here it is decided which segment goes when the store is
-full.
+A process never appends to a segment of an earlier process, because the last record of that segment may be incomplete.
 
-A process never appends to a segment of an earlier process, because the end of that segment may be torn.
-
-When a write fails, for example because the disk is full, the writer drops the following writes for `PAUSE_S` and then
-tries again.  Withdrawals are never dropped, and overtake the writes that wait.  If the index cannot record one, the
-writer overwrites the heads of the stream's records, which needs no space, and tries the index again with later jobs.
+If a write fails, for example because the disk is full, the writer drops all further writes for `PAUSE_S`.  Then it
+writes again.  Withdrawals are never dropped, and are done before the writes in the queue.  If the index cannot record a
+withdrawal, the writer overwrites the heads of the stream's records, which needs no space.  The writer then repeats the
+change of the index after later jobs.
 """
 
 from __future__ import annotations
@@ -34,17 +33,17 @@ from gateway.disk.record import encode
 from gateway.tape.block import Block
 
 PAUSE_S: Final = 30.0
-"""How long nothing is written after a write has failed."""
+"""The seconds for which writes are dropped after a failed write."""
 _MOST_JOBS: Final = 64
-"""The most jobs in one transaction of the index."""
+"""The maximum number of jobs in one transaction of the index."""
 _MOST_WITHDRAWALS: Final = 1_000
-"""The most streams that are withdrawn in one transaction."""
+"""The maximum number of streams that are withdrawn in one transaction."""
 _SPOILED: Final = bytes(16)
-"""Overwrites the beginning of a record, which is then damaged."""
+"""The bytes that overwrite the beginning of a withdrawn record, so that the record cannot be decoded."""
 
 
 class Place(NamedTuple):
-    """Where a record is."""
+    """The location of a record: its segment, its position there, and its size in bytes."""
 
     segment: int
     position: int
@@ -61,11 +60,11 @@ class Write(NamedTuple):
     written_at: float
     block: Block
     done: Callable[[Place | None], object]
-    """Called on the loop with the place of the record; with None if it was not written."""
+    """Called on the loop with the place of the record, or with None if the record was not written."""
 
 
 class Describe(NamedTuple):
-    """Record the present facts about a stream."""
+    """Record the current metadata of a stream."""
 
     stream: int
     key: StoredKey
@@ -73,7 +72,7 @@ class Describe(NamedTuple):
 
 
 class Withdraw(NamedTuple):
-    """Drop a stream, whose records are at these places."""
+    """Drop a stream.  `places` are the known places of its records."""
 
     stream: int
     places: Sequence[Place]
@@ -95,11 +94,11 @@ class Finish(NamedTuple):
     """Commit everything before this job, then call `done` on the loop."""
 
     done: Callable[[bool], object]
-    """Its argument is whether all withdrawals so far will outlast a crash."""
+    """Its argument states whether all withdrawals so far would survive a crash."""
 
 
 class Work(NamedTuple):
-    """Do other work on the folder or the index, for example a mark; a failure is one of a write."""
+    """Do other work on the folder or the index, for example set a mark.  A failure counts as a failed write."""
 
     work: Callable[[Index], None]
 
@@ -110,12 +109,12 @@ class Stop(NamedTuple):
 
 @dataclass(slots=True)
 class _Withdrawal:
-    """A withdrawn stream that the index still has."""
+    """A withdrawn stream that is still in the index."""
 
     places: set[Place]
-    """The places of its records that are not overwritten yet, as far as they are known."""
+    """The known places of its records that are not overwritten yet."""
     is_complete: bool = False
-    """Whether all places are known."""
+    """Whether the places of all its records are known."""
 
     @property
     def is_readable(self) -> bool:
@@ -132,7 +131,7 @@ def segment_path(folder: Path, segment: int) -> Path:
 
 
 class Writer:
-    """The thread, and its state.  Only the thread uses the state after `start`."""
+    """The thread and its state.  After `start`, only the thread uses the state."""
 
     def __init__(
         self,
@@ -144,8 +143,8 @@ class Writer:
         now: Callable[[], float],
         log: StoreLog,
     ) -> None:
-        """`sizes` are the sizes of the existing segments, and `following` is the number of the next segment.  `now`
-        gives monotonic seconds."""
+        """`sizes` are the sizes of the existing segments by number, and `following` is the number of the next segment.
+        `now` returns monotonic seconds."""
         self._folder = folder
         self._index = index
         self._sizes = sizes
@@ -156,7 +155,7 @@ class Writer:
         self.total_bytes = sum(sizes.values())
         """The bytes in all segments.  Other threads may read it."""
         self.errors = 0
-        """How many writes have failed.  Other threads may read it."""
+        """The number of failed writes.  Other threads may read it."""
         self._next = following
         self._file = -1
         self._resume_at = 0.0
@@ -164,19 +163,19 @@ class Writer:
         self._uncommitted: list[tuple[int, Place]] = []
         """The records written since the last commit, with the numbers of their streams."""
         self._withdrawn: dict[int, _Withdrawal] = {}
-        """The withdrawn streams that the index still has, by number."""
+        """The withdrawn streams that are still in the index, by number."""
         self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self._urgent: deque[Withdraw] = deque()
-        """The withdrawals that are not done yet.  Each is in `_jobs` too, after the last job of its stream."""
+        """The withdrawals that are not done yet.  Each is also in `_jobs`, where it is the last job of its stream."""
         self._overtaken: set[int] = set()
-        """The withdrawn streams of which jobs may be in the queue.  These jobs are not done."""
+        """The numbers of withdrawn streams that may still have jobs in the queue.  The writer skips these jobs."""
         self._thread = threading.Thread(target=self._run, name="store", daemon=True)
         self.tell: Callable[[Callable[[], object]], None] = lambda event: None
         """Runs a function on the loop.  The owner sets it before `start`."""
         self.segment_dropped: Callable[[int], object] = lambda segment: None
         """Called on the loop before a segment file is deleted."""
         if self.total_bytes > self._max_bytes:
-            # The limit has been lowered, or is divided among more workers.
+            # The limit was lowered, or is now divided among more workers.
             self.put(Work(lambda index: self._shrink(0)))
 
     def __repr__(self) -> str:
@@ -188,18 +187,19 @@ class Writer:
 
     @property
     def is_paused(self) -> bool:
-        """Whether a write has failed less than `PAUSE_S` ago.  Other threads may read it."""
+        """Whether writes are dropped, because a write has failed less than `PAUSE_S` ago.  Other threads may read
+        it."""
         return self._is_failing and self._now() < self._resume_at
 
     def put(self, job: Job) -> None:
-        """Have the thread do a job after all earlier jobs, and a withdrawal at once.  No other job of the stream may
-        follow its withdrawal."""
+        """Add a job, which the thread does after all earlier jobs.  The thread does a withdrawal before all other jobs
+        in the queue.  No other job of a stream may follow the withdrawal of this stream."""
         if isinstance(job, Withdraw):
             self._urgent.append(job)
         self._jobs.put(job)
 
     def stop(self, within_s: float) -> bool:
-        """End the thread after all earlier jobs; return whether it has ended within this time."""
+        """End the thread after all earlier jobs.  Returns whether the thread has ended within `within_s` seconds."""
         self._jobs.put(Stop())
         self._thread.join(within_s)
         if self._thread.is_alive():
@@ -235,7 +235,7 @@ class Writer:
                     self._withdraw_again()
 
     def _withdraw_urgent(self) -> None:
-        """Do all withdrawals in the queue."""
+        """Do all withdrawals in `_urgent`."""
         while count := min(len(self._urgent), _MOST_WITHDRAWALS):
             withdrawals = [self._urgent.popleft() for _ in range(count)]
             self._overtaken.update(job.stream for job in withdrawals)
@@ -249,7 +249,7 @@ class Writer:
                 if stream not in self._overtaken:
                     self._change(lambda index: index.put_stream(stream, key, facts))
             case Withdraw(stream):
-                # The stream was withdrawn already, and no job of it follows.
+                # The stream was already withdrawn as an urgent job, and no further job of this stream follows.
                 self._overtaken.discard(stream)
             case DropRun(place):
                 self._change(lambda index: index.drop_run(place.segment, place.position))
@@ -286,7 +286,7 @@ class Writer:
         self.tell(lambda: job.done(place))
 
     def _append(self, data: bytes) -> Place:
-        """Append a record to the present segment, or to a new one.  Raises OSError, sqlite3.Error."""
+        """Append a record to the current segment, or to a new one.  Raises OSError, sqlite3.Error."""
         segment = self._next - 1
         if self._file < 0 or self._sizes[segment] + len(data) > self._segment_bytes:
             segment = self._open_segment()
@@ -306,7 +306,7 @@ class Writer:
         return Place(segment, position, len(data))
 
     def _shrink(self, size: int) -> None:
-        """Delete the oldest segments until there is room for `size` bytes.  Raises OSError, sqlite3.Error."""
+        """Delete the oldest segments until the store has room for `size` more bytes.  Raises OSError, sqlite3.Error."""
         while self.total_bytes + size > self._max_bytes and len(self._sizes) > 1:
             self._drop_oldest()
 
@@ -331,7 +331,7 @@ class Writer:
         self.total_bytes -= self._sizes.pop(segment)
 
     def _withdraw(self, jobs: Sequence[Withdraw]) -> None:
-        # No other failure may undo a withdrawal, so withdrawals have their own transaction.
+        # Withdrawals have their own transaction, so that the failure of another job cannot undo them.
         uncommitted = list(self._uncommitted)
         self._commit()
         for job in jobs:
@@ -342,7 +342,7 @@ class Writer:
         self._withdraw_again()
 
     def _withdraw_again(self) -> None:
-        """Drop from the index the withdrawn streams that it still has.  If it fails, overwrite their records."""
+        """Drop the withdrawn streams that are still in the index.  If that fails, overwrite their records."""
         if not self._withdrawn:
             return
 
@@ -361,8 +361,8 @@ class Writer:
                     withdrawal.places.discard(place)
 
     def _complete(self, stream: int, withdrawal: _Withdrawal) -> None:
-        """Add the places that only the index has: those of runs that were in the queue when the stream was withdrawn.
-        Raises sqlite3.Error."""
+        """Add the places of the stream's runs in the index.  A run whose write was in the queue at the time of the
+        withdrawal has a place only there.  Raises sqlite3.Error."""
         withdrawal.places.update(map(Place._make, self._index.places(stream)))
 
     def _overwrite(self, place: Place) -> None:
@@ -373,11 +373,11 @@ class Writer:
                 file.write(_SPOILED)
                 os.fsync(file.fileno())
         except FileNotFoundError:
-            # The segment was deleted, and the record with it.
+            # The segment was deleted, so the record does not exist any more.
             return
 
     def _change(self, change: Callable[[Index], None]) -> bool:
-        """Change the index; return whether that succeeded."""
+        """Change the index in a transaction, without a commit; return whether that succeeded."""
 
         def begun() -> None:
             self._index.begin()
@@ -396,7 +396,7 @@ class Writer:
         try:
             work()
         except Exception as error:
-            # Whatever has failed, the thread goes on.
+            # The thread must continue after every error.
             self._failed(error)
             return False
         return True
@@ -408,7 +408,7 @@ class Writer:
             self._is_failing = True
             self._log.error("the store on disk is not written for now: %s", error)
         if isinstance(error, OSError):
-            # The changes of the index before this one are good.
+            # A file operation has failed, so the uncommitted changes of the index are still valid.
             return
         try:
             self._index.roll_back()

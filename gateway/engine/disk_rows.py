@@ -1,18 +1,19 @@
-"""Keeps a worker's store on disk in step with the removals of the other workers.
+"""Applies the removals of the other workers to a worker's store on disk.
 
-A worker applies the other workers' writes when it next uses a path (`gateway.engine.others_writes`).  For the store on
-disk that is not enough: the worker may die before that, and a purge must not come back.  So each worker also goes over
-the *rows* (paths with equal hashes) that it has on disk, as soon as removals have been counted in shared memory
-(`gateway.workers.removals`).  For a row with new removals it applies the records of the write log.  When the disk has
-recorded the result, the worker notes in shared memory that its disk has done these removals.
+A worker applies the other workers' writes when it next uses a path (`gateway.engine.others_writes`).  The store on disk
+needs more, because the worker may die before it next uses the path.  Purged bytes must not be served again after that.
+So each worker makes *passes* over the *rows* (paths with equal hashes) that it has on disk.  A pass begins when new
+removals have been counted in shared memory (`gateway.workers.removals`), and may take several turns of the loop.  For
+each row with new removals, the worker applies the records of the write log.  When the disk has recorded the result, the
+worker notes in shared memory that its disk has done these removals.
 
-A store that was just opened has *unchecked* rows.  A row is checked before a stream of it is used, or in the first
-pass.  If removals have been counted that the disk had not done when the earlier worker ended, all streams of the row
-are dropped: the records may be lost, and a stream that is fetched again costs requests and nothing else.  A purge that
-the disk has not done drops all streams, and so does a purge that ends without having reached this worker, because the
-worker hung or was not asked.
+All rows of a store that was just opened are *unchecked*.  A row is checked before one of its streams is used, or in the
+first pass.  The check compares the number of removals that have ended with the number that the disk had done when the
+previous worker ended.  If the numbers differ, or if a removal is under way, all streams of the row are dropped, because
+the records of these removals may be lost.  The only cost is that the streams are fetched again.
 
-A pass may take several turns of the loop.
+When the store is opened, all streams are dropped if the disk has not done all purges.  Later, all streams are dropped
+if a purge has ended that this worker has not carried out, because the worker hung or was not asked.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from gateway.protocol.sharing import Group
 from gateway.workers.removals import Removals
 
 ROWS_IN_A_TURN: Final = 4_096
-"""The most rows of a turn of the loop, which take some 3 ms."""
+"""The maximum number of rows visited in one turn of the loop.  This many rows take about 3 ms."""
 _CHECK_COST: Final = 8
-"""To check a row takes as long as to visit so many other rows."""
+"""The check of one row takes as long as visits to this many checked rows."""
 
 
 class KeptPaths(Protocol):
@@ -40,7 +41,7 @@ class KeptPaths(Protocol):
 
 
 class DiskRows:
-    """The rows on disk, and which removals the disk has done."""
+    """The rows on disk, and the removals that the disk has done."""
 
     def __init__(
         self,
@@ -52,7 +53,7 @@ class DiskRows:
         holder: Holder | None,
     ) -> None:
         """`rows` are the paths on disk, by row.  `look_at_row` applies the other workers' records of a row.  `holder`
-        is the worker that has used the store before, if it counted in the same memory."""
+        is the previous worker of the store; None if its counts are not in this shared memory."""
         self._disk = disk
         self._removals = removals
         self._row_of = row_of
@@ -60,22 +61,24 @@ class DiskRows:
         self._paths: dict[int, set[Group]] = dict(rows)
         self._unchecked: set[int] = set(rows)
         self._base = holder.place if holder is not None else removals.place
-        """The place whose disk has done what this store knows."""
+        """The place in shared memory whose counts state which removals this disk has done."""
         self._applied: dict[int, bytes] = {}
         """For each row, the counts of the removals that have been applied to the store (`Removals.cells`)."""
         self._undone: dict[int, int] = {}
-        """The rows whose removals were applied since they were last noted as done."""
+        """The rows whose removals were applied but are not noted as done yet.  The values are the numbers of ended
+        removals."""
         self._queue: deque[int] = deque()
-        """The rows that the present pass has yet to visit."""
+        """The rows that the current pass has not visited yet."""
         self._pass: tuple[int, int] | None = None
         """The counts of removals and purges at the beginning of the latest pass; None before the first."""
         self._is_waiting = False
-        """Whether the disk has yet to record the latest changes."""
+        """Whether the disk has not recorded the latest changes yet."""
         self._needs_note = True
-        """Whether the end of the latest pass has yet to be noted."""
+        """Whether the end of the latest pass is not noted yet."""
         purges = removals.purges
         self._purges = purges.ended
-        """How many purges may have ended without any that this worker has missed."""
+        """The number of purges that this worker has carried out or is expected to carry out.  If more purges have
+        ended, this worker has missed one."""
         if purges.under_way or purges.ended != removals.done_purges(self._base):
             self.drop_all()
 
@@ -84,7 +87,7 @@ class DiskRows:
 
     @property
     def is_settled(self) -> bool:
-        """Whether all removals so far are noted as done."""
+        """Whether all removals that have ended are noted as done."""
         return not (self._queue or self._is_waiting or self._needs_note) and self._counts() == self._pass
 
     def in_row(self, row: int) -> Collection[Group]:
@@ -92,16 +95,17 @@ class DiskRows:
         return tuple(self._paths.get(row, ()))
 
     def is_unchecked(self, group: Group) -> bool:
-        """Return whether a path may be on disk in a row that is not checked yet."""
+        """Return whether the row of a path has not been checked yet."""
         return bool(self._unchecked) and self._row_of(group) in self._unchecked
 
     def check(self, group: Group) -> None:
-        """Drop a path's streams if the disk has missed a removal.  Must be called before one of them is used."""
+        """Drop a path's streams on disk if the disk has missed a removal.  Must be called before one of these streams
+        is used."""
         if self.is_unchecked(group):
             self._check(self._row_of(group))
 
     def path_added(self, group: Group) -> None:
-        """Note that a path has come to the disk."""
+        """Note that a stream of a path is now on disk."""
         row = self._row_of(group)
         paths = self._paths.get(row)
         if paths is None:
@@ -112,7 +116,7 @@ class DiskRows:
             paths.add(group)
 
     def path_removed(self, group: Group) -> None:
-        """Note that a path has left the disk."""
+        """Note that the last stream of a path has been removed from disk."""
         row = self._row_of(group)
         if (paths := self._paths.get(row)) is not None:
             paths.discard(group)
@@ -121,15 +125,17 @@ class DiskRows:
                 self._applied.pop(row, None)
 
     def purged(self) -> None:
-        """Note that this worker has carried out a purge, which is still counted as under way.  Other purges that are
-        under way are taken to reach this worker as well."""
+        """Note that this worker has carried out a purge.  This purge must still be counted as under way.
+
+        Other purges that are under way are expected to reach this worker too.
+        """
         purges = self._removals.purges
         self._look_at_purges(purges.ended)
         self._purges = max(self._purges, purges.ended + purges.under_way)
 
     def step(self, most: int = ROWS_IN_A_TURN) -> None:
-        """Visit the next rows, and have the disk record what they have lost.  Begins a pass if removals have been
-        counted since the latest one."""
+        """Visit the next rows, and tell the disk to record the changes.  Begins a pass if removals have ended since the
+        latest pass."""
         counts = self._counts()
         self._look_at_purges(counts[1])
         if self._is_waiting:
@@ -145,7 +151,7 @@ class DiskRows:
             self._record()
 
     def note_again(self) -> None:
-        """Have the next step note the end of the latest pass again, if nothing has changed since."""
+        """Let the next step note the end of the latest pass again, even if nothing has changed since that pass."""
         self._needs_note = True
 
     def _counts(self) -> tuple[int, int]:
@@ -156,13 +162,14 @@ class DiskRows:
             self._check(row)
         elif row in self._paths and (cells := self._removals.cells(row)) != self._applied.get(row):
             ended = self._removals.of(row).ended
-            # Whoever sees a removal counted finds its record.
+            # The record of each ended removal is already in the write log.
             self._look_at_row(row)
             self._note(row, cells, ended)
 
     def _check(self, row: int) -> None:
         self._unchecked.discard(row)
-        # Read the records up to now first.  A removal with a record among them is counted, or under way.
+        # Apply the records before reading the counts.  Each removal with such a record is counted by then, as ended or
+        # as under way.
         self._look_at_row(row)
         cells, found = self._removals.cells(row), self._removals.of(row)
         if found.under_way or found.ended != self._removals.done(row, self._base):

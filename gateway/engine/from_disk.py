@@ -1,21 +1,24 @@
-"""Reads whose bytes are on disk: the origin sends a part of them again, and then runs go from disk to the tape.
+"""Reads of bytes that are on disk: the gateway compares a part of them with the origin's, then copies runs to the tape.
 
-Runs on disk are used only for a stream in memory that they are bound to (`gateway.disk.runs`).  A stream that has just
-come to memory has no runs bound to it, for example after a restart.  The first read whose bytes are on disk then has
-the end of the runs proved, from their *check* on, and the runs are bound to the stream.
+A *proof* is a comparison of the bytes on disk after a token with the bytes that the origin sends for this token.  It
+succeeds if enough bytes are equal.  If fewer bytes follow the token on disk, all of them must be equal.  A proof may
+need several requests.  Each request is an ordinary fetch, whose bytes are stored on the tape.  The proof compares the
+reply's own bytes, because the tape may already have other bytes at this position.  If the proof fails, the read fetches
+its bytes from the origin.  An equal identifier of the incarnation would prove nothing, because some origins derive the
+identifier from the path (`gateway.protocol.etag.stream_identity`).
 
-A *proof* compares the bytes on disk after a token with the bytes that the origin sends for this token.  It asks on
-until enough bytes have been compared, or all bytes on disk that follow.  Each request is an ordinary fetch, whose bytes
-are stored on the tape.  The proof compares the bytes of the reply itself, because the tape may already hold other bytes
-there.  Without enough bytes nothing is proved, and the read fetches its bytes.  Equal names of an incarnation would be
-no proof: some origins name it by the path (`gateway.protocol.etag.stream_identity`).
+Runs on disk are used only for the stream in memory to which they are bound (`gateway.disk.runs`).  A stream that is new
+in memory has no bound runs, for example after a restart.  The first read of bytes that are on disk therefore makes a
+proof of the last bytes of the runs, which starts at their *check*.  If this proof succeeds, the runs are bound to the
+stream.
 
-A run goes to the tape only if there is a proof at the place where it is needed, or at most `STRETCH_BYTES` before it
-without a gap.  Such a proof is made only after a proof of the end.  Proofs are valid for as long as the origin's
-confirmation of bytes in memory (`Stream.reusable_s`).  All rules for bytes in memory apply to the runs on the tape too.
+A run is copied to the tape only if there is a proof for its position.  The proof must start there, or at most
+`STRETCH_BYTES` earlier with no gap between them.  Such a proof is made only after a proof of the last bytes.  A proof
+is valid for as long as a confirmation of bytes in memory (`Stream.reusable_s`).  After the copy, all rules for bytes in
+memory apply to the run.
 
-If the origin sends other bytes, states an earlier tail, or has no such bytes (404, 410), the stream is dropped from
-disk.  Other refusals may concern one reader only, and change nothing.
+The stream is dropped from disk if the origin sends other bytes, states an earlier tail, or does not have the bytes
+(404, 410).  Other errors change nothing, because they may concern only one reader.
 """
 
 from __future__ import annotations
@@ -41,11 +44,13 @@ from gateway.tape.tape import Tape
 from gateway.upstream.flight import PROOF, Beyond, Head, OriginError, StreamHead, as_seen_by
 
 LEAST_SPARED_BYTES: Final = 1 << 17
-"""A read has runs confirmed only if at least this many bytes on disk follow its start.  Fewer bytes are fetched."""
+"""A read makes a proof only if at least this many bytes on disk follow the read's start.  Fewer bytes are fetched."""
 STRETCH_BYTES: Final = 1 << 22
-"""How many bytes on disk a proof covers, in whole runs: the largest answer, with the default settings."""
+"""The maximum number of bytes from a proof to the run that needs it, counted in whole runs.  With the default settings,
+this is the size of the largest answer."""
 MOST_ASKED: Final = 16
-"""The most requests of one proof.  An origin whose replies are so short that they do not suffice is not spared."""
+"""The maximum number of requests for one proof.  If an origin's replies are too short for this, the proof fails, and
+the read fetches its bytes."""
 
 
 class _Compared(NamedTuple):
@@ -53,14 +58,14 @@ class _Compared(NamedTuple):
 
     head: Head
     size: int = 0
-    """How many bytes were compared."""
+    """The number of bytes that were compared."""
     differs: bool = False
     is_past: bool = False
-    """Whether the reply goes on beyond the bytes on disk."""
+    """Whether the reply goes beyond the end of the run."""
 
 
 class FromDisk:
-    """Brings bytes from disk to tapes.  Keeps no state of its own."""
+    """Copies bytes from disk to tapes.  Keeps no state of its own."""
 
     def __init__(self, disk: DiskStore, store: TapeStore, fetches: FetchTable, clock: Clock) -> None:
         self._disk = disk
@@ -69,7 +74,7 @@ class FromDisk:
         self._clock = clock
 
     def may_help(self, key: StreamKey, start: str) -> bool:
-        """Return whether bytes on disk may spare the origin the bytes after `start`."""
+        """Return whether bytes on disk may save a fetch of the bytes after `start`."""
         stored = self._disk.usable(key)
         return stored is not None and self._is_worth_asking(stored, start)
 
@@ -84,9 +89,10 @@ class FromDisk:
         return is_before(start, check) and stored.has_from(start, again + LEAST_SPARED_BYTES)
 
     async def confirm(self, read: Read, stream: Stream) -> StreamHead | None:
-        """Bind the stream's bytes on disk to it if the read has use for them and the origin proves their end.
+        """Bind the stream's runs on disk to the stream, if the read can use them and a proof of their last bytes
+        succeeds.
 
-        Returns the origin's latest answer in this proof; None if nothing was proved for this read.
+        Returns the origin's latest reply in this proof; None if this call has made no proof that succeeded.
         """
         stored = self._disk.usable(stream.key)
         if stored is None or stored.is_bound_to(stream) or stream.tape.knows_after(read.start):
@@ -99,7 +105,8 @@ class FromDisk:
         return await self._prove_end(read, stream, stored)
 
     async def _prove_end(self, read: Read, stream: Stream, stored: StoredStream) -> StreamHead | None:
-        """Have the end of the runs proved, and bind the runs to the stream.  Returns like `_prove`."""
+        """Make a proof of the last bytes of the runs.  If it succeeds, bind the runs to the stream.  Returns the same
+        as `_prove`."""
         check, asked_at = stored.check, self._clock.now()
         if check is None:
             return None
@@ -119,10 +126,12 @@ class FromDisk:
     async def _prove(
         self, read: Read, stream: Stream, stored: StoredStream, start: str, least: int
     ) -> StreamHead | None:
-        """Compare at least `least` bytes on disk after `start`, or all that follow without a gap, with the origin's.
+        """Compare at least `least` bytes on disk after `start` with the origin's bytes.  If fewer contiguous bytes are
+        on disk, compare all of them.
 
-        Returns the origin's latest answer; None if the bytes are not proved, or if this call has waited for another
-        read's proof at `start`.  Drops the stream from disk if it is refuted.
+        If another read is making the same proof, only wait for the end of that proof.  If the origin's reply shows that
+        the bytes on disk are not valid, drop the stream from disk.  Returns the origin's latest reply; None if this
+        call has made no proof that succeeded.
         """
         if (another := stored.proving.get(start)) is not None:
             await another.wait()
@@ -163,7 +172,7 @@ class FromDisk:
             if found.differs or (is_shorter and (head.up_to_date or head.is_closed)) or not _is_like(stored, stream):
                 self._refute(stored)
                 if is_known:
-                    # The bytes in memory were not compared with those of the reply.
+                    # The tape had bytes after `at`, which were not compared with the reply and may be invalid too.
                     self._store.forget_bytes(stream)
                     stream.may_be_another()
                 return None
@@ -175,7 +184,8 @@ class FromDisk:
             if compared >= least:
                 break
             if at != run.end and not held.is_indexed(at):
-                # The origin has divided the bytes in another way, so it is not known where this reply ends.
+                # The reply does not end at a known token.  The end of the reply is therefore at no known position on
+                # disk, and the comparison cannot continue.
                 return None
         else:
             return None
@@ -184,7 +194,7 @@ class FromDisk:
         return head
 
     async def _compare(self, read: Read, stream: Stream, at: str, held: Tape) -> _Compared:
-        """Compare the bytes on `held` after `at` with those that the origin sends."""
+        """Compare the bytes on `held` after `at` with the bytes that the origin sends."""
         flight = self._fetches.join_fetch(stream, at, read.route, read.source, PROOF + at).fetch
         reader = flight.attach()
         try:
@@ -218,8 +228,10 @@ class FromDisk:
             self._disk.counts.refuted += 1
 
     async def restore(self, read: Read, stream: Stream, at: str) -> bool:
-        """Bring the bytes after `at` to the tape if they are on disk, with a proof if it is needed; return whether the
-        tape has bytes after `at` now."""
+        """Copy the bytes after `at` from disk to the tape, if they are on disk.  Make a proof first if it is needed.
+
+        Returns whether the tape now has bytes after `at`.
+        """
         stored = self._disk.usable(stream.key)
         if stored is None or not stored.is_bound_to(stream) or self._disk.is_not_stored(stream):
             return False
@@ -227,7 +239,7 @@ class FromDisk:
         if (run := stored.at(start)) is None:
             return False
         if start != at and not tape.knows_after(at):
-            # The start sentinel leads to the first token without bytes in between.
+            # `at` is the start sentinel.  No bytes lie between it and the first token, so make them synonyms.
             self._store.store(stream, at, start, (), 0.0)
         due = stream.confirmed_before(self._clock.now(), read.route.trust_s, None)
         proof = stored.proof_for(start, due, STRETCH_BYTES)
@@ -248,7 +260,7 @@ class FromDisk:
         first = next((number for number, (_, token) in enumerate(marks) if token == start), None)
         if first is None:
             return False
-        # Leave out the bytes that the tape has already.
+        # Leave out the bytes that are already on the tape.
         known = ((place, token) for place, token in marks[first + 1 :] if tape.is_indexed(token))
         stop, end = next(known, (block.size, block.end))
         self._store.restore(stream, block.part(marks[first][0], start, stop, end))
@@ -258,23 +270,23 @@ class FromDisk:
 
 
 def _first(stored: StoredStream, start: str) -> str:
-    """Return the token to which `start` leads."""
+    """Return the first token if `start` is the start sentinel and the first token is known; otherwise `start`."""
     first = stored.facts.first
     return first if start == START and first is not None else start
 
 
 def _is_current(stored: StoredStream, stream: Stream, incarnation: str) -> bool:
-    """Return whether the bytes on disk and those in memory are still those of the beginning of a proof."""
+    """Return whether the streams on disk and in memory are still the same as at the beginning of a proof."""
     return not stored.is_withdrawn and stream.ended is None and stream.version.incarnation == incarnation
 
 
 def _is_like(stored: StoredStream, stream: Stream) -> bool:
-    """Return whether the facts on disk may be those of the stream."""
+    """Return whether the metadata on disk is compatible with the stream in memory."""
     facts = stored.facts
     is_same = None in (facts.identity, stream.identity) or facts.identity == stream.identity
     return is_same and facts.content_type == stream.content_type
 
 
 def _is_refusal(head: Head) -> bool:
-    """Return whether the origin has answered that it does not have these bytes."""
+    """Return whether the origin's reply says that it does not have these bytes."""
     return isinstance(head, Beyond) or (isinstance(head, OriginError) and head.status in (404, 410))

@@ -1,13 +1,13 @@
-"""The store on disk of one of several workers: when it is opened, and how it learns of removals.
+"""Opens the store on disk of one of several workers, and applies the other workers' removals to it.
 
-Each worker has a folder for its slot (`gateway.disk.folders`), and a part of the bytes.  The first worker of a slot
-opens its folder before the gateway serves, so that a folder that cannot be used fails the start.  A worker that
-replaces a dead one, and a worker whose folder is still in use by the version before, serves without the store and opens
-it in a thread meanwhile.
+Each worker uses the folder of its slot (`gateway.disk.folders`), and a share of the bytes.  The first worker of a slot
+opens the folder before the gateway serves requests.  If the folder cannot be used, the start fails.  Two kinds of
+workers serve without their store at first, and open it in a thread: a worker that replaces a dead worker, and a worker
+whose folder is still used by the previous version.
 
-After that, each worker keeps in step with the removals of the others (`gateway.engine.disk_rows`).  It also marks the
-folder of each other slot that has fallen behind, because its worker is dead or hangs: the counts of removals are lost
-if the whole gateway is killed.
+After the opening, each worker applies the removals of the other workers (`gateway.engine.disk_rows`).  It also looks
+for other slots whose disks have not done all removals, because their workers are dead or hang.  It marks the folders of
+these slots, because the counts of removals are lost if the whole gateway is killed.
 """
 
 from __future__ import annotations
@@ -38,22 +38,24 @@ from gateway.workers.shared_memory import HASHES, SlotState
 from gateway.workers.worker_owners import Owners, owner
 
 LOOK_S: Final = 0.1
-"""Seconds between two looks at the removals of the other workers."""
+"""The seconds between two checks for new removals of the other workers."""
 BEHIND_S: Final = 1.0
-"""A slot without an open store gets a mark if its disk has not done a removal after this time."""
+"""The seconds between two looks at the other slots.  A slot without an open store gets a mark if its disk has not done
+a removal that was counted at the previous look."""
 OPEN_BEHIND_LOOKS: Final = 5
-"""A slot with an open store gets a mark after so many times `BEHIND_S`.  Its worker needs up to two passes over its
-rows, of which there are 65,536 at most: 3.2 s."""
+"""A slot with an open store gets a mark if its disk has not done a removal that was counted this many looks earlier.
+Its worker may need two passes over its rows.  With the maximum of 65,536 rows, two passes take 3.2 s."""
 AGAIN_S: Final = 0.5
-"""Seconds between two attempts to open a folder that another process uses."""
+"""The seconds between two attempts to open a folder that another process uses."""
 FAILED_S: Final = 30.0
-"""Seconds until the next attempt to open a folder that could not be opened."""
+"""The seconds between two attempts to open a folder that could not be opened for another reason."""
 
 Rows = dict[int, set[Group]]
 
 
 class WorkerStore:
-    """Opens the store of this worker, and keeps it in step.  `close` must be called, before the end of the store."""
+    """Opens the store of this worker, and applies removals to it.  The owner must call `close` before it closes the
+    store."""
 
     def __init__(
         self,
@@ -77,13 +79,14 @@ class WorkerStore:
         self._owner: Callable[[int], int] = lru_cache(HASHES)(partial(owner, slots=range(crew.workers)))
         self._rows: DiskRows | None = None
         self._has_missed_purge = False
-        """Whether a purge was carried out before the store was open.  The counts do not show the purges of a fleet."""
+        """Whether this worker carried out a purge before the store was open.  The counts do not include all purges: the
+        purges of other fleet members are missing."""
         self._disk: DiskStore | None = None
         self._log = StoreLog(crew.slot)
         self._tasks = Tasks()
         self._timer: Timer | None = None
         self._earlier: deque[tuple[int, int]] = deque(maxlen=OPEN_BEHIND_LOOKS)
-        """The counts of removals and purges at the latest looks at the other slots."""
+        """The numbers of ended removals and purges at the latest looks at the other slots, the oldest first."""
         self._look_at_others_at = clock.now() + BEHIND_S
 
     def __repr__(self) -> str:
@@ -92,7 +95,8 @@ class WorkerStore:
     # -- opening
 
     async def open(self) -> None:
-        """Open the store, or begin to.  Raises ConfigError if the slot's first worker cannot use the folder."""
+        """Open the store, or start a task that opens it later.  Raises ConfigError if the slot's first worker cannot
+        use the folder."""
         if self._crew.generation == 1 and not self._crew.has_predecessor:
             try:
                 opened, rows = await self._opened(is_late=False)
@@ -108,7 +112,7 @@ class WorkerStore:
     async def _open_later(self) -> None:
         failure = ""
         while self._crew.has_predecessor:
-            # Its workers may carry out purges of which this one does not learn.
+            # Wait until the previous version has ended, because this worker does not see the purges of its workers.
             await self._pause(AGAIN_S)
         while self._disk is None:
             try:
@@ -156,7 +160,7 @@ class WorkerStore:
         self._look()
 
     async def _remove_rest(self) -> None:
-        """Remove the folders of slots that no longer exist, once no process uses them."""
+        """Remove the folders of slots that no longer exist, as soon as no process uses them."""
         root, workers = self._root, self._crew.workers
         while not await in_daemon_thread(lambda: remove_rest(root, workers), "store-remover"):
             await self._pause(AGAIN_S)
@@ -172,7 +176,7 @@ class WorkerStore:
             self._look_at_others()
 
     def _look_at_others(self) -> None:
-        """Have the folders marked of slots that have not done the removals of an earlier look."""
+        """Mark the folders of slots whose disks have not done the removals and purges of an earlier look."""
         assert self._disk is not None
         crew, earlier = self._crew, self._earlier
         for slot in range(crew.workers):
@@ -183,16 +187,17 @@ class WorkerStore:
         earlier.append((self.removals.total.ended, self.removals.purges.ended))
 
     def purged(self) -> None:
-        """Note that this worker has carried out a purge.  Must be called before the purge is counted as ended."""
+        """Note that this worker has carried out a purge.  The purge must still be counted as under way."""
         if self._rows is not None:
             self._rows.purged()
         else:
             self._has_missed_purge = True
 
     async def mark_absent(self) -> bool:
-        """Have the folders marked that do not learn of a purge, because their slot has no worker or no open store.
+        """Mark the folders whose stores cannot do a purge: those of dead slots, and this worker's folder if its store
+        is not open.
 
-        Returns False if the disk does not take the marks in time.
+        Returns whether all marks were written within `SETTLE_S`.
         """
         crew = self._crew
         absent = [slot for slot in range(crew.workers) if crew.shared.state(slot) is SlotState.DEAD]
@@ -218,14 +223,14 @@ class WorkerStore:
     # -- the end
 
     async def close(self, within_s: float) -> None:
-        """End the opening, and have the disk record all removals so far, for at most `within_s`."""
+        """Stop the opening, and let the disk record all removals so far, for at most `within_s`."""
         await self._tasks.close()
         if self._timer is not None:
             self._timer.cancel()
         if (rows := self._rows) is None:
             return
         until = self._clock.now() + within_s
-        # Another worker's mark may have come after this one had caught up.
+        # Another worker may have marked the folder after the latest pass.  A new note removes the mark.
         rows.note_again()
         rows.step(HASHES)
         while not rows.is_settled and self._clock.now() < until:
@@ -234,5 +239,5 @@ class WorkerStore:
 
 
 async def remove_other_slots(root: Path) -> None:
-    """Remove the folders of all slots but the first, because this gateway has one process."""
+    """Remove the folders of all slots except slot 0, because this gateway has only one process."""
     await in_daemon_thread(lambda: remove_rest(root, 1), "store-remover")
