@@ -1,8 +1,8 @@
-"""Work of one kind, gathered in one turn of the event loop and done in the next.
+"""Collects work of one kind in one turn of the event loop, and does it in the next turn.
 
-A request passes through some three hundred functions, more than fit into a processor's nearest caches.  If many
-requests take the same step one after the other, the code of that step stays in these caches.  At saturation, batches
-save a tenth of the time.
+A request runs some three hundred functions.  Their code does not fit into a processor's fastest caches.  If many
+requests run the same functions one after the other, the code of these functions stays in the caches.  At saturation,
+batches save a tenth of the time.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _log = logging.getLogger("gateway.aio.batches")
 T = TypeVar("T")
 
 MOST_S: Final = 0.001
-"""How long one turn of the loop may work on a batch, in seconds.  After that it begins no further item.  The other
-items wait for the next turn, so that a long batch does not delay other events.
+"""The seconds for which one turn of the loop may work on a batch.  After this time, the remaining items wait for the
+next turn, so that a long batch does not delay other events.
 """
 
 
@@ -41,8 +41,8 @@ class Batch(Generic[T]):
     """Calls `work` with each item once, in the order of `add`.  The calls happen in the turn of the loop after `add`,
     or in later turns if there are too many items for one turn.
 
-    An error of `work` is logged, and the next item follows.  `work` runs in an empty context, not in the context of a
-    caller of `add`.
+    If `work` raises an exception, the exception is logged, and the next item follows.  `work` runs in an empty context,
+    not in the context of a caller of `add`.
     """
 
     __slots__ = ("_backlog", "_items", "_now", "_work")
@@ -53,7 +53,8 @@ class Batch(Generic[T]):
         now: Callable[[], float] = SystemClock.now,
         backlog: Backlog | None = None,
     ) -> None:
-        """`backlog` also counts the items of this batch; None for a count of its own."""
+        """`backlog` counts the items of this batch, and may count those of other batches.  With None, the batch creates
+        its own backlog."""
         self._work = work
         self._backlog = backlog if backlog is not None else Backlog()
         self._now = now
@@ -63,7 +64,7 @@ class Batch(Generic[T]):
         return f"<Batch of {len(self._items)}>"
 
     def add(self, item: T) -> None:
-        """Add an item, which `work` gets in a later turn."""
+        """Add an item.  `work` is called with this item in a later turn."""
         if not self._items:
             self._run_soon()
         self._items.append(item)
@@ -87,7 +88,7 @@ class Batch(Generic[T]):
                 if now() > until:
                     break
         finally:
-            # Subtract the finished items even if an error ends the turn.
+            # Subtract the processed items even if an error ends the turn.
             self._backlog.items -= done
             if done < len(items):
                 if not self._items:

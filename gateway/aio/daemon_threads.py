@@ -1,7 +1,7 @@
-"""Work that blocks on the disk, in a thread of its own.
+"""Runs work that may block on the disk in a separate thread.
 
-The thread is a daemon thread, so the process can exit while the disk hangs.  (Python would wait for the threads of the
-loop's default executor at the exit.)
+The thread is a daemon thread, so the process can exit while the disk hangs.  The loop's default executor is not used,
+because Python waits for its threads at the exit.
 """
 
 from __future__ import annotations

@@ -8,14 +8,15 @@ from typing import Any
 
 
 class SealingTransport:
-    """Passes on to another transport: everything that is written, after a call of `seal`, and all other calls."""
+    """Changes all written bytes with `seal`, then writes them to another transport.  Passes all other calls to that
+    transport."""
 
     __slots__ = ("_transport", "seal")
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self.seal: Callable[[bytes], bytes] | None = None
-        """Changes the bytes; None passes them on as they are."""
+        """The function that changes the bytes.  If it is None, the bytes are written unchanged."""
 
     def __repr__(self) -> str:
         return f"<SealingTransport {'sealed' if self.seal is not None else 'open'}>"

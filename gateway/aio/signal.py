@@ -14,11 +14,11 @@ from typing import Final
 from gateway.aio.clock import Clock
 
 _NONE: Final[dict[asyncio.Future[bool], None]] = {}
-"""`Signal._waiting` of all signals without waiters.  It must stay empty."""
+"""The value of `Signal._waiting` in signals without waiters.  All these signals share it, so it must stay empty."""
 
 
 class Signal:
-    """Wakes waiting tasks, in the order in which they began to wait.  Firing costs nothing without waiters."""
+    """Wakes waiting tasks, in the order in which they began to wait.  If no task waits, `fire` returns at once."""
 
     __slots__ = ("_waiting",)
 
@@ -73,7 +73,7 @@ class Signal:
         return gate
 
     def leave_gate(self, gate: asyncio.Future[bool]) -> None:
-        """Unregister a callback, if the signal has not fired since `gate`."""
+        """Unregister the callback that `gate` identifies, if the signal has not fired since its registration."""
         self._waiting.pop(gate, None)
 
     def fire(self) -> None:

@@ -74,7 +74,7 @@ def begin(
     """
     context = copy_context() if context is None else context.copy()
     if asyncio.current_task(loop) is not None:
-        # Without a task of its own, `work` would mistake the current task for its task.
+        # Run `work` in its own task at once.  Otherwise, `work` would mistake the current task for its own task.
         return loop.create_task(work, context=context)
     try:
         awaited = context.run(work.send, None)
@@ -98,7 +98,8 @@ class _Rest(Coroutine[Any, Any, T]):
         self._work = work
         self._awaited: asyncio.Future[Any] | None = awaited
         if awaited is not None:
-            # The flag marks a future that a task is about to await.  Clear it until the new task yields the future.
+            # The flag marks a future that a task is about to await.  Clear the flag now.  `send` sets it again when the
+            # new task awaits the future.
             awaited._asyncio_future_blocking = False
 
     def send(self, value: Any) -> Any:

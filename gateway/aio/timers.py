@@ -1,19 +1,20 @@
 """Cheap timers: a timer wheel for many deadlines, and a deadline that moves often.
 
-A timer of the event loop takes about half a kilobyte, and some microseconds to set and to cancel.  Such timers cost too
-much for the rarely reached deadlines of ten thousand idle connections.  A `Wheel` divides time into ticks and keeps the
-deadlines of each tick in a dictionary, with one loop timer for all.  A deadline fires up to one tick late, but not
-early.
+A timer of the event loop needs about half a kilobyte of memory.  To set and cancel it takes some microseconds.  Such
+timers cost too much for ten thousand idle connections, whose deadlines are rarely reached.  A `Wheel` divides time into
+ticks, and keeps the deadlines of each tick in a dictionary.  It has one loop timer for all deadlines.  A deadline fires
+up to one tick late, but not early.
 
-Live readers have widely spread deadlines, so that their clients do not reconnect at the same time.  A dictionary for
-each of their ticks would cost memory.  Deadlines more than a minute away are therefore rounded up to full seconds.
+Live readers have widely spread deadlines, so that their clients do not reconnect at the same time.  A separate
+dictionary for each of these deadlines would cost too much memory.  Deadlines more than a minute away are therefore
+rounded up to full seconds.
 
 Many deadlines may be due at the same time, and each may close a connection.  One iteration of the event loop fires
 entries for at most `TURN_S`; later iterations fire the rest.
 
 A `Deadline` is for one connection.  It moves with each exchange and is rarely reached.  If it moves to a later time, it
-keeps its loop timer, and sets it again when the timer fires too early.  So a busy connection sets a timer only every
-few seconds.
+keeps its loop timer.  The timer then fires too early, and the `Deadline` sets a new timer.  A busy connection therefore
+sets a timer only every few seconds.
 """
 
 from __future__ import annotations
@@ -51,10 +52,10 @@ class Entry(Protocol):
 
 
 class Wheel:
-    """Entries by tick.  Owner of one timer of the clock, which is set while there are entries."""
+    """Entries by tick.  The wheel owns one timer of the clock, which is set while the wheel has entries."""
 
     def __init__(self, clock: Clock, spent: Callable[[], float] = SystemClock.now) -> None:
-        """`spent` returns seconds, which measure how long one iteration of the loop has fired entries."""
+        """`spent` returns the seconds of a clock that measures how long one iteration of the loop fires entries."""
         self._clock = clock
         self._spent = spent
         # A small `dict` takes half the memory of a small `set`.  The first item is the tick: all entries of a tick
@@ -73,11 +74,12 @@ class Wheel:
     def add(self, entry: Entry, delay_s: float, now: float | None = None) -> int:
         """Call `entry.due` after `delay_s` seconds; return the entry's tick, for `unlink`.
 
-        `now` is the time of the wheel's clock, if the caller has it.
+        `now` is the current time of the wheel's clock.  With None, the wheel reads its clock.
         """
         if now is None:
             now = self._clock.now()
-        # Round up, but not because of a rounding error: 1000.1 + 0.15 is slightly more than 1000.25.
+        # Round up, but ignore rounding errors.  For example, 1000.0 increased five times by 0.1 is slightly more than
+        # 1000.5.
         tick = ceil((now + delay_s) / TICK_S - _HAIR)
         if delay_s > _FAR_S:
             tick += -tick % _FAR_TICKS

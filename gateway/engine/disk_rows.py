@@ -125,7 +125,7 @@ class DiskRows:
                 self._applied.pop(row, None)
 
     def purged(self) -> None:
-        """Note that this worker has carried out a purge.  This purge must still be counted as under way.
+        """Note that this worker has carried out a purge.  Must be called before the purge is counted as ended.
 
         Other purges that are under way are expected to reach this worker too.
         """

@@ -79,8 +79,8 @@ class WorkerStore:
         self._owner: Callable[[int], int] = lru_cache(HASHES)(partial(owner, slots=range(crew.workers)))
         self._rows: DiskRows | None = None
         self._has_missed_purge = False
-        """Whether this worker carried out a purge before the store was open.  The counts do not include all purges: the
-        purges of other fleet members are missing."""
+        """Whether this worker carried out a purge before the store was open.  The counts cannot show this, because they
+        do not include the purges that other fleet members have ordered."""
         self._disk: DiskStore | None = None
         self._log = StoreLog(crew.slot)
         self._tasks = Tasks()
@@ -187,7 +187,7 @@ class WorkerStore:
         earlier.append((self.removals.total.ended, self.removals.purges.ended))
 
     def purged(self) -> None:
-        """Note that this worker has carried out a purge.  The purge must still be counted as under way."""
+        """Note that this worker has carried out a purge.  Must be called before the purge is counted as ended."""
         if self._rows is not None:
             self._rows.purged()
         else:

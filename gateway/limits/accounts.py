@@ -4,13 +4,13 @@ The network of a client is its address prefix (`client_nets`).  An IPv6 host has
 a new address for each request (RFC 8981), so a limit per address would have no effect.
 
 All limits of a client use its account.  An account counts the client's connections, its live reads, and the live
-requests to origins that it causes.  It also has the client's token buckets, the live reads that each rate limit counts,
-and the ban.  The account exists while any of these can still affect its client.  `gateway.live.followed_streams`
-decides whether one more live request may be sent for a client.
+requests to origins that the client causes.  The account also has the client's token buckets, the number of live reads
+that each rate limit counts, and the ban.  The account exists while any of these data can still affect its client.
+`gateway.live.followed_streams` decides whether one more live request may be sent for a client.
 
 The number of accounts with resources in use is bounded by the number of connections.  About `MOST_UNUSED` other
-accounts are kept.  Beyond this number, a new account takes the place of an old one.  Accounts whose buckets are all
-full are removed first, because their removal changes nothing.  Without such an account, the account whose buckets will
+accounts are kept.  If there are more, each new account replaces an old account.  Accounts whose buckets are all full
+are removed first, because their removal changes nothing.  If there is no such account, the account whose buckets will
 be full the soonest is removed.  Its client gains only a few tokens.  The clients that have taken the most tokens stay
 limited.
 
@@ -88,11 +88,12 @@ class Room(Enum):
 
     FREE = "free"
     NO_SHARE = "no_share"
-    """The network has its share of the connections already."""
+    """The network already has as many connections as one network may have."""
     BY_DISPLACING = "by_displacing"
-    """All connections are in use.  The new connection may have to displace an idle connection of the network with the
-    most connections."""
+    """All connections are in use.  The new connection may displace an idle connection of the network with the most
+    connections."""
     NONE = "none"
+    """All connections are in use, and the new connection must be refused."""
 
 
 class Account:
@@ -119,7 +120,7 @@ class Account:
         `LimitedLive` changes this dictionary.  Before the first change, `LimitedLive` replaces `NO_COUNTS` by a new
         dictionary."""
         self.banned_until = 0.0
-        """When the latest ban ends (monotonic seconds); 0 if there was none.  Only `Bans` changes it."""
+        """The time at which the latest ban ends (monotonic seconds); 0 if there was no ban.  Only `Bans` changes it."""
         self.ban_s = 0.0
         """The length of the latest ban in seconds."""
 
@@ -133,7 +134,7 @@ class Account:
 
     @property
     def settled_at(self) -> float:
-        """When all buckets will be full and the ban will no longer matter (monotonic seconds)."""
+        """The time from which all buckets will be full and the ban will no longer matter (monotonic seconds)."""
         return max(self.banned_until + self.ban_s, *self.full_at.values(), 0.0)
 
     def is_banned(self, now: float) -> bool:
@@ -141,15 +142,15 @@ class Account:
         return self.banned_until > now
 
     def begin_live(self) -> None:
-        """Count a live read.  The caller must call `end_live` at its end."""
+        """Count a live read.  The caller must call `end_live` when the read ends."""
         self.live_reads += 1
 
     def end_live(self, sent_bytes: int) -> None:
         """Stop counting a live read.  `sent_bytes` is unused: the parameter exists because `LimitedLive` has the same
         method."""
         self.live_reads -= 1
-        # This repeats the code of `forget_if_unused`, because this path is hot: a client behind a proxy often has only
-        # one live read.
+        # This repeats the code of `forget_if_unused` without a call, because this path is hot.  A client behind a proxy
+        # often has only one live read, so its account is removed here.
         if not (self.live_reads or self.connections or self.followed or self.live) and self._owner is not None:
             self._owner.forget_if_settled(self)
 
@@ -186,9 +187,9 @@ class Accounts:
         return iter(self._all.values())
 
     def open_account(self, net: str) -> Account | None:
-        """Return the account of a network, and create it if necessary.
+        """Return the account of a network, and create the account if necessary.
 
-        Returns None for `UNKNOWN`, to which no limit per client applies.
+        Returns None for `UNKNOWN`, because no limit per client applies to clients without a network.
         """
         account = self._all.get(net)
         if account is None and net != UNKNOWN:
@@ -201,7 +202,7 @@ class Accounts:
         return Account(net, self)
 
     def separate(self, name: str) -> Account:
-        """Return a new account that is not in the table: of a route, or of all clients together."""
+        """Return a new account that is not in the table.  It is for a route, or for all clients together."""
         return Account(name)
 
     def find(self, net: str) -> Account | None:
@@ -214,21 +215,24 @@ class Accounts:
         return account.live_reads if account is not None else 0
 
     def room_for(self, account: Account | None, most: int, most_of_one: int) -> Room:
-        """Return whether there is room for a connection of this network, or of no network.  If there is, the caller
-        must call `connect` at once.
+        """Return whether there is room for a new connection.  If the caller accepts the connection, it must call
+        `connect` at once.
 
-        `most` limits the connections of all networks together, and `most_of_one` limits the connections of one network.
+        `account` is the account of the connection's network, or None without a network.  `most` limits the connections
+        of all networks together, and `most_of_one` limits the connections of one network.
         """
         connections = account.connections if account is not None else 0
         has_share = connections < most_of_one
         if self.open_connections < most:
             return Room.FREE if has_share else Room.NO_SHARE
-        # The two networks must differ by two or more.  Otherwise they would displace each other's connections for ever.
+        # The network with the most connections must have at least two more than this network.  Otherwise the two
+        # networks would displace each other's connections for ever.
         may_displace = has_share and connections + 1 < self.most_connections
         return Room.BY_DISPLACING if may_displace else Room.NONE
 
     def connect(self, account: Account | None) -> None:
-        """Count a connection.  The caller must call `disconnect` and `end_connection` at its end."""
+        """Count a connection.  When the connection ends, the caller must call `end_connection`, and `disconnect` if the
+        connection has an account."""
         self.open_connections += 1
         if account is not None:
             self._resize(account, 1)
@@ -238,7 +242,7 @@ class Accounts:
         self.open_connections -= 1
 
     def disconnect(self, account: Account) -> None:
-        """Stop counting a connection of a network."""
+        """Stop counting a connection of this network."""
         self._resize(account, -1)
         account.forget_if_unused()
 
@@ -248,8 +252,8 @@ class Accounts:
             self._all.pop(account.net, None)
 
     def forget_full(self) -> None:
-        """Remove full buckets from all accounts.  Buckets of rates that were configured earlier would otherwise stay
-        forever."""
+        """Remove full buckets from all accounts.  Otherwise, the buckets of rates that are no longer configured would
+        stay forever."""
         now = self._now()
         for account in self._all.values():
             owed = {rate: full_at for rate, full_at in account.full_at.items() if full_at > now}
@@ -266,7 +270,7 @@ class Accounts:
             if not sizes[old]:
                 del sizes[old]
                 if old == self.most_connections:
-                    # Only this network had the most connections, and it has one connection less now.
+                    # No other network had as many connections, and this network has one connection less now.
                     self.most_connections = new
 
     def _make_room(self) -> None:

@@ -1,15 +1,16 @@
 """The capacity of a process: its memory, and its open files.
 
-`MemoryGuard` decides what to give up when the process comes close to its memory limit.  First the cache shrinks, which
-affects no response.  Then the clients that hold the most memory are dropped.  Then new connections are refused.
-Envoy's overload manager has the same order.  Each measure has a mark: the share of the limit above which the guard
-takes the measure.  A measure ends only when memory is clearly below its mark, so that measures do not switch on and
-off.  The guard is a pure state machine: its owner measures the memory periodically and carries out the measures.
+`MemoryGuard` decides which measures to take when the process comes close to its memory limit.  The first measure is to
+shrink the cache, which affects no response.  The second is to drop the clients that use the most memory.  The third is
+to refuse new connections.  Envoy's overload manager has the same order.  Each measure has a mark, which is a share of
+the limit.  The guard takes the measure when memory is above the mark.  A measure ends only when memory is clearly below
+its mark, so that measures do not switch on and off.  The guard is a pure state machine.  Its owner measures the memory
+periodically and carries out the measures.
 
-`Charges` computes how many bytes each client holds.  A body that is sent to many clients is in memory once.  While the
-cache holds the body too, the body counts for the cache only.  When the cache has dropped the body, the bytes are
-charged to the clients that have not received the whole body, in proportion to the parts that they hold.  Dropping a
-body from the cache frees nothing while a connection refers to the body.
+`Charges` computes how many bytes each client is charged for.  A body that is sent to many clients is in memory once.
+While the body is in the cache too, no client is charged.  After the cache has dropped the body, its bytes are charged
+to the clients that have not received the whole body, in proportion to the parts that they still refer to.  The reason
+is that a dropped body stays in memory while a connection refers to it.
 
 No counter is updated when bytes are written to a client.  Instead, `gateway.server.shedding` periodically examines the
 bytes that connections refer to.
@@ -30,15 +31,15 @@ from typing import Final, NamedTuple, TypeVar
 T = TypeVar("T")
 
 _STEP: Final = 0.05
-"""After memory was short, one check lets the cache grow by at most this share of its configured budget."""
+"""After a shortage of memory, each check lets the cache grow by at most this share of its configured budget."""
 
 _LEAST_CACHE: Final = 0.1
-"""The cache always keeps this share of its budget, or of the memory limit if the limit is lower.  Popular streams then
+"""The cache always keeps this share of its budget or of the memory limit, whichever is lower.  Popular streams then
 stay in memory, and clients are dropped instead."""
 
 
 class Pressure(IntEnum):
-    """How close to its memory limit the process is.  Each level includes the measures of lower levels."""
+    """The level of the shortage of memory.  Each level includes the measures of the lower levels."""
 
     NONE = 0
     CACHE = 1
@@ -54,13 +55,13 @@ MARKS: Final = {Pressure.CACHE: 0.85, Pressure.CLIENTS: 0.92, Pressure.CONNECTIO
 HYSTERESIS: Final = 0.03
 """The distance below its mark at which a level ends, as a share of the limit."""
 _RISE: Final = 0.01
-"""At the level `CLIENTS`, a rise of memory by this share of the limit causes an immediate check.  Fetched bodies may
-add at most the same share between two checks."""
+"""From the level `CLIENTS` on, a rise of memory by this share of the limit causes an immediate check.  Above the mark
+of this level, fetched bodies may add at most half of this share between two checks."""
 
 
 _OF_BODIES: Final = 0.5
-"""The share of the free memory that fetched bodies may fill.  The rest is for joining the bodies' pieces, and for freed
-memory that stays resident.
+"""The share of the free memory that fetched bodies may fill.  The rest is for copies when a body's pieces are joined,
+and for freed memory that stays resident.
 """
 
 
@@ -87,7 +88,7 @@ class MemoryGuard:
         return f"<MemoryGuard {self.pressure.name.lower()}, cache at {self.cache_share:.0%}>"
 
     def calls_for_look(self, resident: int, limit: int) -> bool:
-        """Return whether memory has risen so much since the latest check that the next check must be made now."""
+        """Return whether the next check must be made now, because memory has risen much since the latest check."""
         used = resident / limit
         if self.pressure >= Pressure.CLIENTS and used > self._used + _RISE:
             return True
@@ -109,8 +110,8 @@ class MemoryGuard:
         self._used = used = resident / limit
         self.pressure = pressure = _level(self.pressure, used)
         room = MARKS[Pressure.CACHE] * limit - resident
-        # Even a full cache must stay below the first mark.  If `room` is negative, the cache must give back that many
-        # bytes.
+        # Even a full cache must leave memory below the first mark.  If `room` is negative, the cache must shrink by
+        # that many bytes.
         least = min(budget_bytes, limit) * _LEAST_CACHE
         fitting = max(least, cache_bytes + room) / budget_bytes if budget_bytes else 0.0
         self.cache_share = min(1.0, self.cache_share + _STEP, fitting)
@@ -125,10 +126,11 @@ def _level(now: Pressure, used: float) -> Pressure:
 
 
 def victims(costs: Iterable[tuple[int, T]], excess: int, cost_now: Callable[[T], int] | None = None) -> dict[T, int]:
-    """Choose the holders to drop so that at least `excess` bytes are freed, the costliest first.
+    """Choose the holders to drop, the costliest first, until at least `excess` bytes are freed.
 
-    Returns the chosen holders with their costs.  Without `cost_now`, `costs` are exact.  With it, `costs` are upper
-    bounds, and `cost_now` returns the exact cost of a holder.  It is called only for the costliest holders.
+    Returns the chosen holders with their costs.  Without `cost_now`, `costs` are exact.  With `cost_now`, `costs` are
+    upper bounds, and `cost_now` returns the exact cost of a holder.  This function is called only for the costliest
+    holders.
     """
     found: dict[T, int] = {}
     left = [(-cost, number, one, cost_now is None) for number, (cost, one) in enumerate(costs)]
@@ -202,13 +204,14 @@ class Charges:
 
 
 SPARE: Final = 64
-"""The open files reserved for other uses than connections: listeners, logs, plans and certificates that are being read,
-name resolution, the event loop."""
+"""The number of open files reserved for uses other than connections.  These uses are listeners, logs, plans and
+certificates that are being read, name resolution, and the event loop."""
 _UPSTREAM_SHARE: Final = 8
 _FOLLOWED_SHARE: Final = 4
 _FIXED_SHARE: Final = 4
-"""How `fit` divides too few open files.  One file in `_FIXED_SHARE` is for the admin port and other uses.  Of the rest,
-one file in `_UPSTREAM_SHARE` is for connections to origins, and one file in `_FOLLOWED_SHARE` is for live requests."""
+"""The shares by which `fit` divides the open files if there are too few.  At most one file in `_FIXED_SHARE` is for the
+admin port and other uses.  Of the rest, one file in `_UPSTREAM_SHARE` is for connections to origins, and one file in
+`_FOLLOWED_SHARE` is for live requests."""
 
 
 class Descriptors(NamedTuple):
@@ -224,7 +227,7 @@ def fit(wanted: Descriptors, open_files: int) -> Descriptors:
     """Return the `wanted` bounds, or lower bounds if the process may not open enough files.
 
     Each lowered bound is at least 1.  At most a quarter of the files are for the admin port and other uses, and the
-    admin port gets at least half of this quarter.  Of the remaining files, clients get five eighths, live requests a
+    admin port may use at least half of these files.  Of the remaining files, clients get five eighths, live requests a
     quarter, and other connections to origins an eighth.
     """
     if sum(wanted) + SPARE <= open_files:
@@ -242,7 +245,7 @@ Value = TypeVar("Value")
 
 
 def evict_oldest(table: OrderedDict[Key, Value], most: int) -> list[tuple[Key, Value]]:
-    """Remove the oldest entries until `most` are left; return the removed ones.
+    """Remove the oldest entries until `most` are left; return the removed entries.
 
     The table must be an OrderedDict.  In a plain dictionary, finding the oldest entry becomes slow after many removals
     at the front.

@@ -1,18 +1,20 @@
-"""Queues in which clients take turns, and the clients that share one request.
+"""Queues that serve clients in turn, and the clients that share one request.
 
-`FairQueue` serves clients round robin, and serves the items of one client in order.  So a client with a thousand items
-delays the only item of another client by one item.  A client can be held: its items wait until the client is released,
-while other clients take their turns.  One item may be queued for several clients.  When `pop` has returned the item for
-one client, the caller must remove the item for the other clients.  All operations take constant time, amortised.
+`FairQueue` serves clients round robin, and serves the items of one client in order.  A client with a thousand items
+therefore delays the only item of another client by just one item.  A client can be held.  The items of a held client
+wait until the client is released, while other clients are served.  One item may be queued for several clients.  When
+`pop` has returned the item for one client, the caller must remove the item for the other clients.  All operations take
+constant time, amortised.
 
 `Flows` divides processor time fairly.  It is deficit round robin with a list of new flows (RFC 8290 section 4.1), in
-seconds of processor time instead of bytes.  A client that adds an item while it has no other waiting item is new, and
-new clients are served first.  So clients with few requests have little delay.  A client that adds a second item before
-its first is served becomes old.  After every few new clients, one old client is served, because new clients may keep
-coming.  The cost of an item is known only after the item was served, so its client pays in later rounds (`charge`).
+seconds of processor time instead of bytes.  A client is new if it adds an item while none of its items waits.  New
+clients are served first, so clients with few requests have little delay.  A client becomes old if it adds a second item
+before its first item is served.  After every few new clients, one old client is served, because there may always be
+new clients.  The cost of an item is known only after the item was served, so the client pays for it in later rounds
+(`charge`).
 
 `Askers` are the clients that share one request to an origin: the client that caused the request, and the clients that
-have joined it.
+have joined the request.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ class FairQueue(Generic[Client, Item]):
 
     @property
     def has_next(self) -> bool:
-        """Whether an item of a client that is not held waits."""
+        """Whether a client that is not held has a waiting item."""
         return bool(self._ready)
 
     def clients(self) -> list[Client]:
@@ -64,7 +66,7 @@ class FairQueue(Generic[Client, Item]):
         items[item] = None
 
     def pop(self) -> tuple[Client, Item]:
-        """Remove and return the next item and its client.  Raises KeyError if there is none."""
+        """Remove the next item; return its client and the item.  Raises KeyError if no item can be served."""
         client = next(iter(self._ready), None)
         if client is None:
             raise KeyError
@@ -77,7 +79,7 @@ class FairQueue(Generic[Client, Item]):
         return client, item
 
     def remove(self, client: Client, item: Item) -> None:
-        """Remove an item of this client, if it waits."""
+        """Remove an item of this client, if the item is in the queue."""
         for clients in (self._ready, self._held):
             items = clients.get(client)
             if items is not None and item in items:
@@ -102,9 +104,9 @@ class FairQueue(Generic[Client, Item]):
 Work = TypeVar("Work")
 
 _MOST_DEBT: Final = 64
-"""The most rounds that a client has to wait because of its earlier costs."""
+"""The maximum number of rounds that a client must wait because of its earlier costs."""
 _MOST_NEW: Final = 16
-"""The most new clients that are served in a row while old clients wait."""
+"""The maximum number of new clients that are served in a row while old clients wait."""
 _MOST_OLD: Final = 1 << 12
 """With this many old clients, a new client without further items is forgotten instead of becoming old."""
 
@@ -129,7 +131,7 @@ class Flows(Generic[Client, Work]):
         self._new: OrderedDict[Client, _Flow[Work]] = OrderedDict()
         """The flows of new clients."""
         self._old: OrderedDict[Client, _Flow[Work]] = OrderedDict()
-        """All other flows.  An empty flow stays for one round, so that a client which returns in time is not new."""
+        """All other flows.  An empty flow stays for one round.  A client that adds an item in this time is not new."""
         self._new_served = 0
         """The number of new flows served in a row while old flows waited."""
         self.waiting = 0
@@ -162,8 +164,8 @@ class Flows(Generic[Client, Work]):
         self.waiting += 1
 
     def pop(self) -> tuple[Client, Work]:
-        """Remove and return the next item and its client.  Raises KeyError if there is none."""
-        # New flows are served first, except after `_MOST_NEW` of them in a row.
+        """Remove the next item; return its client and the item.  Raises KeyError if there is no item."""
+        # New flows are served first, except after `_MOST_NEW` new flows in a row.
         passed = 0
         while self.waiting:
             is_new = bool(self._new) and not (self._old and self._new_served >= _MOST_NEW)
@@ -171,8 +173,8 @@ class Flows(Generic[Client, Work]):
             client, flow = next(iter(flows.items()))
             if flow.left_s <= 0:
                 is_alone = len(self._new) + len(self._old) == 1
-                # If no other flow waits, delaying this flow would help no client.  Count all the rounds that it has to
-                # wait as passed.
+                # If there is no other flow, a delay of this flow would help no client.  In this case, skip all the
+                # rounds that this flow must wait.
                 rounds = 1 + int(-flow.left_s / self._quantum_s) if is_alone else 1
                 flow.left_s += rounds * self._quantum_s
                 if not is_alone or is_new:
@@ -193,8 +195,8 @@ class Flows(Generic[Client, Work]):
         raise KeyError
 
     def _pass_rounds(self) -> None:
-        """Count the rounds in which no old flow can be served as passed.  Otherwise costly items, after which each
-        client has to wait for dozens of rounds, would make `pop` take as long as a request."""
+        """Skip the rounds in which no old flow could be served.  After costly items, each client may have to wait for
+        dozens of rounds.  Without this step, `pop` could then take as long as a request."""
         rounds = min(int(-flow.left_s / self._quantum_s) for flow in self._old.values())
         if rounds > 0:
             for flow in self._old.values():
@@ -213,13 +215,14 @@ class Flows(Generic[Client, Work]):
 
 
 _MOST_ASKERS: Final = 256
-"""The most clients that are recorded for one request.  Further clients share the request too."""
+"""The maximum number of networks that are recorded for one request.  Clients of further networks share the request
+too."""
 
 
 class Askers:
-    """The networks of the clients that share a request, in the order in which they joined.
+    """The networks of the clients that share a request, in the order in which the clients joined.
 
-    The request is charged to the first client that gets a turn, so that one client's limit does not delay the other
+    The request is charged to the client whose turn comes first, so that one client's limit does not delay the other
     clients.
     """
 
@@ -228,7 +231,7 @@ class Askers:
     def __init__(self, net: str) -> None:
         self.nets: dict[str, None] = {net: None}
         self.on_join: Callable[[str], object] = ignore
-        """Called with the network of each client that joins."""
+        """Called with each network that is added."""
 
     def __repr__(self) -> str:
         return f"<Askers {', '.join(map(repr, self.nets))}>"

@@ -5,10 +5,10 @@ one number, the time at which the bucket will be full (the generic cell rate alg
 the client keeps this number.  A full bucket has no entry in the account.
 
 `RateLimits` are the `[[rate_limit]]` tables of the configuration: requests and bytes a second, and concurrent live
-reads.  A request is admitted if all limits that apply admit it, and takes a token from each.  Bytes are charged after
-an answer has been sent, because its length may not be known before.  A bucket of bytes can thus become negative, and
-the limit then refuses requests until the bucket has refilled.  `gateway.server.request_admission` answers refused
-requests with 429 (RFC 6585 section 4).
+reads.  A request is admitted if all limits that apply admit it.  It then takes a token from each of these limits.
+Bytes are charged after an answer has been sent, because its length may not be known earlier.  A bucket of bytes can
+therefore become negative.  The limit then refuses requests until the bucket is no longer empty.
+`gateway.server.request_admission` answers refused requests with 429 (RFC 6585 section 4).
 
 A limit has separate buckets for each client network, principal (authenticated user), tenant or route, or one bucket for
 all requests.  The buckets of networks, principals and tenants are in `gateway.limits.accounts`.  A limit per client
@@ -20,9 +20,8 @@ answer, so such clients would still slow down other clients.  Each network has a
 bucket refills at the configured number of refusals a second, and holds ten times this number (the burst).  A network
 whose bucket has no token left for a refusal is banned.  The connections of a banned network are closed.  New
 connections of this network are closed at once, which costs a tenth of a refusal.  The first ban lasts for `BAN_S`.  If
-the network has gone without a ban for at least the length of its last ban, its next ban lasts for `BAN_S` again.
-Otherwise the next ban is twice as long as the last ban, up to `LONGEST_S`.  After a ban the bucket has only a quarter
-of the burst.
+the network has had no ban for at least the length of its last ban, its next ban lasts for `BAN_S` again.  Otherwise the
+next ban is twice as long as the last ban, up to `LONGEST_S`.  After a ban the bucket has only a quarter of the burst.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ class Rate:
         return f"<Rate {self.per_s:g} a second, {self.burst:g} at once>"
 
     def tokens_left(self, account: Account, now: float) -> float:
-        """Return the tokens in the bucket; negative if more were taken than it had."""
+        """Return the number of tokens in the bucket; negative if more tokens were taken than it had."""
         full_at = account.full_at.get(self)
         return self.burst if full_at is None or full_at <= now else self.burst - (full_at - now) * self.per_s
 
@@ -71,7 +70,7 @@ class Rate:
         return full_at is None or full_at - now <= self._may_miss_s
 
     def took_one(self, account: Account, now: float) -> bool:
-        """Take a token and return True, or return False if there is none."""
+        """Take a token and return True, or return False if the bucket has none."""
         full_at = account.full_at.get(self)
         if full_at is None or full_at < now:
             full_at = now
@@ -90,20 +89,20 @@ class Rate:
         account.full_at[self] = (now if full_at is None or full_at < now else full_at) + self._one_s
 
     def wait_s(self, account: Account, now: float, cost: float = 1.0) -> float:
-        """Return the seconds until the bucket has `cost` tokens, or is full if `cost` exceeds `burst`.  Returns 0 if it
-        has them now."""
+        """Return the seconds until the bucket has `cost` tokens; 0 if it has them now.  If `cost` exceeds `burst`,
+        return the seconds until the bucket is full."""
         missing = min(cost, self.burst) - self.tokens_left(account, now)
         wait_s = missing / self.per_s
         return wait_s if wait_s > _ROUNDING_S else 0.0
 
     def take(self, account: Account, now: float, cost: float = 1.0) -> None:
-        """Take `cost` tokens, even if the bucket has fewer."""
+        """Take `cost` tokens, even if the bucket has fewer tokens."""
         if account.full_at is NO_TIMES:
             account.full_at = {}
         account.full_at[self] = max(now, account.full_at.get(self, now)) + cost / self.per_s
 
     def take_left(self, account: Account, now: float, cost: float = 1.0) -> None:
-        """Take `cost` tokens, or all tokens if the bucket has fewer."""
+        """Take `cost` tokens, or all tokens if the bucket has fewer tokens."""
         self.take(account, now, max(0.0, min(cost, self.tokens_left(account, now))))
 
     def keep_empty(self, account: Account, now: float, until: float) -> None:
@@ -112,9 +111,9 @@ class Rate:
 
 
 UNKNOWN_WAIT_S: Final = 5.0
-"""The wait that a refusal states, in seconds, if the request has to wait until some live read ends."""
+"""The seconds that a refusal states if the request must wait until some live read ends.  This time is unknown."""
 _LONGEST_WAIT_S: Final = 86_400.0
-"""A longer wait is cut to this many seconds before its Retry-After is computed."""
+"""The maximum wait from which Retry-After is computed, in seconds."""
 
 
 def retry_after_s(wait_s: float, rng: random.Random) -> int:
@@ -132,7 +131,7 @@ BAN_S: Final = 10.0
 LONGEST_S: Final = 320.0
 """The length of the longest ban in seconds."""
 _BURST_S: Final = 10.0
-"""The burst of refusals, as the number of seconds in which the bucket refills from empty to full."""
+"""The seconds in which an empty bucket of refusals becomes full.  This time determines its burst."""
 _LEFT_AFTER_BAN: Final = 0.25
 """The share of the burst that is in the bucket after a ban."""
 
@@ -160,7 +159,7 @@ class Bans:
             self._refusals = Rate(per_s, max(1.0, per_s * _BURST_S), "refusals")
 
     def refused(self, account: Account, now: float) -> float:
-        """Record a refused request; return the length of the ban that this causes, or 0."""
+        """Record a refused request; return the length of the ban that the refusal causes, or 0."""
         refusals = self._refusals
         if refusals is None or account.is_banned(now):
             return 0.0
@@ -171,8 +170,8 @@ class Bans:
         is_again = length_s and now < account.banned_until + length_s
         length_s = min(2 * length_s, LONGEST_S) if is_again else BAN_S
         account.banned_until, account.ban_s = now + length_s, length_s
-        # The bucket refills during the ban.  Take the tokens of that time in advance, so that only a share of the burst
-        # is left when the ban ends.
+        # The bucket refills during the ban.  Take the tokens of the whole ban in advance, minus a share of the burst.
+        # The bucket then has only this share when the ban ends.
         refusals.take(account, now, length_s * refusals.per_s - _LEFT_AFTER_BAN * refusals.burst)
         return length_s
 
@@ -202,13 +201,13 @@ class RateLimit:
         self._accounts = accounts
         per_s, name = config.requests_per_s, f"limit {config.name}"
         self.requests = Rate(per_s, config.burst or max(1.0, per_s), name) if per_s is not None else None
-        # The burst is one second's bytes, which may all be sent at once.
+        # The burst is the bytes of one second.
         most = config.bytes_per_s
         self.bytes = Rate(most, most, f"{name} bytes") if most is not None else None
         self.counts_live = config.live_reads is not None or self.bytes is not None
-        """Whether the end of a live read must be recorded in the limit."""
+        """Whether the limit counts live reads, or charges their bytes when they end."""
         self.party = {"principal": 0, "tenant": 1}.get(config.per)
-        """For a limit per principal or tenant, the index in `Parties` of the party's name; otherwise None."""
+        """For a limit per principal or tenant, the index of its name in `Parties`; otherwise None."""
         self._shared: dict[str, Account] = {}
         """For a limit per route, the account of each route.  For a limit on all requests, its one account."""
 
@@ -220,7 +219,8 @@ class RateLimit:
         return not self.config.routes or route in self.config.routes
 
     def shared(self, route: str) -> Account | None:
-        """Return the account that all clients of the route share; None if each client has an account of its own."""
+        """Return the account that all requests of the route share; None if each client, principal or tenant has its own
+        account."""
         match self.config.per:
             case "client" | "principal" | "tenant":
                 return None
@@ -236,7 +236,7 @@ class RateLimit:
         return found
 
     def admits(self, account: Account, now: float, *, is_live: bool = False) -> bool:
-        """Return whether a request is admitted now.  Equivalent to a `wait_s` of 0, but faster."""
+        """Return whether a request is admitted now.  Same as `wait_s` == 0, but faster."""
         return (
             (self.requests is None or self.requests.has_one(account, now))
             and (self.bytes is None or not self.bytes.wait_s(account, now))
@@ -244,7 +244,7 @@ class RateLimit:
         )
 
     def take(self, account: Account, now: float, sent_bytes: int = 0) -> None:
-        """Count an admitted request, and body bytes of its answer."""
+        """Count an admitted request, and `sent_bytes` body bytes of its answer."""
         if self.requests is not None:
             self.requests.take_one(account, now)
         if sent_bytes and self.bytes is not None:
@@ -274,7 +274,8 @@ class RateLimit:
         return found
 
     def states(self, account: Account, now: float) -> list[str]:
-        """Return the members of the `RateLimit` field: the tokens left, and the seconds until the bucket is full."""
+        """Return the members of the `RateLimit` field.  They state the tokens left, and the seconds until the bucket is
+        full."""
         config, found = self.config, []
         for suffix, rate in (("", self.requests), ("-bytes", self.bytes)):
             if rate is not None:
@@ -370,7 +371,7 @@ class RateLimits:
     def refusal(
         self, account: Account | None, route: str, now: float, parties: Parties = NO_PARTIES, *, is_live: bool
     ) -> RateRefusal | None:
-        """Return the limit that requires the longest wait; None if the request is admitted."""
+        """Return the refusal by the limit with the longest wait; None if the request is admitted."""
         refusal = None
         for limit, one in self._applied(account, route, parties):
             wait_s = 0.0 if limit.admits(one, now, is_live=is_live) else limit.wait_s(one, now, is_live=is_live)
@@ -386,7 +387,8 @@ class RateLimits:
     def take_if_admitted(
         self, account: Account | None, route: str, now: float, sent_bytes: int, parties: Parties = NO_PARTIES
     ) -> bool:
-        """Count a request and the `sent_bytes` body bytes of its answer, or return False if a limit refuses it."""
+        """Count a request and the `sent_bytes` body bytes of its answer, and return True.  If a limit refuses the
+        request, only return False."""
         if parties is not NO_PARTIES:
             applied = self._applied(account, route, parties)
             if not all(limit.admits(named, now) for limit, named in applied):
@@ -421,10 +423,10 @@ class RateLimits:
     def begin_live(
         self, account: Account | None, route: str, now: Callable[[], float], parties: Parties = NO_PARTIES
     ) -> LimitedLive | None:
-        """Count an admitted live read; return None if no limit counts live reads.
+        """Count an admitted live read in the limits; return None if no limit must record it.
 
-        The caller must have counted the read in `account`.  When the read ends, the caller must call
-        `LimitedLive.end_live`, which stops both counts.
+        The caller must have counted the read in `account` already.  When the read ends, the caller must call `end_live`
+        of the result, which stops the counts in the limits and in `account`.
         """
         applied = [one for one in self._applied(account, route, parties) if one[0].counts_live]
         return LimitedLive(account, applied, now) if applied else None

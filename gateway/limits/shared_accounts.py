@@ -1,10 +1,10 @@
-"""Accounts of client networks whose counts, bans and token buckets all workers of a gateway share.
+"""Accounts of client networks, with counts, bans and token buckets that all workers of a gateway share.
 
-Each worker that the network's clients use has an account object.  The counts of these objects are in shared memory
-(`gateway.workers.shared_counts`), so a limit applies to the sum over all workers.  A connection is admitted and counted
-in one step under a lock, so limits of connections hold exactly.  Live reads and tokens are first compared and then
-counted.  If two workers count at the same moment, a limit may be exceeded by one for a moment.  The excess is counted
-too, so the bucket makes up for it.
+Each worker with clients of a network has its own account object for this network.  The counts of these objects are in
+shared memory (`gateway.workers.shared_counts`), so a limit applies to the sum over all workers.  A connection is
+admitted and counted in one step under a lock, so limits of connections are never exceeded.  For live reads and tokens,
+the comparison with the limit and the counting are two steps.  If two workers do these steps at the same moment, a limit
+may be exceeded by one for a moment.  The excess is counted too, so the bucket then refuses more.
 
 Live requests at origins are not shared: each worker has its part of that limit (`gateway.workers.portions`).
 """
@@ -25,8 +25,11 @@ _CONNECTIONS, _LIVE = Counted.CONNECTIONS, Counted.LIVE_READS
 
 
 class SharedTimes(MutableMapping[Hashable, float]):
-    """When the buckets of one account will be full.  Rates without a name have buckets at this worker alone.  Iteration
-    and `len` include only these buckets."""
+    """The times at which the buckets of one account will be full, by rate.
+
+    A bucket is at this worker alone if its rate has no name, or if the table has no room.  Iteration and `len` include
+    only such buckets.
+    """
 
     __slots__ = ("_counts", "_keys", "_net", "_now", "_own", "_seen")
 
@@ -37,8 +40,8 @@ class SharedTimes(MutableMapping[Hashable, float]):
         self._own: dict[Hashable, float] = {}
         self._keys: dict[str, int] = {}
         self._seen: dict[int, float] = {}
-        """The times that this worker read last, by key.  A write moves the shared time by its difference from this
-        time."""
+        """The times that this worker has read last, by key.  A write computes its difference from this time, and adds
+        the difference to the shared time."""
 
     def __getitem__(self, rate: Hashable) -> float:
         key = self._key(rate)
@@ -77,8 +80,10 @@ class SharedTimes(MutableMapping[Hashable, float]):
 
 
 class SharedLiveCounts(MutableMapping[Hashable, int]):
-    """The live reads of one account that each rate limit counts.  `get` returns the number at all workers.  Iteration
-    and `len` include only this worker's reads."""
+    """For each rate limit, the number of live reads that it counts in one account.
+
+    `get` returns the number at all workers.  Iteration and `len` include only limits that count reads of this worker.
+    """
 
     __slots__ = ("_counts", "_net", "_now", "_own", "_seen")
 
@@ -103,7 +108,7 @@ class SharedLiveCounts(MutableMapping[Hashable, int]):
             self._seen.pop(limit, None)
 
     def __delitem__(self, limit: Hashable) -> None:
-        """Do nothing, because the table removes a count of 0 by itself."""
+        """Do nothing, because `__setitem__` has already removed a count of 0."""
 
     def __iter__(self) -> Iterator[Hashable]:
         return iter(self._own)
@@ -117,7 +122,7 @@ class SharedLiveCounts(MutableMapping[Hashable, int]):
 
 
 class SharedAccount(Account):
-    """The account of a network, as one of several workers has it."""
+    """The account of a network at one of several workers."""
 
     __slots__ = ("_banned", "_counts", "_key", "_now", "_own_live", "_seen_live")
 
@@ -130,7 +135,7 @@ class SharedAccount(Account):
         self._own_live = 0
         self._seen_live = 0
         self._banned = (0.0, 0.0)
-        """The ban, if the table has no room for it."""
+        """The end and the length of the latest ban, if the table had no room for them."""
         self.net = net
         self.connections = 0
         self.followed = 0
@@ -158,7 +163,7 @@ class SharedAccount(Account):
 
     @property
     def banned_until(self) -> float:
-        """When the latest ban ends (monotonic seconds); 0 if there was none."""
+        """The time at which the latest ban ends (monotonic seconds); 0 if there was no ban."""
         return self._ban()[0] if self._may_be_banned else 0.0
 
     @banned_until.setter
@@ -206,7 +211,7 @@ class SharedAccounts(Accounts):
         self._counts = counts
         self._all_key = counts.key_of(_ALL)
         self._is_taken = False
-        """Whether `room_for` has already counted the next connection that `connect` gets."""
+        """Whether `room_for` has already counted the connection for which `connect` is called next."""
 
     def _make(self, net: str) -> Account:
         return SharedAccount(net, self, self._counts, self._now)
@@ -222,7 +227,7 @@ class SharedAccounts(Accounts):
         self._is_taken = False
         taken = counts.take(self._all_key, _CONNECTIONS, most, now)
         if taken is None:
-            # The table has no room, so the limits hold for this worker alone.
+            # The table has no room, so apply the limits to this worker alone.
             return super().room_for(account, most, most_of_one)
         if not taken:
             return self._room_by_displacing(account, most_of_one)
@@ -235,7 +240,7 @@ class SharedAccounts(Accounts):
         return Room.FREE
 
     def _room_by_displacing(self, account: Account | None, most_of_one: int) -> Room:
-        """Return whether a connection of this worker may be displaced."""
+        """Return `BY_DISPLACING` if the new connection may displace a connection of this worker; otherwise `NONE`."""
         connections = self._counts.total(self._key_of(account), _CONNECTIONS) if account is not None else 0
         may_displace = connections < most_of_one and connections + 1 < self.most_connections
         return Room.BY_DISPLACING if may_displace else Room.NONE
@@ -264,7 +269,7 @@ class SharedAccounts(Accounts):
 
 
 class SharingCounts(Protocol):
-    """One of several workers."""
+    """One of several workers, with the shared memory of its counts."""
 
     @property
     def slot(self) -> int: ...
@@ -274,7 +279,7 @@ class SharingCounts(Protocol):
 
 
 def open_accounts(limits: LimitsConfig, now: Callable[[], float], crew: SharingCounts | None) -> Accounts:
-    """Return the accounts of the gateway's clients.  If there are other workers, the accounts are shared with them."""
+    """Return the accounts of the gateway's clients.  With a `crew`, the workers share the accounts."""
     nets = client_nets(limits.client_v4_bits, limits.client_v6_bits)
     if crew is None:
         return Accounts(nets, now)
@@ -282,6 +287,6 @@ def open_accounts(limits: LimitsConfig, now: Callable[[], float], crew: SharingC
 
 
 def connections_of_each(crew: SharingCounts) -> Callable[[], tuple[int, ...]]:
-    """Return a function that returns the number of open connections of each slot's worker."""
+    """Return a function that returns the number of open connections at each slot's worker."""
     counts = SharedCounts(crew.shared, crew.slot)
     return partial(counts.of_each, counts.key_of(_ALL), _CONNECTIONS)

@@ -1,9 +1,9 @@
 """The rule for slow clients: the gateway drops a client that sends a body, or reads an answer, too slowly.
 
-A timeout on silence does not suffice, because a client could send or read one byte now and then.  Both directions
-therefore have a least rate.  The rate of an upload is measured over all the time spent waiting for the client, so the
-slowness of an origin does not count.  The first seconds are free, because connections start slowly.  The rate of
-reading is measured in windows, and only while bytes wait for the client.
+A timeout for silence is not enough, because a client could send or read one byte now and then.  Both directions
+therefore have a least rate.  The rate of an upload is measured over the time that the gateway waits for the client, so
+the slowness of an origin does not count.  The least rate does not apply in the first seconds, because connections start
+slowly.  The rate of reading is measured in windows, and only while bytes wait for the client.
 
 The connections enforce the rule: `gateway.server.timeouts` for HTTP/1.1, `gateway.server.http2.timeouts` for HTTP/2,
 and `gateway.server.http2.channel` for one HTTP/2 stream.
@@ -21,8 +21,8 @@ GRACE_S: Final = 5.0
 def upload_time_left(waited_s: float, received_bytes: int, min_rate: int, idle_timeout_s: float) -> float:
     """Return the seconds that an upload may still wait for its client, at a least rate of `min_rate` bytes a second.
 
-    `waited_s` is the time already spent waiting.  The grace time is at most `idle_timeout_s`.  Without a least rate
-    (0), the result is infinite.
+    `waited_s` is the time for which the gateway has already waited.  The grace time is at most `idle_timeout_s`.  If
+    `min_rate` is 0, there is no least rate, and the result is infinite.
     """
     if not min_rate:
         return math.inf
@@ -32,7 +32,7 @@ def upload_time_left(waited_s: float, received_bytes: int, min_rate: int, idle_t
 def keeps_up(taken_bytes: int, window_s: float, min_rate: int) -> bool:
     """Return whether a client that has taken `taken_bytes` in a window meets the least rate, `min_rate` bytes a second.
 
-    Without a least rate (0), any progress is enough.
+    If `min_rate` is 0, one byte is enough.
     """
     return taken_bytes > 0 and taken_bytes >= window_s * min_rate
 
@@ -41,7 +41,7 @@ class ReadingWindow:
     """Counts the bytes that a client takes within a window of waiting time.
 
     Only time in which bytes wait for the client counts, so one window may consist of many short waits.  Such windows
-    detect a client that empties a small buffer slowly, again and again.  `now` is seconds of any clock.
+    detect a client that repeatedly empties a small buffer slowly.  `now` is the seconds of any clock.
     """
 
     __slots__ = ("_began", "_taken_bytes", "_unsent_bytes", "_waited_s")

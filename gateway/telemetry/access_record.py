@@ -1,20 +1,20 @@
 """Access records: the recorded data of each request, independent of the log that writes them.
 
-A `Record` is filled in while a request is answered, and goes to an `AccessLog` when the request has ended.  A long live
-read reports several times, and only its last record is final.  All calls of an `AccessLog` are synchronous and cheap.
-They never fail and never wait.  `NoAccessLog` is used if there is no log.
+A `Record` is filled in while a request is answered, and is passed to an `AccessLog` when the request has ended.  A long
+live read produces several records, and only its last record is final.  All calls of an `AccessLog` are synchronous and
+cheap.  They never fail and never wait.  `NoAccessLog` is used if there is no log.
 
-Each request to the origin, and each byte of the origin's answer, is counted exactly once: in one record, or by
-`AccessLog.unclaimed`.  A request accounts for its own traffic.  A shared fetch keeps its figures until a record claims
-them in `finalize`.  Traffic without a record goes to `AccessLog.unclaimed`.  Examples are a stream's live request, and
-a fetch that all its waiters have left.
+Each request to the origin, and each byte of the origin's answer, is counted exactly once.  A client request's record
+counts the traffic of this request.  A shared fetch keeps its figures until a record claims them in `finalize`.  Traffic
+that belongs to no record is counted by `AccessLog.unclaimed`.  Examples are a stream's live request, and a fetch for
+which no request waits any more.
 
-Several layers contribute data.  While a request is answered, the context variable `record_now` has its record, and the
-`note_*` functions of this module write to it.  They do nothing without an access log, and in a task that serves no
-single request.
+Several layers contribute data.  While a request is answered, the context variable `record_now` refers to its record,
+and the `note_*` functions of this module write to this record.  These functions do nothing if there is no access log,
+or if the task does not serve a single request.
 
-A connection can repeat a hit faster than records can be filled in.  A `Repeated` has the common data of such answers.
-Each answer adds its times, its client and the bytes of its request.
+A connection can repeat a hit faster than a record can be filled in.  A `Repeated` therefore has the data that repeated
+answers have in common.  Each answer adds its times, its client and the bytes of its request.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class CloseReason(StrEnum):
 
 
 class RecordedStream(NamedTuple):
-    """The stream of a request, as records show it: its route, its path with the query, its partition (the readers that
-    share the stream in memory), and its protocol.
+    """The stream of a request, as records show it.  The fields are the route, the path with the query, the partition
+    (the readers that share the stream in memory), and the protocol.
     """
 
     route: str | None
@@ -68,13 +68,14 @@ class RecordedStream(NamedTuple):
 
     @classmethod
     def of(cls, route: str, target: Target, partition: Partition) -> RecordedStream:
-        """Return the name of `target` on `route`.  The partition is None if it is the route's public one."""
+        """Return the recorded form of the stream `target` on `route`.  Its partition is None if `partition` is the
+        route's public partition."""
         return cls.named(route, target.path, target.query, partition)
 
     @classmethod
     def named(cls, route: str, path: str, query: str, partition: Partition, *, is_s2: bool = False) -> RecordedStream:
-        """Return the name of the stream with this path and query.  The partition is None if it is the route's public
-        one.
+        """Return the recorded form of the stream with this path and query.  Its partition is None if `partition` is the
+        route's public partition.
         """
         # Leave out the public partition, which is the default.
         known = partition if partition != (route, 0, "") else None
@@ -97,7 +98,7 @@ class RecordedFetch(Protocol):
     is_led: bool
     """Whether the record of the request that started the fetch may still claim figures."""
     sharers: int
-    """Requests with a record that have started the fetch or waited for it."""
+    """The number of requests that have a record and have started the fetch or waited for it."""
 
     @property
     def is_over(self) -> bool:
@@ -109,7 +110,7 @@ class Record:
     """The known data of one client request.  None and 0 mean that there is nothing to report.
 
     `gateway.ops.access_log.schema` documents the written form of each field.  The code that answers the request owns
-    the record until it goes to an access log, which only reads it.
+    the record, and then passes it to an access log.  The access log only reads the record.
     """
 
     mode: Mode = Mode.OTHER
@@ -129,7 +130,8 @@ class Record:
     status: int = 0
     """The status of the answer; 0 if no status was sent."""
     ended_at: float = 0.0
-    """When the request ended, or when the interim record was made (Unix seconds)."""
+    """The time at which the request ended.  In an interim record, the time at which the record was created.  Both are
+    in Unix seconds."""
     duration_s: float = 0.0
     first_byte_s: float | None = None
     """Seconds from reading the request to writing the response's first byte; None without a response."""
@@ -150,8 +152,8 @@ class Record:
     collapsed: int = 0
     """The number of requests that shared the fetch for this request, including itself; 0 without a shared fetch."""
     subscribers: int | None = None
-    """The number of the stream's live readers at the end of this read, including its own reader.  None unless the read
-    is live."""
+    """The number of the stream's live readers at the end of this read, including this reader.  None if the read is not
+    live."""
     coding: Coding | None = None
     client: str | None = None
     """The peer's full address.  The access log decides how much of it to write."""
@@ -195,8 +197,8 @@ class Record:
         )
 
     def finalize(self, *, goes_on: bool = False) -> None:
-        """Claim the figures of the shared fetches and release the fetches.  With `goes_on`, release only fetches that
-        have ended."""
+        """Claim the figures of the shared fetches, and release the fetches.  `goes_on` means that the request
+        continues.  In this case, release only fetches that have ended."""
         for fetch, leads in self.fetches:
             self.collapsed = max(self.collapsed, fetch.sharers)
             if leads or not fetch.is_led:
@@ -235,8 +237,8 @@ def note_close_reason(reason: CloseReason) -> None:
 
 
 def note_span(start: str, next_offset: str) -> None:
-    """Record the offsets at which the current answer starts and ends, if neither the request nor the headers state
-    them.
+    """Record the offsets at which the current answer starts and ends.  Called if neither the request nor the response
+    headers state these offsets.
     """
     if (record := record_now.get()) is not None:
         record.start, record.next_offset = record.start or start, next_offset
@@ -300,7 +302,7 @@ the stream's live readers."""
 def note_repeated(
     outcome: Outcome, status: int, next_offset: str | None, coding: Coding | None, sent_bytes: int, saved_bytes: int
 ) -> Repeated | None:
-    """Return the facts that repetitions of the current answer share; None without an access log."""
+    """Return the data that repetitions of the current answer have in common; None without an access log."""
     record = record_now.get()
     if record is None:
         return None
@@ -369,27 +371,30 @@ class AccessLog(Protocol):
         """Whether records are kept.  If they are not kept, callers need not fill in records."""
 
     def record(self, record: Record) -> None:
-        """Take the record of a request that has ended, or that continues if the record is not final.  The access log
-        owns the record from now on."""
+        """Accept the record of a request that has ended, or an interim record (`is_final` is False) of a request that
+        continues.  The access log owns the record from now on."""
 
     def repeat(self, hit: Repeated, began: float, ended: float, client: Client, request: bytes) -> None:
         """Record that a remembered answer was sent again.  The request bytes were read at `began`, and the answer was
         written at `ended`, in monotonic seconds."""
 
     def live(self, record: Record, began: float, update: Callable[[Record], None]) -> LiveNote:
-        """Record that a live read began at `began`, in monotonic seconds.  Before the log writes a line, it calls
-        `update`, which fills in the current offsets, the bytes since the start, and the number of subscribers.
+        """Record that a live read began at `began`, in monotonic seconds.
+
+        The log calls `update` before it writes a line.  `update` fills in the current offsets, the bytes since the
+        start, and the number of subscribers.
         """
 
     def join(self, facts: CommonFacts, began: float, read: CountedRead, client: LiveClient) -> LiveNote:
-        """Record that an SSE read of this client began.  The read has these `facts` in common with other reads."""
+        """Record that an SSE read of this client began.  `facts` has the data that this read has in common with other
+        reads."""
 
     def watch(self, began: float, write: Callable[[int], bool]) -> LiveNote | None:
-        """Call `write` whenever interim lines are due for live reads that began together, until `discard` is called on
-        the result.
+        """Call `write` whenever interim lines are due for live reads that began together.  The calls end when `discard`
+        is called on the result.
 
-        The argument of `write` is the most lines to write.  `write` returns False if it has to be called again.
-        Returns None if live reads have no interim lines.
+        The argument of `write` is the maximum number of lines to write.  `write` returns False if it must be called
+        again for the remaining lines.  Returns None if live reads have no interim lines.
         """
 
     def repeat_live(self, hit: Repeated, ended: float, clients: Sequence[PolledBy]) -> None:
@@ -405,7 +410,7 @@ class AccessLog(Protocol):
 
 
 class NoAccessLog:
-    """Stands for the access log if there is none."""
+    """An access log that keeps nothing.  It is used if there is no other access log."""
 
     is_kept = False
     trace_id = None

@@ -1,9 +1,10 @@
-"""Audit lines: changes and refusals, each one line of a separate logger.
+"""Audit lines: each change and each refusal is one line of a separate logger.
 
-Audit lines are written whatever the level of the other loggers.  They never contain a token or a signature.  They leave
-out a stream's query, because it may contain a token or a signature.  An unauthorised client can cause any number of
-refusals, so at most `REFUSALS_PER_WINDOW` lines about refusals are written in each `WINDOW_S` seconds.  The first line
-after a window states the number of lines that were left out.
+Audit lines are written at every level of the other loggers.  They never contain a token or a signature.  They leave out
+a stream's query, because the query may contain a token or a signature.
+
+An unauthorised client can cause any number of refusals.  Therefore at most `REFUSALS_PER_WINDOW` lines about refusals
+are written in each `WINDOW_S` seconds.  The first line after a window states the number of lines that were left out.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from typing import Final
 WINDOW_S: Final = 10.0
 REFUSALS_PER_WINDOW: Final = 20
 _SHOWN_CHARS: Final = 200
-"""The most characters of a path, prefix or key in a line.  An unauthorised client may send up to 32 KiB."""
+"""The maximum number of characters of a path, prefix or key in a line.  An unauthorised client may send up to 32 KiB,
+so longer texts are cut."""
 
 
 def audit_log(name: str) -> logging.Logger:
-    """Return the logger with this name.  It writes its lines whatever the log level of its parent."""
+    """Return the logger with this name.  The log level of its parent does not affect it."""
     log = logging.getLogger(name)
     log.setLevel(logging.INFO)
     return log
@@ -43,8 +45,7 @@ class RefusalLines:
         return f"<RefusalLines {self._written} written, {self._left_out} left out>"
 
     def has_room(self) -> bool:
-        """Return whether another line may be written now.  If it may not, count it among the lines that were left
-        out."""
+        """Return whether another line may be written now, and count the line as written or as left out."""
         now = self._now()
         if now >= self._window_ends_at:
             if self._left_out:

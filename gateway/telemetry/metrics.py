@@ -1,9 +1,9 @@
 """The metrics interface of the request path.
 
 The engine and the layers below it use a `MetricsRecorder`.  In production this is `gateway.ops.metrics.Metrics`.  All
-calls are synchronous and cheap, and never fail.  State that can be read at any time, such as shared fetches, streams in
-memory and connections, is not reported here.  It is read when metrics are scraped.  `NoMetrics` only counts calls, for
-tests.
+calls are synchronous and cheap, and never fail.  State that can be read at any time is not reported here, but is read
+when the metrics are scraped.  Examples are shared fetches, streams in memory, and connections.  `NoMetrics` only counts
+calls, for tests.
 
 The label of a route is its configured name, so the number of labels is bounded.  `NO_ROUTE` stands for requests without
 a route.
@@ -23,7 +23,7 @@ NO_ROUTE: Final = "-"
 
 
 class Sent(NamedTuple):
-    """How much of an answer was sent to a client, and when."""
+    """The size of the part of an answer that was sent to a client, and the time until its start."""
 
     first_byte_s: float | None = None
     """Seconds from reading the request to the start of the answer; None without an answer."""
@@ -50,24 +50,26 @@ class MetricsRecorder(Protocol):
         trace_id: str | None = None,
         requests: int = 1,
     ) -> None:
-        """Count a client's request that was answered, or whose connection was dropped, `duration_s` after it was read.
+        """Count a client's request.  `duration_s` is the time from reading the request until it was answered, or until
+        its connection was dropped.
 
-        `trace_id` is the trace's 32 hex digits, if there is a trace.  `requests` is the number of requests with this
+        `trace_id` is the trace's 32 hex digits, if there is a trace.  `requests` is the number of requests that got the
         same answer.
         """
 
     def hits(
         self, mode: Mode, outcome: Outcome, n: int, body_bytes: int, route: str = NO_ROUTE, *, saved_bytes: int = 0
     ) -> None:
-        """Count `n` answers that were repeated from memory, with `body_bytes` in all.  Such answers are reported in
-        batches, shortly after they were sent.
+        """Count `n` answers that were repeated from memory, with `body_bytes` bytes in all.  Such answers are reported
+        in batches, shortly after they were sent.
         """
 
     def upstream_request(self, mode: Mode, route: str = NO_ROUTE) -> None:
         """Count an attempt to send a request to the origin."""
 
     def upstream_head(self, mode: Mode, status: int, first_byte_s: float, route: str = NO_ROUTE) -> None:
-        """Count the head of an origin's answer, which arrived `first_byte_s` after sending began."""
+        """Count the head of an origin's answer, which arrived `first_byte_s` seconds after the gateway began to send
+        the request."""
 
     def upstream_failure(self, mode: Mode, fault: str, route: str = NO_ROUTE) -> None:
         """Count a failed request to the origin.  `fault` is the name of the error's class."""
@@ -93,13 +95,13 @@ class MetricsRecorder(Protocol):
         """Count a body of `plain_bytes` that was compressed to `coded_bytes`, once for all its readers."""
 
     def slow_consumer(self, *, is_closed: bool = True) -> None:
-        """Count a client that did not keep up.  The client was disconnected, or reads from the tape at its own pace
-        again.
+        """Count a client that did not keep up.  If `is_closed`, the client was disconnected.  Otherwise, it now reads
+        from the tape at its own pace.
         """
 
     def client_limited(self, limit: str) -> None:
-        """Count a request refused, or a client dropped, by a limit per client.  `limit` is the key in the section
-        `limits`."""
+        """Count a request that was refused, or a client that was dropped, because of a limit per client.  `limit` is
+        the key in the section `limits`."""
 
     def unshared(self, reason: str, route: str = NO_ROUTE) -> None:
         """Count a read that was relayed because the origin's answers may not be shared.  `reason` comes from a fixed
@@ -107,23 +109,24 @@ class MetricsRecorder(Protocol):
         """
 
     def rate_limited(self, limit: str, route: str = NO_ROUTE) -> None:
-        """Count a request refused by the configured rate limit of this name."""
+        """Count a request that the configured rate limit with this name has refused."""
 
     def retry(self, route: str = NO_ROUTE) -> None:
         """Count a retry of a request to the origin."""
 
     def reconnect(self, route: str = NO_ROUTE, *, is_planned: bool) -> None:
-        """Count a live request to the origin that ended, as planned or by a failure, and is sent again."""
+        """Count a live request to the origin that ended and is sent again.  If not `is_planned`, it ended by a
+        failure."""
 
     def log_drops(self, n: int = 1) -> None:
         """Count access-log records that were dropped because the sink was too slow."""
 
 
 class NoMetrics:
-    """A `MetricsRecorder` for tests.  `counts` has keys of words, such as `("request", "catchup", "hit")` or
-    `("retry",)`.
+    """A `MetricsRecorder` for tests.  The keys of `counts` are tuples of words, such as `("request", "catchup", "hit")`
+    or `("retry",)`.
 
-    Routes are left out, because tests use one route.
+    The keys leave out the route, because tests use one route.
     """
 
     def __init__(self) -> None:

@@ -1,9 +1,9 @@
 """The tracing interface of the request path.
 
 A request span lasts from reading a client's request to the end of its answer.  A flight span lasts as long as a shared
-fetch, and is a child of the request that launched it.  An exchange span covers one request to an origin.  A request
-that joins a flight is linked to the flight and to its leader, the request that started it.  Spans are linked because a
-span has only one parent, but a flight may have a thousand requests that joined it.
+fetch, and is a child of the span of the request that started the flight (its leader).  An exchange span covers one
+request to an origin.  The span of a request that joins a flight has links to the flight and to the leader.  Such links
+are necessary because a span has only one parent, but a thousand requests may join a flight.
 
 The current spans are in the context of the running task (`contextvars`), not in arguments.  A task inherits the spans
 of the request that starts it, so a flight becomes a child of the right request.  A task that outlives its request first
@@ -33,7 +33,7 @@ class RequestSpan(Protocol):
 
     @property
     def is_sampled(self) -> bool:
-        """Whether the trace is exported, so that it can be looked up."""
+        """Whether the trace is exported.  Only an exported trace can be looked up."""
 
     def describe(self, mode: Mode, outcome: Outcome, route: str | None) -> None:
         """Record the mode, the outcome, and the route's name if there is one."""
@@ -67,7 +67,7 @@ class ExchangeSpan(Protocol):
     """The span of a request to an origin.  The owner must call `end_span`."""
 
     headers: CIMultiDict[str]
-    """The headers to send: the request's own, with this span in `traceparent`."""
+    """The headers to send.  These are the headers of the request, with this span in `traceparent`."""
 
     def set_status(self, status: int) -> None:
         """Record the status of the answer, whose head has arrived."""
@@ -86,17 +86,17 @@ class Tracer(Protocol):
         """Start the span of a client's request.  `headers` may contain the client's trace (W3C Trace Context)."""
 
     def chooses(self, request: bytes) -> bool:
-        """Return whether to trace the request with these header bytes.  If the result is true, the caller then calls
-        `request`.
+        """Return whether to trace the request with these header bytes.  If the result is true, the caller calls
+        `request` next.
         """
 
     def hit(self, request: bytes, mode: Mode, outcome: Outcome) -> None:
-        """Record a request whose answer is repeated from memory, if the request is sampled.  `request` has its
-        bytes.
+        """Record a request whose answer is repeated from memory, if the request is sampled.  `request` is the bytes of
+        the request.
         """
 
     def flight(self, kind: str) -> FlightSpan:
-        """Start the span of a shared fetch that the current request launches.  `kind` is one of a few words."""
+        """Start the span of a shared fetch that the current request starts.  `kind` is one of a few words."""
 
     def exchange(self, method: str, url: str, headers: CIMultiDict[str]) -> ExchangeSpan | None:
         """Start the span of a request to an origin.  Returns None without tracing."""
