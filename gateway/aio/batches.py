@@ -53,8 +53,8 @@ class Batch(Generic[T]):
         now: Callable[[], float] = SystemClock.now,
         backlog: Backlog | None = None,
     ) -> None:
-        """`backlog` counts the items of this batch, and may count those of other batches.  With None, the batch creates
-        its own backlog."""
+        """`backlog` counts the items of this batch, and may also count the items of other batches.  With None, the
+        batch creates its own backlog."""
         self._work = work
         self._backlog = backlog if backlog is not None else Backlog()
         self._now = now

@@ -38,7 +38,7 @@ _FAR_S: Final = 60.0
 _FAR_TICKS: Final = 16
 
 TURN_S: Final = 0.001
-"""The most seconds for which one iteration of the loop fires entries."""
+"""The maximum number of seconds for which one iteration of the loop fires entries."""
 
 NEVER: Final = -1
 """The tick of an entry that is not on a wheel."""

@@ -24,7 +24,7 @@ from gateway.disk.record import Record, decode
 from gateway.disk.writer_thread import Place, segment_path
 
 READ_S: Final = 2.0
-"""The most seconds that a read waits for the disk.  After that, the bytes are fetched from the origin."""
+"""The maximum number of seconds that a read waits for the disk.  After that, the bytes are fetched from the origin."""
 REST_S: Final = 30.0
 """The seconds for which no new read by a thread begins after a read has taken longer than `READ_S`."""
 MOST_FILES: Final = 64
@@ -145,7 +145,7 @@ class Reads:
         if file < 0:
             return
         if not is_expected:
-            # The segment was deleted after the thread had opened it.
+            # The segment was deleted, or `close` was called, while the thread opened the segment.
             os.close(file)
             return
         if len(self._files) >= MOST_FILES:
@@ -188,8 +188,8 @@ class Reads:
             os.close(file)
 
     def close(self) -> None:
-        """Cancel all reads, and close all segments.  The threads end after their current reads; do not wait for
-        them."""
+        """Cancel all reads, and close all segments.  The threads end after their current reads.  This method does not
+        wait for them."""
         for reading in tuple(self._reading.values()):
             reading.cancel()
         for _ in self._threads:

@@ -171,8 +171,8 @@ class DiskStore:
     def take_routes(self, sharing: Mapping[Partition, str]) -> None:
         """Use the routes of the current configuration.
 
-        `sharing` has the partitions whose streams may be on disk.  It maps each of them to a digest of its route's
-        sharing settings.
+        `sharing` maps each partition whose streams may be on disk to a digest of the sharing settings of the
+        partition's route.
         """
         self._sharing = sharing
 

@@ -1,4 +1,4 @@
-"""Reads of bytes that are on disk: the gateway compares a part of them with the origin's, then copies runs to the tape.
+"""Reads of bytes on disk: the gateway confirms a part of the bytes at the origin, then copies runs to the tape.
 
 A *proof* is a comparison of the bytes on disk after a token with the bytes that the origin sends for this token.  It
 succeeds if enough bytes are equal.  If fewer bytes follow the token on disk, all of them must be equal.  A proof may
@@ -13,9 +13,9 @@ proof of the last bytes of the runs, which starts at their *check*.  If this pro
 stream.
 
 A run is copied to the tape only if there is a proof for its position.  The proof must start there, or at most
-`STRETCH_BYTES` earlier with no gap between them.  Such a proof is made only after a proof of the last bytes.  A proof
-is valid for as long as a confirmation of bytes in memory (`Stream.reusable_s`).  After the copy, all rules for bytes in
-memory apply to the run.
+`STRETCH_BYTES` earlier with no gap between them.  If there is no such proof, the read makes one, but only after a valid
+proof of the last bytes.  A proof is valid for as long as a confirmation of bytes in memory (`Stream.reusable_s`).
+After the copy, all rules for bytes in memory apply to the run.
 
 The stream is dropped from disk if the origin sends other bytes, states an earlier tail, or does not have the bytes
 (404, 410).  Other errors change nothing, because they may concern only one reader.
@@ -84,7 +84,7 @@ class FromDisk:
         if start == NOW or check is None:
             return False
         start, run = _first(stored, start), stored.at(check)
-        # If the check is the start of its run, the origin sends the whole run again.
+        # If the check is the start of its run, the origin sends the whole run again, so this run saves nothing.
         again = run.body if run is not None and check == run.start else 0
         return is_before(start, check) and stored.has_from(start, again + LEAST_SPARED_BYTES)
 

@@ -194,8 +194,8 @@ class WorkerStore:
             self._has_missed_purge = True
 
     async def mark_absent(self) -> bool:
-        """Mark the folders whose stores cannot do a purge: those of dead slots, and this worker's folder if its store
-        is not open.
+        """Mark the folders whose stores cannot do a purge.  These are the folders of dead slots, and the folder of this
+        worker if its store is not open.
 
         Returns whether all marks were written within `SETTLE_S`.
         """

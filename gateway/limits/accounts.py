@@ -14,8 +14,8 @@ are removed first, because their removal changes nothing.  If there is no such a
 be full the soonest is removed.  Its client gains only a few tokens.  The clients that have taken the most tokens stay
 limited.
 
-`Accounts` always knows the largest number of connections that one network has.  When the gateway is full, this number
-decides whether a new connection gets a place.  A search for this number would take too long.
+`Accounts` keeps the largest number of connections that one network has.  When all connections are in use, this number
+decides whether a new connection may displace another.  It is kept up to date, because a search would take too long.
 """
 
 from __future__ import annotations

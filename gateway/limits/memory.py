@@ -45,7 +45,7 @@ class Pressure(IntEnum):
     CACHE = 1
     """The cache is shrunk."""
     CLIENTS = 2
-    """The clients that hold the most memory are dropped.  No fetch and no live request starts."""
+    """The clients that use the most memory are dropped.  No fetch and no live request starts."""
     CONNECTIONS = 3
     """New connections are refused."""
 

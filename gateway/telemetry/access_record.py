@@ -256,7 +256,7 @@ def detach_record() -> None:
 
 
 _MOST_LINES: Final = 16
-"""The most different lines kept for equal live reads."""
+"""The maximum number of different lines that are kept for equal live reads."""
 
 
 class Repeated:
