@@ -1,18 +1,19 @@
 """The members of a fleet by Redis: each member announces itself there, and finds the others by their announcements.
 
 An announcement has the member's name and URL.  It expires `LIFE_S` after its latest renewal, so a member that has died
-disappears.  A member removes its announcement when it stops in order.  The workers of a member announce it in common:
-the one that first sees that a renewal is due renews the announcement.
+disappears.  A member removes its announcement when it stops in order.  All workers of a member share one announcement:
+the worker that first finds that a renewal is due renews the announcement.
 
-A member whose announcement is missing stays in the list while it answers probes, as with DNS.  Redis may be away, or
-lose its data.  Then each present member stays until it has had time to announce itself again (`HOLD_S`).  This gateway
-notices it by a look that has failed, or because its own announcement is missing.
+A member whose announcement is missing stays in the list while it answers probes, as with DNS.  If Redis was
+unreachable or has lost its data, announcements may be missing for another reason.  Each present member then stays in
+the list for `HOLD_S`, so that it has time to announce itself again.  This gateway detects such a case in two ways: a
+look has failed, or the gateway's own announcement is missing.
 
-A name belongs to the gateway that is announced under it.  Another gateway with that name and another URL is not
-announced while the announcement lasts, and says so.  At the same URL, it takes the name over, because the process that
-was announced there has ended.  So a gateway that starts again is listed at once.  In an upgrade, that process goes on
-until it is replaced: the next version is listed by its announcement, and renews it when the earlier version no longer
-does.
+A name belongs to the gateway that is announced under it.  A second gateway with the same name and another URL does not
+announce itself while that announcement lasts, and reports the conflict.  A gateway with the same name and the same URL
+takes the name over, because the announced process at this URL has ended.  A restarted gateway is therefore listed at
+once.  In an upgrade, the earlier version still runs.  Its announcement then lists the next version too, and the next
+version renews this announcement once the earlier version has stopped doing so.
 """
 
 from __future__ import annotations
@@ -29,17 +30,19 @@ from gateway.engine.foreign_entries import ForeignEntries
 from gateway.protocol.stored_orders import Announcement, Seal
 
 LOOK_S: Final = 1.0
-"""Seconds between two looks, varied by a fifth."""
+"""Seconds between two looks at the announcements, varied by a fifth."""
 LIFE_S: Final = 10.0
 """Seconds from the latest renewal of an announcement to its end."""
 RENEW_S: Final = 3.0
 """The age in seconds at which an announcement is renewed."""
 HOLD_S: Final = LIFE_S
-"""Seconds for the other members to announce themselves again after Redis was away or has lost its data."""
+"""Seconds for the other members to announce themselves again after Redis was unreachable or has lost its data."""
 MOST_OFF_S: Final = 30.0
-"""The most seconds by which the time in an announcement may be wrong, because clocks differ."""
+"""The most seconds by which the time in an announcement may be wrong.  The reason for this tolerance is that the
+members' clocks differ."""
 _MOST_LOST: Final = 3
-"""At so many looks in a row, this gateway may find that its announcement has gone since the look before."""
+"""The operator gets a report if this many successive looks have missed the announcement of this gateway that the
+preceding look had written."""
 
 
 class MemberStore(Protocol):
@@ -72,7 +75,7 @@ class PresentMember(Protocol):
 
 
 class OwnAnnouncement(NamedTuple):
-    """What follows from the announcement under this gateway's name."""
+    """The result of judging the announcement under this gateway's name."""
 
     is_due: bool
     """Whether this gateway has to announce itself now."""
@@ -98,18 +101,19 @@ def judge_own(
         return OwnAnnouncement(False, f"{conflict}: this one is not announced, {why}")
     if has_announced:
         return OwnAnnouncement(False, f"{conflict} too: each needs a fleet.name and a fleet.url of its own")
-    # The earlier version renews its announcement until it is replaced.  To it, a second one would be a conflict.
+    # The earlier version renews its announcement until it is replaced, and would report an announcement of this version
+    # as a conflict.
     return OwnAnnouncement(is_due=not is_successor or abs(own.at - found.at) >= 2 * RENEW_S)
 
 
 def listed_members(
     announced: Iterable[MemberConfig], own: MemberConfig, present: Iterable[PresentMember], held: Collection[str] = ()
 ) -> tuple[list[MemberConfig], str]:
-    """Return the members after a look that has found these announcements of others, and the problem with them.
+    """Return the members after a look, and the problem with them.  `announced` are the announcements of others.
 
-    They are this member, the present members that answer probes, the other present ones that are held, and then the
-    announced ones in the order of their names, up to `MOST_MEMBERS`.  An announced URL replaces the present one.  Of
-    two members at one URL, the first is listed.
+    The members are, up to `MOST_MEMBERS`: this member, the present members that answer probes, the present members in
+    `held`, and then the announced members in the order of their names.  The URL in an announcement replaces the present
+    URL of the member.  If two members have the same URL, only the first of them is listed.
     """
     by_name = {one.name: one for one in sorted(announced, key=lambda one: one.name)}
     now = [(one.answers, MemberConfig(name=one.name, url=one.url)) for one in present]
@@ -117,7 +121,7 @@ def listed_members(
     kept = [one for _, one in now if one.name in held]
     # Present members come first, so that a second member at a URL does not replace the first one.
     known = [one for _, one in now if one.name in by_name]
-    # The last URL of a name counts, and is the announced one.
+    # Later values replace earlier values, so the announced URL of a name is used.
     every = {one.name: one for one in (own, *answering, *kept, *known, *by_name.values())}
     at_url: dict[str, MemberConfig] = {}
     problems = []
@@ -147,7 +151,7 @@ class MembersInRedis:
         is_successor: bool = False,
     ) -> None:
         """`present` returns the other members in the list.  `is_replaced` returns whether another version of this
-        gateway goes on in its place, under its name.  `is_successor` states whether this gateway replaces an earlier
+        gateway serves in its place, under its name.  `is_successor` states whether this gateway replaces an earlier
         version."""
         self.where: Final = f"in Redis at {store.shown}"
         self.setting: Final = f"fleet.members_redis at {store.shown}"
@@ -164,22 +168,22 @@ class MembersInRedis:
         self._clock = clock
         self._rng = rng
         self._has_announced = False
-        """Whether this gateway was announced before."""
+        """Whether Redis has ever had an announcement of this gateway since it started."""
         self._is_new = False
-        """Whether this process has announced this gateway at the latest look."""
+        """Whether this process has written the announcement at the latest look."""
         self._lost = 0
-        """At how many looks in a row the announcement of the look before was missing."""
+        """The number of successive looks that have missed the announcement which the preceding look had written."""
         self._is_away = True
-        """Whether Redis could not be asked at the latest look, or there was no look yet."""
+        """Whether Redis could not be reached at the latest look.  True before the first look."""
         self._held_until: dict[str, float] = {}
-        """The members that have not announced themselves again since Redis was away or has lost its data, and until
-        when they stay."""
+        """By the names of members: the time until which the member stays in the list without an announcement.  Has the
+        members that have not announced themselves again since Redis was unreachable or has lost its data."""
 
     def __repr__(self) -> str:
         return f"<MembersInRedis {self._own.name} {self.where}>"
 
     async def look(self) -> Finding:
-        """Find the announcements of all members, and announce this gateway if that is due."""
+        """Find the announcements of all members, and announce this gateway if an announcement is due."""
         try:
             entries = await self._store.entries()
         except OSError:
@@ -215,8 +219,8 @@ class MembersInRedis:
         )
 
     def _hold(self, announced: Collection[str], *, may_lack: bool) -> None:
-        """Decide which present members stay for now, whatever is announced.  `may_lack` states whether Redis may lack
-        the announcements of members."""
+        """Decide which present members stay for now without an announcement.  `may_lack` states whether Redis may lack
+        announcements of members that are alive."""
         now = self._clock.now()
         if may_lack:
             self._held_until = {one.name: now + HOLD_S for one in self._present()}
@@ -225,7 +229,7 @@ class MembersInRedis:
         }
 
     def _read(self, entries: Iterable[tuple[bytes, bytes]], wall: float) -> tuple[dict[str, Announcement], str]:
-        """Return the announcements that members of this fleet have made by their names, and the problem with them."""
+        """Return the announcements of this fleet's members, by name, and the problem with these announcements."""
         found: dict[str, Announcement] = {}
         off: list[str] = []
         for name, entry in entries:
@@ -252,9 +256,10 @@ class MembersInRedis:
             return False
 
     async def close(self) -> None:
-        """Remove the announcement of this gateway, unless another version goes on, and close the connection."""
+        """Remove the announcement of this gateway, unless another version serves in its place, and close the
+        connection."""
         if self._has_announced and not self._is_away and not self.is_replaced():
-            # An announcement that cannot be removed expires.
+            # An announcement that cannot be removed now expires later.
             with suppress(OSError):
                 await self._store.withdraw(self._own.name, self._is_own)
         await self._store.close()

@@ -1,11 +1,11 @@
-"""The members of a fleet that are found elsewhere: in DNS (`gateway.engine.fleet_dns`) or in Redis
-(`gateway.engine.fleet_announced`), in place of a list in the configuration.
+"""Finds the members of a fleet in DNS (`gateway.engine.fleet_dns`) or in Redis (`gateway.engine.fleet_announced`), if
+the configuration does not list them.
 
-A source finds the members.  `FoundMembers` asks it again and again, hands each list to the fleet, and reports the
-problems of the source once each.  A look that fails changes nothing: the fleet keeps its present members.
+`FoundMembers` asks such a source for the members at regular times (a *look*), hands each list to the fleet, and reports
+each problem of the source once.  A look that fails changes nothing: the fleet keeps its present members.
 
-A worker keeps its list in a file for workers of its gateway that start later (`KeptMembers`).  So a worker that starts
-while the source is away has the members that its siblings know.
+A worker writes its list to a file for workers of its gateway that start later (`KeptMembers`).  A worker that starts
+while the source is unreachable therefore has the members that its siblings know.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from gateway.aio.tasks import Tasks
 from gateway.config.fleet import MOST_MEMBERS, MemberConfig
 
 _FIRST_S: Final = 3.0
-"""The most seconds for which the start waits for a look that succeeds."""
+"""The most seconds for which the start of the gateway waits for a successful look."""
 _RETRY_S: Final = 0.5
 """The most seconds between two looks while the start waits."""
 _SETTLE_S: Final = 0.1
-"""The most seconds for which the end waits for a look that is under way."""
+"""The most seconds for which `FoundMembers.close` waits for a look that is under way."""
 
 _log = logging.getLogger("gateway.fleet")
 
@@ -39,9 +39,9 @@ class Finding(NamedTuple):
     members: list[MemberConfig]
     """This member first, and then the others."""
     found: int
-    """How many entries the source had, with or without this member's."""
+    """The number of entries that the source had.  The entry of this member counts too, if there is one."""
     problem: str
-    """The reason why the entries are not as they should be, for the operator; empty if they are."""
+    """What is wrong with the entries, for the operator; empty if nothing is wrong."""
     again_s: float
     """Seconds until the next look."""
 
@@ -59,25 +59,25 @@ class MembersSource(Protocol):
 
     @property
     def noun(self) -> tuple[str, str]:
-        """One entry and several entries of the source in words."""
+        """The singular and the plural of the word for an entry of the source."""
 
     @property
     def retry_s(self) -> float:
-        """Seconds until the next look after one that has failed."""
+        """Seconds from a failed look to the next look."""
 
     async def look(self) -> Finding:
         """Find the members.  Raises OSError with a short line, which is equal for equal failures."""
 
     async def close(self) -> None:
-        """End the use of the source, because this gateway stops."""
+        """Release the source, because this gateway stops."""
 
 
 class KeptMembers:
     """The file with the latest list that a worker of this gateway has found."""
 
     def __init__(self, folder: Path, slot: int, earlier: Iterable[Path] = ()) -> None:
-        """`folder` is private to the workers of this gateway, and `slot` is that of this worker.  `earlier` are the
-        folders of the versions that this one replaces in an upgrade."""
+        """`folder` is private to the workers of this gateway.  `slot` is the number of this worker.  `earlier` are the
+        folders of the versions that this version replaces in an upgrade."""
         self._file = folder / "members.json"
         self._fresh = folder / f"members-{slot}.new"
         self._files = [self._file, *(one / self._file.name for one in earlier)]
@@ -87,7 +87,7 @@ class KeptMembers:
         return f"<KeptMembers in {self._file}>"
 
     def keep(self, setting: str, members: list[MemberConfig]) -> None:
-        """Write the list that was found by this setting."""
+        """Write the list that was found with this setting (`MembersSource.setting`)."""
         if members == self._kept:
             return
         try:
@@ -98,7 +98,7 @@ class KeptMembers:
             _log.warning("cannot keep the list of members for workers that start later: %s", error)
 
     def read(self, setting: str) -> list[MemberConfig]:
-        """Return the list that was found by this setting; empty if there is none."""
+        """Return the list that was found with this setting; empty if there is none."""
         for file in self._files:
             with suppress(OSError, ValueError):
                 kept_setting, members = orjson.loads(file.read_bytes())
@@ -108,7 +108,7 @@ class KeptMembers:
 
 
 class FoundMembers:
-    """Looks for the members again and again, from `start` to `close`."""
+    """Looks for the members at regular times, from `start` to `close`."""
 
     def __init__(
         self,
@@ -127,11 +127,11 @@ class FoundMembers:
         self.has_answer = False
         """Whether the latest look has succeeded."""
         self.found = 0
-        """How many entries the latest successful look has found."""
+        """The number of entries that the latest successful look has found."""
         self.looked = 0
-        """How many looks have ended."""
+        """The number of looks that have ended."""
         self._has_list = False
-        """Whether a look has succeeded, of this process or of one that has kept its list."""
+        """Whether a list is known, from a look of this process or from the file of `KeptMembers`."""
         self._is_alone = True
         """Whether the latest list has no other member."""
         self._on_started = asyncio.Event()
@@ -150,12 +150,12 @@ class FoundMembers:
 
     @property
     def why_unknown(self) -> str:
-        """Why the other members are not known; empty if they are."""
+        """Why the other members are not known; empty if they are known."""
         why = f"{self.source.where}: {self.problem or 'no look has ended yet'}"
         return "" if self._has_list else f"the other members are not known ({why})"
 
     async def start(self) -> None:
-        """Begin to look, and wait until there is a list of members, but not for long."""
+        """Begin the looks, and wait at most `_FIRST_S` for a list of members."""
         if self._kept is not None and (kept := self._kept.read(self.source.setting)):
             self._use(kept)
             self._on_started.set()
@@ -170,8 +170,8 @@ class FoundMembers:
         """End the looks."""
         self._on_started.set()
         self._cancel_timer()
-        # uvloop leaks a UDP socket if its making is cancelled, and closing the loop then hangs.  A look-up makes its
-        # socket at once, so let a look-up that has just begun go on for a moment.
+        # If the creation of a UDP socket is cancelled, uvloop leaks the socket, and closing the loop then hangs.  A
+        # look-up creates its socket first.  Give a look-up that has just begun a moment to do so.
         with suppress(TimeoutError):
             async with asyncio.timeout(_SETTLE_S):
                 await self._tasks.finished()
@@ -212,7 +212,7 @@ class FoundMembers:
         if self._kept is not None:
             self._kept.keep(self.source.setting, finding.members)
         self.found = finding.found
-        # An answer with a problem is the operator's to correct, unlike a failure.
+        # The operator has to correct a problem with the entries.  A failed look may succeed later without the operator.
         self._report(finding.problem, level=logging.ERROR if finding.problem else logging.WARNING)
 
     def _use(self, members: list[MemberConfig]) -> None:
@@ -232,7 +232,7 @@ class FoundMembers:
 
 
 def first_members(*members: MemberConfig) -> list[MemberConfig]:
-    """Return the first of these members, each name once, up to `MOST_MEMBERS`."""
+    """Return the first `MOST_MEMBERS` of these members, each name once."""
     named: dict[str, MemberConfig] = {}
     for one in members:
         named.setdefault(one.name, one)
@@ -240,5 +240,5 @@ def first_members(*members: MemberConfig) -> list[MemberConfig]:
 
 
 def surplus_problem(count: int, noun: str) -> str:
-    """Return the problem with this number of members, for the operator; empty if they are not too many."""
+    """Return the report to the operator that this number of members is too great; empty if it is not."""
     return f"there are too many {noun}: only {MOST_MEMBERS} are members" if count > MOST_MEMBERS else ""

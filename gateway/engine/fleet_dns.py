@@ -1,13 +1,13 @@
-"""The members of a fleet by DNS: the addresses of one name, such as that of a headless service in Kubernetes.
+"""The members of a fleet by DNS: the addresses of one name, such as the name of a headless service in Kubernetes.
 
-A member is named by its address, HOST:PORT.  The port is that of `fleet.members_dns`, the same at all members.  All
-members use addresses of one kind, IPv4 or IPv6, because a member with an address of each kind would be listed twice:
-each member asks for addresses of the kind that its own address has.
+A member is named by its address, HOST:PORT.  The port is the one in `fleet.members_dns`, which is the same at all
+members.  Each member asks only for addresses of the kind of its own address, IPv4 or IPv6.  Otherwise, a member with an
+address of each kind would be listed twice.
 
 The name is looked up again when the records' time to live is over, within bounds.  A look-up that fails, or finds no
-address, changes nothing.  A member that is missing in an answer stays while it answers probes, and leaves the list at a
-later look-up, when it can no longer be reached.  So a DNS server that is away, or gives wrong answers for a while,
-costs the fleet no member that answers.
+address, changes nothing.  A member that is missing in an answer stays in the list while it answers probes.  It leaves
+the list at the first look-up that neither contains it nor finds it reachable.  The fleet therefore keeps all members
+that answer, even while a DNS server is unreachable or gives wrong answers.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ LEAST_TTL_S: Final = 1.0
 MOST_TTL_S: Final = 60.0
 """The least and the most seconds until the next look-up."""
 RETRY_S: Final = 5.0
-"""Seconds until the next look-up after one that has failed."""
+"""Seconds from a failed look-up to the next look-up."""
 _LOOK_UP_S: Final = 5.0
 """The most seconds for a look-up."""
 _NORMAL_ANSWERS: Final = 2
-"""A gateway that starts may be missing in this many answers, because its address comes into DNS a moment later."""
+"""A starting gateway may be missing in this many answers without a report, because DNS lists its address a moment
+after the start."""
 
 
 class AddressRecords(Protocol):
@@ -49,18 +50,18 @@ class LookUp(Protocol):
 
 
 def places_at(addresses: Iterable[str], port: int) -> list[Address]:
-    """Return the members' places at this port, in the order of their addresses, each once."""
+    """Return the members' addresses with this port, sorted by IP address, each once."""
     return [Address(str(one), port) for one in sorted({ip_address(normal_host(text)) for text in addresses}, key=int)]
 
 
 def listed_members(
     places: Collection[Address], own: Address, answering: Collection[Address] = ()
 ) -> list[MemberConfig]:
-    """Return the members after an answer of DNS with these places.
+    """Return the members after an answer of DNS with the addresses `places`.
 
-    They are this member, the present members that answer probes, and then the others in their order, up to
-    `MOST_MEMBERS`.  So new places push out no member that answers.  Members that start together use the same first
-    places.
+    The members are, up to `MOST_MEMBERS`: this member, the present members that answer probes, and then the other
+    addresses in their order.  New addresses therefore displace no member that answers, and members that start together
+    choose the same addresses.
     """
     return first_members(*map(member_at, (own, *answering, *places)))
 
@@ -68,9 +69,9 @@ def listed_members(
 def problem_of(
     places: Collection[Address], own: Address, answering: Collection[Address], answers_without_own: int
 ) -> str:
-    """Return what is wrong with an answer of DNS, for the operator; empty if it is right.
+    """Return what is wrong with an answer of DNS, for the operator; empty if nothing is wrong.
 
-    `answers_without_own` is the number of answers in a row, this one included, in which this gateway is missing.
+    `answers_without_own` is the number of successive answers, including this one, that lack this gateway's address.
     """
     problems = [surplus_problem(len({own, *answering, *places}), "addresses")]
     if answers_without_own > _NORMAL_ANSWERS:
@@ -99,7 +100,7 @@ class MembersInDns:
         self._look_up = look_up
         self._answering = answering
         self._answers_without_own = 0
-        """The number of answers in a row in which this gateway is missing."""
+        """The number of successive answers that lack this gateway's address."""
 
     def __repr__(self) -> str:
         return f"<MembersInDns {self.where}>"

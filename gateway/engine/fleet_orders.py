@@ -1,17 +1,17 @@
-"""How the operator's orders (purges and revocations) reach every member of a fleet, without a gap between members.
+"""Brings the operator's orders (purges and revocations) to every member of a fleet, without a gap between members.
 
 A member that gets an order from its operator adds the order to its log (`gateway.protocol.fleet_orders`), carries it
-out, and asks each other member to do the same.  The other member fetches the order from the log.  Members
-get orders from each other only by this fetch, so an order that could not be delivered is fetched later: each request
-and each probe between members shows whether the sender knows other orders than the receiver.
+out, and asks each other member to do the same.  The other member fetches the order from the log.  Members get orders
+from each other only by such fetches.  An order that could not be delivered is fetched later, because each request and
+each probe between members shows whether the sender knows other orders than the receiver.
 
-No member gets bytes from an owner that is purged later.  A member adds a purge to its log, and thus to the digest in
-its requests, before it drops the first byte.  An owner compares this digest with the digest of the orders that it has
-carried out.  If they differ, the owner fetches and carries out the orders that it does not know before it answers the
-request.
+After a purge, no member gets the purged bytes from an owner that has not yet purged.  A member adds a purge to its log
+before it drops the first byte, and the digest of the log is in each of its requests.  An owner compares this digest
+with the digest of the orders that it has carried out.  If they differ, the owner first fetches the orders that it does
+not know, and carries them out.  Only then does it answer the request.
 
-A member's log has one owner: orders are added and carried out one after the other, under a lock.  No request to another
-member is sent under the lock, so members cannot wait for each other in a circle.
+Orders are added to a member's log and carried out one after the other, under a lock.  No request to another member is
+sent under the lock, so members cannot wait for each other in a circle.
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ from gateway.protocol.fleet_orders import (
 )
 
 _LOOK_S: Final = 2.0
-"""The most seconds to wait for another member's orders."""
+"""The most seconds to wait for the answer to a fetch of orders."""
 _CHANGE_S: Final = 10.0
 """The most seconds to wait until another member has carried out an order."""
 
 _MOST_NAMED: Final = 16
-"""The most orders for which the names of purged streams are remembered, until other workers have asked for them."""
+"""The most orders for which the names of the purged streams are remembered.  Other workers ask for these names.  For
+earlier orders, only the number of streams is remembered."""
 
 _MOST_PROCESSES: Final = 256
 """The most processes of one member that are remembered."""
@@ -54,12 +55,12 @@ T = TypeVar("T")
 
 
 Affected = frozenset[int] | int
-"""The effect of an order at one worker: hashes of the names of purged streams, or a number.  Workers may hold copies of
-one stream, which count once."""
+"""The effect of an order at one worker: hashes of the names of the purged streams, or a number of streams or live
+reads.  The hashes show which workers had copies of the same stream, so that the stream is counted once."""
 
 
 def affected_by_all(of_workers: Iterable[Affected]) -> int:
-    """Return the number of streams or live reads that an order has concerned at the workers of one member."""
+    """Return the number of streams or live reads that an order has affected at the workers of one member."""
     every = list(of_workers)
     names = frozenset[int]().union(*(one for one in every if isinstance(one, frozenset)))
     return len(names) + sum(one for one in every if isinstance(one, int))
@@ -73,10 +74,10 @@ class Actions(Protocol):
     """Carries out orders at this member."""
 
     async def carry_out(self, order: Order, age_s: float) -> Affected | None:
-        """Carry out an order that was given so many seconds ago.  Return None if it has failed."""
+        """Carry out an order that was given `age_s` seconds ago.  Return None if this has failed."""
 
     async def start_again(self) -> None:
-        """Empty the memory, because orders are missed."""
+        """Empty the memory, because this member has missed orders."""
 
     def in_effect(self) -> list[InEffect]:
         """Return the revocations in effect."""
@@ -85,7 +86,7 @@ class Actions(Protocol):
         """Put the revocations of another member into effect."""
 
     def revocation_of(self, order: Order, age_s: float) -> InEffect | None:
-        """Return the revocation that an order has made so many seconds ago, which may have ended.  Return None for a
+        """Return the revocation that an order has made `age_s` seconds ago, even if it has ended.  Return None for a
         purge, and if a later order has replaced the revocation."""
 
 
@@ -93,14 +94,14 @@ class Siblings(Protocol):
     """The other workers of this member: `gateway.ops.gathering.sibling_orders.SiblingOrders`."""
 
     def digests(self) -> Iterable[tuple[str, str]]:
-        """Return the name and the digest of orders of each of them that serves."""
+        """Return, for each other worker that serves, its name and the digest of the orders that it knows."""
 
     async def ask(self, worker: int, asked: Since | OutcomeAsk, within_s: float) -> tuple[int, bytes]:
         """Send a request for orders to a worker.  Return the status and the body of its answer.  Raises
         UpstreamUnreachable."""
 
     async def have_done(self, sender: OrderSender, asked: OutcomeAsk, within_s: float) -> OfSiblings:
-        """Have all of them carry out an order."""
+        """Ask all other workers to carry out an order, and return the effect there."""
 
 
 class OfSiblings(NamedTuple):
@@ -108,16 +109,16 @@ class OfSiblings(NamedTuple):
 
     affected: tuple[Affected, ...] = ()
     why_not: str = ""
-    """Why some of them have not confirmed; empty if all have."""
+    """Why some workers have not confirmed the order; empty if all have confirmed it."""
 
 
 class OrderSender(NamedTuple):
-    """A worker that asks for the outcome of an order, which it knows."""
+    """A worker that asks for the outcome of an order.  The worker itself knows the order."""
 
     peer: str
     process: str
     digest: str
-    """The digest of the orders that it knows."""
+    """The digest of the orders that the worker knows."""
 
 
 class MemberDone(NamedTuple):
@@ -134,28 +135,31 @@ class Given(NamedTuple, Generic[T]):
 
     result: T
     members: list[MemberDone]
-    """The other members."""
+    """The outcome at the other members."""
     siblings: OfSiblings
-    """The other workers of this member."""
+    """The outcome at the other workers of this member."""
     is_stored: bool | None
     """Whether Redis has the order; None without Redis."""
 
 
 class _Heard(NamedTuple):
-    """A process of another member that this one has heard of."""
+    """A process of another member from which this member has got a request or an answer."""
 
     peer: str
-    """The worker whose process it is."""
+    """The worker that runs in the process."""
     since: float
-    """When this member first heard of the process."""
+    """The time of the first request or answer from the process."""
     agreed_at: float | None
-    """When the process last showed that all orders that the workers of its member know are carried out here; None if
-    never."""
+    """The latest time at which the process has shown that this member has carried out all orders known to the workers
+    of the other member; None if it has never shown this."""
 
 
 def _shown_by(processes: Collection[_Heard], since: float) -> float | None:
-    """Return when a process of a member last showed that none of the member's workers knows further orders.  Return
-    None if none has, or if a worker of the member has got a new process after `since`."""
+    """Return the latest time at which a process of a member has shown that the member's workers know no further orders.
+
+    Only processes that were known by `since` count.  Return None if none of them has shown this, or if a worker of the
+    member has got a new process after `since`.
+    """
     earlier = [one for one in processes if one.since <= since]
     workers = {one.peer for one in earlier}
     if any(one.since > since and one.peer in workers for one in processes):
@@ -174,9 +178,12 @@ class FleetOrders:
         others: Callable[[], Iterable[str]],
         on_digest: Callable[[str], object],
     ) -> None:
-        """`process` is the name of this process.  `ask` sends a request to a member, within so many seconds, and
-        returns the status and the body of its answer.  It raises GatewayError.  `others` returns the names of the other
-        members.  `on_digest` is called with each new digest of the orders that this member knows."""
+        """`process` is the name of this process.  `others` returns the names of the other members.  `on_digest` is
+        called with each new digest of the orders that this member knows.
+
+        `ask` sends a request to a member, and returns the status and the body of the answer.  Its last argument is the
+        time limit in seconds.  It raises GatewayError.
+        """
         self.process: Final = process
         self.now: Final = now
         self._ask = ask
@@ -191,28 +198,29 @@ class FleetOrders:
         """The name of this worker among all workers of all members."""
         self.log: Final = OrderLog()
         self._carried_out = NO_ORDERS
-        """The digest of the orders that are carried out.  While the lock is free, it is the digest of the log."""
+        """The digest of the orders that are carried out.  While the lock is free, this is the digest of the log."""
         self._covered: dict[str, str] = {}
-        """For each other member, the digest of orders that this member also knows, and has carried out."""
+        """For each worker of another member, and for each other worker of this member: the digest of the orders that it
+        knew at the latest fetch.  This worker has carried out all of these orders."""
         self._heard: dict[str, dict[str, _Heard]] = {}
-        """By the names of members and of their processes.  The process heard of last comes last."""
+        """By the names of members and of their processes.  The process with the latest request or answer is last."""
         self._removed: tuple[str, float] = "", -inf
-        """The member that has left the list latest, and when."""
+        """The member that was the last to leave the list, and the time when it left."""
         self.all_purged_at = -inf
-        """When this member has last begun to purge all streams, without failing, because a member may have missed
-        orders."""
+        """The beginning of the latest successful purge of all streams at this member.  Such a purge is made because a
+        member may have missed orders."""
         self._doubted_at = -inf
-        """When this member last gave an order to purge all streams."""
+        """The time at which this member last gave an order to purge all streams."""
         self._outcomes: dict[tuple[str, int], Affected | None] = {}
         """The effects of the latest orders."""
         self._lock = asyncio.Lock()
         self._tasks = Tasks()
         self._fetching: dict[str, asyncio.Task[str]] = {}
         self.is_new = True
-        """Whether this member has not answered a read yet, so that it cannot have missed a purge."""
+        """Whether this member has not answered any read yet.  A new member cannot have missed a purge."""
         self._new_until = -inf
         self.missed = 0
-        """How often this member has emptied its memory, because it had missed orders."""
+        """The number of times that this member has emptied its memory because of missed orders."""
 
     def __repr__(self) -> str:
         return f"<FleetOrders {self.log!r}, {len(self._fetching)} fetching>"
@@ -224,8 +232,8 @@ class FleetOrders:
     # -- an order of this member's operator
 
     async def give(self, kind: Kind, text: str, act: Callable[[Order], Awaitable[T]]) -> Given[T]:
-        """Carry out an order by `act`, and have all other members, and the other workers of this one, carry it out.
-        Raises the exception of `act`.
+        """Carry out an order by calling `act`.  Ask all other members, and the other workers of this member, to carry
+        the order out too.  Raises the exception of `act`.
 
         The order is completed even if the caller is cancelled."""
         giving = self._tasks.start(self._give(kind, text, act), f"{kind} over the fleet")
@@ -261,14 +269,14 @@ class FleetOrders:
     # -- the orders of other members
 
     def is_behind(self, peer: str, digest: str) -> bool:
-        """Return whether a worker that knows the orders with this digest may know more than this one has carried
-        out."""
+        """Return whether another worker may know orders that this worker has not carried out.  `digest` is the digest
+        of the orders that the other worker knows."""
         return digest not in (NO_ORDERS, self._carried_out, self._covered.get(peer))
 
     def notice(self, peer: str, process: str, digest: str, *, is_for_member: bool = False) -> None:
-        """Begin to fetch the orders that only a process of the other worker knows, if there are any.
+        """Begin to fetch the orders that a process of another worker knows and this worker does not, if there are any.
 
-        `is_for_member` states that the other workers of its member know no further orders."""
+        `is_for_member` states that the remaining workers of the other worker's member know no further orders."""
         processes, now = self._heard.setdefault(_member_of(peer), {}), self.now()
         heard = processes.pop(process, None) or _Heard(peer, now, None)
         if self.is_behind(peer, digest):
@@ -280,7 +288,8 @@ class FleetOrders:
             del processes[next(iter(processes))]
 
     def notice_siblings(self) -> bool:
-        """Begin to fetch the orders that only other workers of this member know.  Return whether there are none."""
+        """Begin to fetch the orders that other workers of this member know and this worker does not.  Return whether
+        there are no such orders."""
         siblings = () if self.siblings is None else self.siblings.digests()
         ahead = [peer for peer, digest in siblings if self.is_behind(peer, digest)]
         for peer in ahead:
@@ -288,13 +297,16 @@ class FleetOrders:
         return not ahead
 
     def agreed(self, since: float) -> dict[str, float | None]:
-        """Return, for each other member, when it last showed that all orders that its workers know are carried out
-        here; None if never, and while another worker of this member knows further orders.
+        """Return, for each other member, the latest time at which it has shown that this worker has carried out all
+        orders known to the member's workers.  The time is None if the member has never shown this, or while another
+        worker of this member knows further orders.
 
-        A process counts only if this member had heard of it by `since`.  A process that is newer may have replaced one
-        that knew more orders.  If it certainly has, because this member had heard of an earlier process of the same
-        worker, no process of that member counts.  A member that has left the list after `since` is included, with
-        None."""
+        A process counts only if this member knew the process by `since`, because a newer process may have replaced one
+        that knew more orders.  If a worker had a known process by `since` and got a new one later, such a replacement
+        is certain, and no process of that worker's member counts.
+
+        A member that has left the list after `since` is included, with None.
+        """
         since = max(since, self._new_until)
         removed, removed_at = self._removed
         found: dict[str, float | None] = {removed: None} if removed_at > since else {}
@@ -305,13 +317,14 @@ class FleetOrders:
         return found
 
     async def caught_up(self, sender: OrderSender) -> bool:
-        """Carry out the orders that the sender knows.  Return whether that has succeeded.
+        """Carry out the orders that the sender knows.  Return whether this has succeeded.
 
-        The process may learn of further orders meanwhile, so the digest of its answer may be another one.  But if
-        another process answers in its place, it may not know the orders of the first one."""
+        The sender's process may learn further orders before it answers, so its answer may have another digest than
+        `sender`.  An answer of another process of the same worker does not suffice: this process may not know the
+        orders of the first one."""
         peer, process, digest = sender
         if (begun := self._fetching.get(peer)) is not None:
-            # The sender may have answered the fetch under way before it knew its latest orders.
+            # The sender may have answered the fetch under way before it learnt its latest orders.
             await asyncio.wait([begun])
         return not self.is_behind(peer, digest) or await asyncio.shield(self._fetch(peer)) == process
 
@@ -328,8 +341,8 @@ class FleetOrders:
         return task
 
     async def _fetched(self, peer: str) -> str:
-        """Carry out the orders that the other worker knows.  Return the process that has answered; empty if that has
-        failed."""
+        """Fetch the orders that another worker knows, and carry them out.  Return the name of the process that has
+        answered; empty if the fetch has failed."""
         try:
             status, body = await self._ask(peer, self.log.asked(is_new=self.is_new), _LOOK_S)
             if status != 200:
@@ -344,15 +357,17 @@ class FleetOrders:
         return news.process
 
     async def learn(self, news: OrderNews) -> bool:
-        """Carry out the orders in Redis that this member does not know.  Return whether Redis has dropped some."""
+        """Carry out the orders in Redis that this member does not know.  Return whether Redis no longer has some of
+        them."""
         async with self._lock:
             return await self._take(news, "in Redis")
 
     async def doubt(self, lost_at: float) -> None:
         """Empty the memory, because this member may have missed orders that Redis has lost by `lost_at`.
 
-        Other members may have missed them, too, and may not have noticed it yet.  So the purge is an order for every
-        member: each owner purges before it answers this member, and the others need not give the same order.
+        Other members may have missed the same orders without having noticed the loss yet.  The purge is therefore an
+        order for every member: each owner purges before it answers this member, and no other member needs to give the
+        same order.
         """
         async with self._lock:
             if self.is_new or self.all_purged_at > lost_at:
@@ -408,26 +423,29 @@ class FleetOrders:
         return [] if self.actions is None else self.actions.in_effect()
 
     def revocation_of(self, order: Order, age_s: float) -> InEffect | None:
-        """Return the revocation that an order has made so many seconds ago, which may have ended.  Return None for a
+        """Return the revocation that an order has made `age_s` seconds ago, even if it has ended.  Return None for a
         purge, and if a later order has replaced the revocation."""
         return None if self.actions is None else self.actions.revocation_of(order, age_s)
 
     async def done(self, sender: OrderSender, asked: OutcomeAsk) -> Affected | None:
-        """Carry out the sender's orders, and return the effect of one of them; None if it has failed."""
+        """Carry out the sender's orders, and return the effect of the order in `asked`; None if this has failed."""
         if not await self.caught_up(sender):
             return None
         return self._outcomes.get((asked.process, asked.number))
 
     async def done_by_member(self, sender: OrderSender, asked: OutcomeAsk) -> tuple[int, str]:
-        """Have all workers of this member carry out the sender's orders.  Return the number of streams or live reads
-        that one of the orders has concerned, and the reason why this number is not known (empty if it is known)."""
+        """Carry out the sender's orders at all workers of this member.
+
+        Return the number of streams or live reads that the order in `asked` has affected, and the reason why this
+        number is not known (empty if it is known)."""
         own, others = await asyncio.gather(self.done(sender, asked), self._have_siblings_do(sender, asked))
         if own is None:
             return 0, others.why_not or "it cannot carry it out"
         return affected_by_all((own, *others.affected)), others.why_not
 
     def forget(self, member: str) -> None:
-        """Forget the workers of another member, because it has left the fleet.  The orders that it has given stay."""
+        """Forget the workers of another member, because the member has left the fleet.  Keep the orders that the member
+        has given."""
         for peer in [peer for peer in self._covered if _member_of(peer) == member]:
             del self._covered[peer]
         self._heard.pop(member, None)

@@ -1,4 +1,4 @@
-"""The address at which the other members of a fleet reach this gateway, if they find it in DNS or in Redis."""
+"""The address at which the other members of a fleet reach this gateway, if members are found in DNS or in Redis."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from gateway.config.errors import ConfigError
 from gateway.config.fleet import FleetConfig, MemberConfig
 
 _TARGETS: Final = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
-"""Addresses for documentation (RFC 5737, RFC 3849), to which nothing is sent."""
+"""Addresses that are reserved for documentation (RFC 5737, RFC 3849).  Nothing is sent to them."""
 _KINDS: Final = {
     "": (socket.AF_INET, socket.AF_INET6),
     "0.0.0.0": (socket.AF_INET,),
     "::": (socket.AF_INET6,),
 }
-"""The kinds of addresses at which a listener at all addresses is reached, the preferred one first.  A listener at `::`
-accepts no connections by IPv4 (IPV6_V6ONLY)."""
+"""For each host that means all addresses: the kinds of addresses at which such a listener is reached, the preferred
+kind first.  A listener at `::` accepts no connections by IPv4 (IPV6_V6ONLY)."""
 
 
 def source_address(kind: socket.AddressFamily) -> str:
-    """Return the address from which this machine reaches other networks.  Raises OSError if it reaches none."""
+    """Return the address from which this machine reaches other networks.  Raises OSError if it has no such address."""
     with socket.socket(kind, socket.SOCK_DGRAM) as probe:
-        # This sends nothing.
+        # To connect a datagram socket chooses the source address, and sends nothing.
         probe.connect((_TARGETS[kind], 9))
         return str(probe.getsockname()[0])
 
@@ -33,8 +33,9 @@ def source_address(kind: socket.AddressFamily) -> str:
 def own_address(config: FleetConfig, source: Callable[[socket.AddressFamily], str] = source_address) -> Address:
     """Return the address at which other members find this gateway in DNS.
 
-    It is `fleet.name`, or else the address of `fleet.listen`, or else the address from which this machine reaches other
-    networks.  Raises ConfigError if there is none.
+    The address is `fleet.name`.  Without `fleet.name`, it is the address of `fleet.listen`.  If `fleet.listen` means
+    all addresses, it is the address from which this machine reaches other networks.  Raises ConfigError if the machine
+    has no such address.
     """
     if (named := config.own_place) is not None:
         return named
@@ -44,8 +45,9 @@ def own_address(config: FleetConfig, source: Callable[[socket.AddressFamily], st
 def own_member(config: FleetConfig, source: Callable[[socket.AddressFamily], str] = source_address) -> MemberConfig:
     """Return this gateway as it announces itself in Redis.
 
-    Its URL is `fleet.url`, or else has the address and port of `fleet.listen`, with the address from which this machine
-    reaches other networks if the listener has none.  Raises ConfigError if there is none.
+    The URL is `fleet.url`.  Without `fleet.url`, it has the address and port of `fleet.listen`.  If `fleet.listen`
+    means all addresses, the URL has the address from which this machine reaches other networks.  Raises ConfigError if
+    the machine has no such address.
     """
     if config.url:
         return MemberConfig(name=config.name or str(config.url_place), url=config.url)
@@ -54,8 +56,8 @@ def own_member(config: FleetConfig, source: Callable[[socket.AddressFamily], str
 
 
 def _listening_at(config: FleetConfig, port: int, field: str, source: Callable[[socket.AddressFamily], str]) -> Address:
-    """Return the address of `fleet.listen` as other members reach it, with this port.  `field` is the field that has
-    to be set if there is none."""
+    """Return the address at which other members reach the listener of `fleet.listen`, with this port.  `field` names
+    the field of `[fleet]` that the operator has to set if no address is found."""
     host = parse_address(config.listen).host
     if host not in _KINDS:
         return Address(host, port)

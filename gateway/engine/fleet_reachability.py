@@ -1,11 +1,11 @@
-"""Another member of the fleet, as this one sees it: why it is not asked for streams, if it is not.
+"""The state of another member of the fleet: whether it is asked for streams, and the reason if it is not.
 
-A member that does not answer probes, or whose configuration differs, owns no streams in this member's view.  A request
-that cannot reach a member has the same effect at once.
+A member that does not answer probes, or whose configuration differs, owns no streams in this member's view.  If a
+request fails, a probe is sent at once, so that a dead member is noticed early.
 
-A member that often fails must not lose and get its streams twice a second: one that answers probes but not requests, or
-one that is too busy for some seconds.  So after a failure it is asked again only after a while, which doubles with each
-such loss (`Member.lose`).
+A member may answer probes but no requests, or be too busy for some seconds.  Such a member must not lose its streams
+and get them back twice a second.  After a failure the member gets no requests for a hold-off time.  This time doubles
+with each further failure (`Member.lose`).
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from gateway.upstream.reply import PendingRequest, Reply
 from gateway.workers.member_owners import MemberOwners
 
 RAMP_PROBES: Final = 10
-"""A member that comes or returns is asked for a tenth of its streams after its first answer, for two tenths after the
-second one, and so on."""
+"""A new or returning member is asked for a tenth of its streams after its first answer to a probe, for two tenths after
+the second answer, and so on."""
 _LEAST_HOLD_S: Final = 0.5
 _MOST_HOLD_S: Final = 30.0
-"""The least and the most seconds for which a member is not asked after a failure, varied by a fifth."""
+"""The least and the most seconds of a hold-off, varied by a fifth."""
 _STEADY_S: Final = 10.0
-"""A member that was asked for this number of seconds without a failure is held off for `_LEAST_HOLD_S` again."""
+"""If a member has had no failure for this number of seconds, its next hold-off lasts `_LEAST_HOLD_S` again."""
 CONNECT_S: Final = 1.0
-"""The most seconds for a connection to a member."""
+"""The most seconds until a connection to a member is open."""
 _MOST_FAILING_S: Final = 4 * CONNECT_S
-"""The time that a request takes at most to fail: two attempts, each with a wait for its turn to connect."""
+"""The longest time until a request fails: two attempts, and each may first wait until it may connect."""
 _PROBE_BOUNDS: Final = Bounds(CONNECT_S, 1.0, 1.0, 2.0)
 NOT_ASKED: Final = "not asked yet"
 _FAILED: Final = "a request has failed"
@@ -81,7 +81,7 @@ class FleetOfMember(Protocol):
 
 
 class Member:
-    """Another member of the fleet.  It is the requester of its probes."""
+    """Another member of the fleet.  This object is the `Requester` of the probes to the member."""
 
     def __init__(self, fleet: FleetOfMember, index: int, name: str, url: str) -> None:
         self._fleet = fleet
@@ -89,32 +89,32 @@ class Member:
         self.name = name
         self.url = url
         self.why_not = NOT_ASKED
-        """Why the member is not asked for streams; empty if it is."""
+        """Why the member is not asked for streams; empty if it is asked."""
         self.has_differed = False
-        """Whether the member's configuration has differed at its latest answer."""
+        """Whether the member is not asked for streams because the operator has to change a configuration."""
         self.losses = 0
-        """How often the member could be reached no more."""
+        """The number of times that the member became unreachable."""
         self.asked = 0
-        """How many requests for streams were sent to the member."""
+        """The number of requests for streams that were sent to the member."""
         self._pending: PendingRequest | None = None
         self._timer: Timer | None = None
         self._is_namesake = False
-        """Whether the member has been found to have this one's `server.node_name`."""
+        """Whether an answer of the member has shown the same `server.node_name` as this member's."""
         self._is_late = False
         """Whether the latest probe was not answered in time."""
         self._is_leaving = False
-        """Whether the member was leaving at its latest answer."""
+        """Whether the latest answer to a probe states that the member is leaving."""
         self.answers = False
         """Whether the member has answered the latest probe."""
         self._instance = ""
-        """The process that has given the latest answer."""
+        """The process that has sent the latest answer."""
         self._is_doubted = False
         """Whether a request has failed since the latest answer to a probe."""
         self._vouched_at = -inf
-        """When a probe after a failed request was answered, if no request was answered since."""
+        """The time of the probe answer that followed a failed request.  -inf once a request has been answered."""
         self._reached_at = self._held_until = -inf
         self._lost_by = ""
-        """Why the member could be reached no more when it was last held off."""
+        """The reason for the latest hold-off."""
         self._hold_s = _LEAST_HOLD_S
 
     def __repr__(self) -> str:
@@ -122,17 +122,17 @@ class Member:
 
     @property
     def weight(self) -> float:
-        """The part of its streams for which the member is asked, if it is asked."""
+        """The fraction of its streams that the member gets while it is reachable."""
         return self._fleet.owners.weight(self._index)
 
     @property
     def share(self) -> float:
-        """The part of its streams for which the member is asked; 0 if it is not asked."""
+        """The fraction of its streams that the member gets now; 0 if the member is not asked for streams."""
         return 0.0 if self.why_not else self.weight
 
     @property
     def workers(self) -> int:
-        """How many workers of the member serve, by its latest answer; 0 if it has not answered."""
+        """The number of serving workers that the member has stated in its latest answer; 0 without an answer."""
         return self._fleet.owners.workers_of(self._index)
 
     def url_of(self, worker: int) -> str:
@@ -142,7 +142,7 @@ class Member:
         return f"http://{worker}@{self.url.removeprefix('http://')}"
 
     def probe(self) -> None:
-        """Ask the member for its state, and go on to do so until `stop`."""
+        """Ask the member for its state.  Further probes follow until `stop`."""
         fleet = self._fleet
         self._timer = None
         headers = CIMultiDict({FLEET: fleet.field.rendered()})
@@ -159,16 +159,21 @@ class Member:
             pending.give_up()
 
     def leave(self) -> None:
-        """End the probes for good, because the member has left the list.  If it has not answered in time, its answers
-        are cut, because no further probe would show that it hangs."""
+        """End the probes for good, because the member has left the list.
+
+        If its latest probe timed out, all responses in progress from the member are ended, because no later probe would
+        show that it hangs.
+        """
         self.stop()
         self.why_not = _GONE
         if self._is_late:
             self._fleet.on_silent(self._index)
 
     def judge(self, why_not: str, *, differs: bool = False) -> None:
-        """Record why the member is not asked for streams; empty if it is.  A change is logged.  `differs`: the operator
-        has to change something."""
+        """Record why the member is not asked for streams; `why_not` is empty if the member is asked.  Log a change.
+
+        `differs` states whether the operator has to change something.
+        """
         if why_not == self.why_not:
             return
         self.losses += self.why_not == ""
@@ -183,7 +188,7 @@ class Member:
         self._fleet.owners.set_reached(self._index, is_reached=not why_not)
 
     def _reach(self) -> None:
-        """Ask the member for a greater part of its streams than before, unless it is held off."""
+        """Give the member a greater fraction of its streams than before, unless its hold-off lasts."""
         fleet, index = self._fleet, self._index
         if self.why_not and fleet.clock.now() < self._held_until:
             self.judge(self._lost_by)
@@ -196,13 +201,15 @@ class Member:
         self.judge("")
 
     def answered(self) -> None:
-        """Record that a request was answered."""
+        """Record that the member has answered a request."""
         self._vouched_at = -inf
 
     def doubt(self) -> None:
-        """Record that a request has failed.  A probe at once decides whether the member is lost.
+        """Record that a request has failed.
 
-        A member that answers only probes is lost at the next failure, unless the request may be older than the probe.
+        A probe is sent at once, and its result decides whether the member is lost.
+        If a probe was answered after an earlier failure, less than `_STEADY_S` ago, the next failed request loses the
+        member, unless this request may have been sent before that probe.
         """
         if self.why_not:
             return
@@ -215,7 +222,7 @@ class Member:
             self.probe()
 
     def lose(self, why_not: str = _FAILED) -> None:
-        """Record that requests or a probe have failed.  The member is held off for a while."""
+        """Record that requests or a probe have failed, and begin a hold-off."""
         fleet = self._fleet
         if self.why_not:
             return
@@ -241,11 +248,11 @@ class Member:
         answer = MemberAnswer.parse(text) if text is not None else None
         reply.close()
         if answer is not None and not answer.is_leaving:
-            # A process that leaves may answer for a while after the next one has started.
+            # A leaving process may still answer after the next process has started.  Ignore its statements.
             self._fleet.processes.identify(self.name, answer.instance)
             self._fleet.owners.set_workers(self._index, answer.workers)
         if reply.status == NOT_LISTED:
-            # The answers that the member has begun before go on.
+            # Responses that the member has already begun continue.
             self._is_late = self._is_doubted = False
             self.answers = True
             self.judge(_NOT_IN_ITS_LIST)
@@ -266,7 +273,7 @@ class Member:
             _log.warning("member %s has the same server.node_name as this one", self.name)
         instance = answer.instance if answer is not None else ""
         if instance != self._instance and not self._is_leaving:
-            # The earlier process has ended, perhaps with its machine, so that nothing has closed its connections.
+            # The earlier process has ended.  If its machine has failed, the connections to it are still open here.
             self._fleet.on_silent(self._index)
         self._instance = instance
         self._is_late, self._is_leaving = False, answer is not None and answer.is_leaving
@@ -285,7 +292,8 @@ class Member:
     def failed(self, error: GatewayError) -> None:
         was_late, self._is_late = self._is_late, isinstance(error, UpstreamTimeout)
         if self._is_late and not was_late and (self._is_leaving or not self.why_not):
-            # The member may only be busy.  Ask once more before its streams get other owners and its answers are cut.
+            # The member may only be busy.  Probe it once more before its streams get other owners and its responses in
+            # progress are ended.
             self._pending = None
             self.probe()
             return
@@ -299,7 +307,7 @@ class Member:
             self.judge(why_not)
         self._is_doubted = False
         if self._is_late or not self._is_leaving:
-            # A member that leaves accepts no connections at last, but ends its answers.
+            # A leaving member finally refuses new connections, but completes its responses in progress.
             self._fleet.on_silent(self._index)
         self._go_on()
 

@@ -1,21 +1,23 @@
-"""The way of the operator's orders (purges and revocations) through Redis, in addition to the way between members.
+"""Copies the operator's orders (purges and revocations) to Redis and reads them there, in addition to the exchange
+between members.
 
 `gateway.engine.fleet_orders` owns the orders of this member.  This module copies them to a stream in Redis, and reads
-the orders of other members there.  So an order reaches a member that no other member can reach, and outlasts a restart
-of the whole fleet.  A member that learns of an order twice carries it out once.  While Redis is away, orders go from
-member to member only.
+the orders of other members there.  An order therefore reaches a member that no other member can reach, and survives a
+restart of the whole fleet.  A member that gets an order twice carries it out once.  While Redis is unreachable, members
+get orders only from each other.
 
-The member remembers the last entry that it has read.  It reads on from that entry, so each answer of Redis must contain
-the entry.  It adds a mark to an empty stream, so that there is always such an entry.  If the entry is missing, or an
-order that the member has added, then Redis was trimmed or has lost data, and other orders may be missing, too.  The
-member then reads all entries again.  It has missed nothing if each other member of its list shows within a moment that
-it knows no other orders.  Otherwise all members empty their memory, so that the origin is asked.  A process that has
-started since this member's last look at Redis shows nothing: the process before it may have known an order that was
-nowhere else but in Redis.
+The member remembers the last entry that it has read.  It reads from that entry on, so each answer of Redis must begin
+with the entry.  The member adds a mark to an empty stream, so that there is always such an entry.
 
-A member adds its own orders at once.  If its log has forgotten orders that Redis may lack, the member adds all
-revocations in effect before them.  Orders and revocations of others that Redis has lost are added by the member whose
-random patience ends first.
+Redis has lost data, or was trimmed, if this entry is missing, or if an order is missing that the member has added.
+Other orders may then be missing too, and the member reads all entries again.  If each other member of its list shows
+within `HEAR_S` that it knows no further orders, this member has missed nothing.  Otherwise all members empty their
+memory, so that the next reads are answered by the origin.  A process that has started since this member's last look at
+Redis cannot show this: the process before it may have known an order that was nowhere else but in Redis.
+
+A member adds its own orders at once.  If its log has forgotten orders that Redis may lack, the member first adds all
+revocations in effect.  Each member waits for a random time (`PATIENCE_S`) before it adds orders and revocations of
+others that Redis has lost.  The member whose time ends first adds them.
 """
 
 from __future__ import annotations
@@ -39,30 +41,30 @@ from gateway.protocol.stored_orders import Moment, Seal, StoredEntry, news_of
 POLL_S: Final = 0.25
 """Seconds between two looks at Redis, varied by a fifth."""
 RETRY_S: Final = 0.5
-"""Seconds until the next look after one that has failed."""
+"""Seconds from a failed look to the next look."""
 HEAR_S: Final = 1.5
-"""Seconds for the other members to show that this one has missed nothing."""
+"""Seconds for the other members to show that this member has missed nothing."""
 REST_S: Final = 30.0
-"""The least seconds from one emptying of the memory to the next, so that Redis cannot keep a fleet cold by losing data
-again and again."""
+"""The least seconds between two times at which the memory is emptied.  Without this bound, a Redis that loses data
+again and again would keep the caches of the fleet empty."""
 PATIENCE_S: Final = (0.5, 1.5)
-"""The least and the most seconds that the orders of other members may be missing in Redis before this one adds them."""
+"""The least and the most seconds that a member waits before it adds orders of other members that Redis lacks."""
 _STORE_S: Final = 2.0
-"""The most seconds for which the answer to the operator waits for Redis."""
+"""The most seconds for which the answer to the operator is delayed until Redis has the order."""
 _MOST_PAGES: Final = 16
-"""The most answers of Redis with new entries in one look.  The next look reads on."""
+"""The most answers of Redis with new entries in one look.  The next look reads further entries."""
 _MOST_STORED: Final = 4_096
-"""The most stored orders that a member remembers: more than Redis keeps."""
+"""The most stored orders that a member remembers.  Redis keeps fewer orders."""
 _CHUNK: Final = 256
-"""The most orders and the most revocations that are added at once."""
+"""The most orders, and the most revocations, that are sent to Redis in one request."""
 MOST_REVOCATIONS: Final = 1 << 16
-"""The most revocations in Redis.  If there are more, the revocations that end first are dropped."""
+"""The most revocations in Redis.  If there are more, the revocations with the earliest ends are dropped."""
 MOST_ENDED: Final = 1_024
 """The most revocations in Redis that have ended."""
 _SAME_S: Final = 5.0
-"""Two ends of a revocation that differ by fewer seconds are the same end, because clocks differ."""
+"""If two stated ends of a revocation differ by fewer seconds, they count as equal, because clocks differ."""
 _BEGIN: Final = StoredEntry("-", b"")
-"""The place before the first entry."""
+"""The position before the first entry of the stream in Redis."""
 
 E = TypeVar("E")
 T = TypeVar("T")
@@ -88,7 +90,7 @@ class OrderStore(Protocol):
 
 
 class Loss(Enum):
-    """The effect of entries that may be lost."""
+    """What the possible loss of entries in Redis means for this member."""
 
     NOTHING_MISSED = "the other members show that this one has missed nothing"
     MISSED = "this member may have missed orders"
@@ -96,10 +98,11 @@ class Loss(Enum):
 
 
 def loss_since(lost_at: float, agreed: Mapping[str, float | None], open_s: float) -> Loss:
-    """Judge a loss that this member has last noticed at `lost_at`, and first noticed `open_s` seconds ago.
+    """Judge a loss that this member has noticed `open_s` seconds ago for the first time, and at `lost_at` for the last
+    time.
 
-    `agreed` has, for each other member, when it has last shown that this one knows its orders; None if never.  A member
-    without others to ask must assume the worst.
+    `agreed` has, for each other member, the latest time at which it has shown that this member knows its orders; None
+    if it has never shown this.  If there is no other member, this member may have missed orders.
     """
     if agreed and all(at is not None and at > lost_at for at in agreed.values()):
         return Loss.NOTHING_MISSED
@@ -107,20 +110,21 @@ def loss_since(lost_at: float, agreed: Mapping[str, float | None], open_s: float
 
 
 def is_continued(page: Sequence[StoredEntry], last: StoredEntry) -> bool:
-    """Return whether `page`, the entries from `last` on, still begins with `last`, so that no entry before the page can
-    be lost unread."""
+    """Return whether `page` still begins with `last`, from which it was read.  If it does, Redis has dropped no entry
+    that this member has not read."""
     return last == _BEGIN or (bool(page) and page[0] == last)
 
 
 class Lacking(NamedTuple):
-    """The orders that Redis lacks, in the order in which this member has learnt of them."""
+    """The orders that Redis lacks, in the sequence in which this member has learnt them."""
 
     own: list[Order]
     of_others: list[Order]
 
 
 def lacking(orders: Iterable[Order], stored: Collection[tuple[str, int]], process: str) -> Lacking:
-    """Return the orders that are not stored, by whether this process has given them."""
+    """Return the orders that Redis lacks.  `stored` are the orders that Redis has.  `process` is the name of this
+    process, which has given its own orders."""
     absent = [order for order in orders if (order.process, order.number) not in stored]
     return Lacking(
         [order for order in absent if order.process == process],
@@ -129,7 +133,7 @@ def lacking(orders: Iterable[Order], stored: Collection[tuple[str, int]], proces
 
 
 def unstored(in_effect: Iterable[InEffect], stored: Iterable[InEffect]) -> list[InEffect]:
-    """Return the revocations in effect that Redis lacks, or that end earlier there."""
+    """Return the revocations in effect that Redis lacks, or for which Redis has an earlier end."""
     ends: dict[tuple[str, str, str | None], float] = {}
     for one in stored:
         ends[one[:3]] = max(one.for_s, ends.get(one[:3], 0.0))
@@ -140,8 +144,9 @@ def surplus(remaining_s: Mapping[bytes, float], most: int, most_ended: int) -> l
     """Return the fields of the revocations to drop in Redis.
 
     `remaining_s` has, for each field, the seconds until the revocation ends; 0 for a foreign entry.  Ended revocations
-    stay until there are more than `most_ended`.  If more than `most` are in effect, the revocations that end first go,
-    too, until there is room for further ones.
+    stay until there are more than `most_ended` of them, or more than `most` revocations in all.  If more than `most`
+    revocations are in effect, the revocations with the earliest ends are dropped too, so that an eighth of the room is
+    free.
     """
     ended = [field for field, for_s in remaining_s.items() if for_s <= 0]
     lasting = sorted((for_s, field) for field, for_s in remaining_s.items() if for_s > 0)
@@ -152,7 +157,7 @@ def surplus(remaining_s: Mapping[bytes, float], most: int, most_ended: int) -> l
 
 
 class OrdersByRedis:
-    """Looks at Redis again and again, from `start` to `close`."""
+    """Looks at Redis at regular times, from `start` to `close`."""
 
     def __init__(
         self, store: OrderStore, seal: Seal, orders: FleetOrders, clock: Clock, rng: Random, foreign: ForeignEntries
@@ -163,17 +168,17 @@ class OrdersByRedis:
         self._clock = clock
         self._rng = rng
         self.problem = "it has not been asked yet"
-        """Why the latest look has failed, for the operator; empty if it has not."""
+        """Why the latest look has failed, for the operator; empty if it has succeeded."""
         self.foreign: Final = foreign
-        """The entries that no member of this fleet has made."""
+        """The entries in Redis that no member of this fleet has made."""
         self.losses = 0
-        """How often an entry was missing that this member had read or added."""
+        """The number of looks that have missed an entry which this member had read or added."""
         self._last: StoredEntry | None = None
         """The last entry that was read; None before the first look."""
         self._stored: dict[tuple[str, int], None] = {}
         """The latest orders that Redis has, by process and number."""
         self._unread: set[tuple[str, int]] = set()
-        """The orders that this member has added, and has not read there yet."""
+        """The orders that this member has added to Redis and has not read back yet."""
         self._unstored: list[InEffect] = []
         """The revocations in effect that Redis has lost."""
         self._has_surplus = False
@@ -181,18 +186,21 @@ class OrdersByRedis:
         self._may_lack = False
         """Whether Redis may lack orders that this member knows."""
         self._had: dict[str, int] = {}
-        """The number of the latest order of each process when Redis last had all revocations that this member knew."""
+        """By process: the number of its latest order at the last time when Redis had all revocations that this member
+        knew."""
         self._has_missed = False
-        """Whether orders are missed in Redis whose revocations this member has yet to read there."""
+        """Whether the stream in Redis no longer has some orders that this member has not read.  This member must then
+        read the revocations in Redis."""
         self._due_at: float | None = None
-        """When this member adds the orders of others that Redis lacks."""
+        """The time at which this member adds the orders of others that Redis lacks; None if Redis lacks none."""
         self._sure_at = -inf
-        """When the latest look began after which this member knew all orders in Redis, or when it has emptied its
-        memory since."""
+        """The latest time at which this member is sure to have missed no order: the beginning of a look after which it
+        knew all orders in Redis, or the time at which it has emptied its memory."""
         self._lost_at: float | None = None
-        """When this member noticed the latest loss that is still to be judged; None if there is none."""
+        """The time at which this member noticed the latest loss that is still to be judged; None if there is none."""
         self._open_since = 0.0
-        """When this member noticed the first such loss.  Further losses do not put off the judgement."""
+        """The time at which this member noticed the first loss that is still to be judged.  Further losses do not delay
+        the judgement."""
         self._timer: Timer | None = None
         self._looking: asyncio.Task[None] | None = None
         self._is_called = self._is_closed = False
@@ -213,11 +221,12 @@ class OrdersByRedis:
         return self._looking is not None
 
     def start(self) -> asyncio.Task[None]:
-        """Begin to look.  Return the first look."""
+        """Begin the looks.  Return the task of the first look."""
         return self._begin()
 
     def wake(self) -> None:
-        """Look at once, because this member knows another order.  While Redis is away, only the next look is due."""
+        """Look at Redis at once, because this member has a new order.  While Redis is unreachable, the next look stays
+        at its time."""
         self._may_lack = True
         if self._is_closed:
             return
@@ -228,7 +237,7 @@ class OrdersByRedis:
             self._begin()
 
     async def until_stored(self, order: Order) -> bool:
-        """Wait until Redis has the order, but not for long.  Return whether it has."""
+        """Wait at most `_STORE_S` until Redis has the order.  Return whether Redis has it."""
         key = order.process, order.number
         with suppress(TimeoutError):
             async with asyncio.timeout(_STORE_S):
@@ -293,13 +302,14 @@ class OrdersByRedis:
 
     async def _round(self) -> None:
         last = None if self._last is None else await self._read_from(self._last)
-        # A replica that lags and becomes the primary may lack the latest orders only.
+        # A lagging replica that becomes the primary may have the last entry that was read, and lack later entries that
+        # this member has added.
         if last is not None and not self._unread:
             self._last = last
         else:
             if self._last is not None:
                 self.losses += 1
-                # Redis may be away before all is read.
+                # Record the loss before the reading, which fails if Redis becomes unreachable.
                 self._may_have_missed()
             await self._start_over()
             self._may_have_missed()
@@ -313,15 +323,15 @@ class OrdersByRedis:
             await self._revocations()
 
     def _may_have_missed(self) -> None:
-        """Record that Redis may have lost orders by now that this member has not read."""
+        """Record that Redis may have lost orders before this member has read them."""
         if not self._orders.is_new:
             now = self._clock.now()
             self._open_since = now if self._lost_at is None else self._open_since
             self._lost_at = now
 
     async def _read_from(self, last: StoredEntry) -> StoredEntry | None:
-        """Have the orders after an entry carried out.  Return the last entry that was read; None if the entries there
-        do not follow what was read before."""
+        """Read the entries after `last`, and carry out their orders.  Return the last entry that was read; None if
+        entries are missing between `last` and the next entry in Redis."""
         for _ in range(_MOST_PAGES):
             page = await self._store.since(last.id)
             if not is_continued(page, last):
@@ -335,7 +345,8 @@ class OrdersByRedis:
         return last
 
     async def _start_over(self) -> None:
-        """Read all that is there.  The revocations come first: one that is made meanwhile is among the orders."""
+        """Read all revocations in Redis, and then all orders.  In this sequence, a revocation that is made during the
+        reading is found among the orders."""
         self._last = None
         stored = await self._revocations()
         self._stored.clear()
@@ -343,7 +354,7 @@ class OrdersByRedis:
         self._may_lack = True
         last = await self._read_from(_BEGIN)
         if last == _BEGIN:
-            # Without a last entry, this member could not notice that Redis loses the first one.
+            # Without a last entry, this member could not notice that Redis loses the first order.
             await self._store.add([self._seal.mark(self._orders.process, self._moment())], {})
             last = await self._read_from(_BEGIN)
         if last is None or last == _BEGIN:
@@ -352,7 +363,7 @@ class OrdersByRedis:
         self._unstored = unstored(self._orders.in_effect(), stored)
 
     async def _revocations(self) -> Collection[InEffect]:
-        """Take over the revocations in Redis, and return them.  Drop the surplus there."""
+        """Put the revocations in Redis into effect here, and return them.  Drop surplus revocations in Redis."""
         entries: dict[bytes, bytes] = {}
         ends: dict[bytes, InEffect] = {}
         async for page in self._store.revocations():
@@ -365,7 +376,7 @@ class OrdersByRedis:
         gone = surplus(remaining_s, MOST_REVOCATIONS, MOST_ENDED)
         for first in range(0, len(gone), _CHUNK):
             await self._store.drop({field: entries[field] for field in gone[first : first + _CHUNK]})
-        # There may be more than were read.
+        # After a drop, look for further surplus, because Redis may have got more revocations since.
         self._has_surplus |= bool(gone)
         return ends.values()
 
@@ -384,7 +395,7 @@ class OrdersByRedis:
             self._unread.difference_update((order.process, order.number) for order in orders)
 
     def _opened(self, entries: Iterable[E], read: Callable[[E, Moment], T]) -> list[T]:
-        """Read the entries that a member of this fleet has made, and refuse the others."""
+        """Return the content of the entries that members of this fleet have made.  Ignore all other entries."""
         moment, found = self._moment(), []
         for entry in entries:
             try:
@@ -400,7 +411,8 @@ class OrdersByRedis:
             del self._stored[next(iter(self._stored))]
 
     async def _judge_old_loss(self) -> None:
-        """Judge a loss while entries are read, which may take long."""
+        """Judge a loss that is older than `HEAR_S` while entries are still being read, because reading may take
+        long."""
         if self._lost_at is not None and self._clock.now() >= self._open_since + HEAR_S:
             await self._judge_loss()
 
@@ -424,8 +436,8 @@ class OrdersByRedis:
     async def _add_lacking(self) -> None:
         numbers = self._orders.log.numbers()
         if self._orders.log.has_forgotten(self._had):
-            # The revocations of the forgotten orders go first: a member that misses these orders in Redis reads the
-            # revocations there.
+            # First add the revocations of the forgotten orders.  A member that finds these orders missing in Redis then
+            # reads the revocations there.
             self._unstored = unstored(self._orders.in_effect(), await self._revocations())
             await self._add_revocations()
             self._had = numbers
@@ -454,7 +466,7 @@ class OrdersByRedis:
         return lacking(self._orders.log.orders(), self._stored, self._orders.process)
 
     async def _add(self, orders: Sequence[Order]) -> list[InEffect]:
-        """Add orders, and the revocations that they have made.  Return these."""
+        """Add orders and the revocations that they have made.  Return these revocations."""
         added: list[InEffect] = []
         for first in range(0, len(orders), _CHUNK):
             chunk, moment = orders[first : first + _CHUNK], self._moment()

@@ -1,8 +1,8 @@
 """Sends shared requests to the processes that own their streams, in a fleet: `FleetUpstream` to other members, and
 `FleetHop` to other workers of this member.
 
-A worker first asks the owner among the workers of its member.  That worker asks the owner among the members: the worker
-there that owns the stream among that member's workers.
+A worker first asks the worker of its own member that owns the stream.  This worker asks the member that owns the
+stream, and there the worker that owns the stream among that member's workers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from gateway.upstream.reply import PendingRequest, Reply, Requester, Upstream
 from gateway.workers.shared_memory import MOST_WORKERS
 
 _LEAST_BODIES: Final = 64
-"""Answers that have ended are forgotten when there are this many, and again at twice the number that was kept."""
+"""When this many answers are remembered, the ended ones are forgotten.  This is repeated when twice as many answers are
+remembered as were kept, but not below this number."""
 
 
 @lru_cache(64)
@@ -35,7 +36,7 @@ def _bounded(bounds: Bounds) -> Bounds:
 
 
 def _address(member: int, worker: int) -> int:
-    """Return the number of a worker of a member."""
+    """Return the number that identifies a worker of a member."""
     return member * MOST_WORKERS + worker
 
 
@@ -50,10 +51,10 @@ def _worker(address: int) -> int:
 class FleetUpstream(HopUpstream):
     """Sends shared requests to the owner of their stream, another member, instead of to the origin.
 
-    A request that comes from another member always goes to the origin.  A request that another worker of this member
-    has handed on goes to the owner among the members.
+    A request from another member is always sent to the origin.  A request from another worker of this member is sent to
+    the member that owns the stream.
 
-    The number of an owner names a member and its worker (`_address`).
+    The number of an owner identifies a member and a worker of that member (`_address`).
     """
 
     unsettled_s = 0.0
@@ -63,7 +64,7 @@ class FleetUpstream(HopUpstream):
         self._fleet = fleet
         self._most_bodies = _LEAST_BODIES
         self._bodies: list[tuple[int, Reply]] = []
-        """The answers of other members whose bodies may be on their way."""
+        """The answers of other members whose bodies may not have arrived completely, by the numbers of the owners."""
         fleet.on_silent = self._cut_bodies
 
     def owner_for(self, shared: Shared) -> int | None:
@@ -74,7 +75,8 @@ class FleetUpstream(HopUpstream):
         return _address(member, fleet.owners.owning_worker(member, fleet.counts.index_of(shared.key.group)))
 
     def _cut_bodies(self, owner: int) -> None:
-        """Fail the answers of a member that hangs, by its index.  The readers' next requests go to other owners."""
+        """End the answers in progress from a member that hangs.  `owner` is the index of the member.  The next requests
+        of the readers are sent to other owners."""
         self._bodies, bodies = [], self._bodies
         for address, reply in bodies:
             if _member(address) != owner:
@@ -138,7 +140,8 @@ class FleetUpstream(HopUpstream):
 class FleetHop(HopUpstream):
     """Sends shared requests to the worker of this member that owns their stream.
 
-    Each request shows which purges the sender knows, so that no worker gets old bytes from one that is purged later.
+    Each request shows which purges the sender knows, so that no worker gets purged bytes from an owner that has not yet
+    purged.
     """
 
     def __init__(

@@ -1,21 +1,21 @@
-"""How a member of a fleet learns of the writes that other members relay.
+"""Informs the owner of a stream about the writes that other members of the fleet relay.
 
-A client's next read reaches the same member as its write did.  That member may ask another one, the owner of the
-stream.  The members share no memory, so each member counts the writes that it relays, and sends the count for the
-path's cell with each request to an owner (`gateway.protocol.fleet_headers`).  A write is counted before a byte of its
-answer leaves.  All workers of a member count together, because the worker that asks need not be the one that has
-relayed the write.
+After a write, the client's next read reaches the same member.  If another member owns the stream, the first member asks
+this owner.  The members share no memory.  Each member therefore counts the writes that it relays, and sends the count
+for the path's cell with each request to an owner (`gateway.protocol.fleet_headers`).  A write is counted before a byte
+of its answer is sent.  All workers of a member share one count, because the worker that asks the owner may be another
+one than the worker that has relayed the write.
 
-The owner keeps the count that it saw last, for each path and member.  If the next count is greater, the owner asks the
-origin before it answers.  If one of the new writes was acknowledged, the bytes in its memory may lack this write, and
-are not sent even if the origin fails.  Paths with equal hashes share a cell, so some counted writes may concern other
-paths.  The question to the origin is then needless.
+For each path and member, the owner remembers the latest count.  If the next count is greater, the owner asks the origin
+before it answers.  If one of the new writes was acknowledged, the bytes in the owner's memory may lack this write, so
+they are not sent even if the origin fails.  Paths with equal hashes share a cell.  If a counted write concerns another
+path, the origin is asked needlessly, which does no harm.
 
-An earlier process of the same member may have relayed any writes without a request to this owner.  All of these were
-acknowledged before the owner first heard of the later process.  So at the first request of each process for a path, the
-owner drops the bytes that it has held since before that time, because the stream may have been made again.  If it has
-met the earlier process, that one may still be ending.  The owner then asks the origin before it answers, even if it
-holds only later bytes.
+When a member has started again, its earlier process may have relayed writes without a request to this owner.  All of
+these writes were acknowledged before the owner's first contact with the later process, and one of them may have
+re-created the stream.  At the first request of a process for a path, the owner therefore drops all bytes that were in
+its memory before this first contact.  If the owner knows the earlier process, that process may still be ending.  The
+owner then also asks the origin before it answers, even if it has only later bytes.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from gateway.workers.member_owners import MemberOwners
 from gateway.workers.write_counts import WriteCounts
 
 _MOST_KNOWN: Final = 1 << 14
-"""The most counts of other members that an owner remembers, of some 300 bytes each."""
+"""The most counts of other members that an owner remembers.  Each takes about 300 bytes."""
 _MOST_CELLS: Final = 1 << 10
-"""The most paths whose cells are remembered.  Paths may be long."""
+"""The most paths whose cells are remembered.  The number is small, because paths may be long."""
 _NONE: Final = WriteCount()
 
 
@@ -46,7 +46,7 @@ class CountedWrites:
     """The counts of the writes that this member relays."""
 
     def __init__(self, owners: MemberOwners, counts: WriteCounts | None = None) -> None:
-        """`counts` are those of all workers; None if this process has no other workers."""
+        """`counts` are the counts that all workers share; None if this process is the only worker."""
         self._counts = counts or WriteCounts()
         self.index_of: Final = lru_cache(_MOST_CELLS)(lambda group: owners.cell_of(*group))
         """Returns the cell of a path."""
@@ -62,22 +62,22 @@ class CountedWrites:
         """Do nothing: the requests of other members bring their counts."""
 
     def begun(self, write: SentRequest) -> None:
-        """Do nothing: a write counts at its end."""
+        """Do nothing: a write is counted at its end."""
 
     def answered(self, write: SentRequest, reply: Reply) -> None:
-        """Count a write whose answer has arrived, before a byte of the answer leaves."""
+        """Count a write whose answer has arrived, before a byte of the answer is sent."""
         if reply.status >= 500:
             self.unanswered(write, may_be_done=not write.is_cut_short)
         elif reply.status < 300:
             is_append = write.request.mode is Mode.APPEND or (write.request.mode is Mode.CREATE and reply.status != 201)
             self._add(write, is_append=is_append and not write.is_overtaken, is_acknowledged=True)
         else:
-            # A refused write changes nothing.  But a refusal may name the tail of a closed stream, and a DELETE that
-            # finds no stream may be the repetition of one that was executed.
+            # A refused write changes nothing, but must be counted in two cases.  A refusal may state the tail of a
+            # closed stream.  A DELETE that finds no stream may repeat an earlier DELETE that was executed.
             self._add(write, is_append=write.change == NO_CHANGE or reply.status not in (404, 410))
 
     def unanswered(self, write: SentRequest, *, may_be_done: bool) -> None:
-        """Count a write that has got no answer.  `may_be_done`: the origin may have executed it."""
+        """Count a write that has got no answer.  `may_be_done` states whether the origin may have executed it."""
         if may_be_done:
             self._add(write, is_append=write.request.mode is Mode.APPEND and write.change == NO_CHANGE)
 
@@ -102,7 +102,8 @@ class RecordedWrites(Protocol):
 class WritesOfWorker:
     """The writes of one worker of a member: counted for other members, and recorded for the other workers.
 
-    A write is counted first.  So a worker that learns of it by the record asks the owner with the new count."""
+    A write is counted before it is recorded.  A worker that has read the record therefore asks the owner with the new
+    count."""
 
     def __init__(self, counts: CountedWrites, others: RecordedWrites) -> None:
         self._counts = counts
@@ -116,7 +117,7 @@ class WritesOfWorker:
         return f"<WritesOfWorker {self._counts!r}, {self._others!r}>"
 
     def answered(self, write: SentRequest, reply: Reply) -> None:
-        """Record a write whose answer has arrived, before a byte of the answer leaves."""
+        """Record a write whose answer has arrived, before a byte of the answer is sent."""
         self._counts.answered(write, reply)
         self._others.answered(write, reply)
 
@@ -152,17 +153,17 @@ class SeenWrites:
     def look(self, sender: MemberField, group: Group, met: Met) -> None:
         """Apply the writes that the sender of a request has relayed to the path since its last request for it.
 
-        `met` states how this member has met the sender's process.
+        `met` is the first contact of this member with the sender's process.
         """
         name, instance, now = sender.name, sender.instance, sender.writes
-        # Clients choose the paths, so keep no path.
+        # Keep a digest instead of the path, because clients choose the length of paths.
         key = blake2b("\0".join((name, *group)).encode("utf-8", "surrogateescape"), digest_size=16).digest()
         entry = self._seen.pop(key, None)
         if entry is None and len(self._seen) >= self._most:
             del self._seen[next(iter(self._seen))]
         is_known = entry is not None and entry[0] == instance
         before = entry[1] if entry is not None and is_known else _NONE
-        # A request may have been overtaken by a later one on another connection.
+        # A later request, with greater counts, may have arrived first on another connection.
         latest = WriteCount(max(before.appends, now.appends), max(before.others, now.others))
         self._seen[key] = intern(instance), latest
         are_acknowledged = now.acknowledged > before.acknowledged

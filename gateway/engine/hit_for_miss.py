@@ -1,16 +1,16 @@
-"""Hit-for-miss: remembers which reads have answers that may not be shared, so that these reads need not wait for a
-shared fetch first.
+"""Hit-for-miss: remembers which reads have answers that must not be shared, so that such a read is relayed at once and
+does not wait for a shared fetch.
 
 `Unshared` remembers request shapes.  The shape of a GET is its offset and the kind of read (live or not).  All HEADs
 have one shape.  After one unshareable reply, requests of that shape are relayed at once.  After `MOST_SHAPES`
-unshareable shapes of live reads of one stream, all its live reads are relayed.  The stream's other reads are counted in
-the same way.  If the reply to the gateway's own live request may not be shared, all live reads of the stream are
-relayed.
+unshareable shapes of live reads of one stream, all live reads of this stream are relayed.  The same rule applies to the
+stream's other reads, which are counted separately.  If the reply to the gateway's own live request must not be shared,
+all live reads of the stream are relayed.
 
-`DeniedOrigins` remembers web origins (the Origin header, CORS) that may not read a path.  Reads from these web origins
-share the replies to requests without an Origin header, because the origin would send no permission
-(Access-Control-Allow-Origin) to these web origins anyway.  Only the reply to a relayed read with that Origin header
-proves a denial, because shared fetches carry no Origin header.
+`DeniedOrigins` remembers web origins (the Origin header, CORS) that may not read a path.  The origin would never send
+its permission (Access-Control-Allow-Origin) to such a web origin.  Reads from it can therefore share the replies to
+requests without an Origin header.  Only the reply to a relayed read with the web origin's Origin header proves a
+denial, because shared fetches have no Origin header.
 
 Both memories are bounded in time and size.
 """
@@ -27,7 +27,8 @@ from gateway.tape.costs import key_cost, texts_cost
 from gateway.upstream.flight import METADATA
 
 MOST_SHAPES = 4
-"""How many shapes must prove unshareable before all live reads, or all other reads, of a stream are relayed."""
+"""If this many shapes of live reads of a stream prove unshareable, all its live reads are relayed.  The same number
+applies to its other reads."""
 _MOST_BYTES: Final = 1 << 23
 """The size limit of each of the two caches of `Unshared`.  Clients choose the length of names and queries."""
 
@@ -37,7 +38,7 @@ class Shape(NamedTuple):
 
     is_live: bool
     start: str | None
-    """The offset, or `METADATA` for a HEAD; None stands for every offset."""
+    """The offset, or `METADATA` for a HEAD; None means every offset."""
 
 
 HEAD: Final = Shape(False, METADATA)
@@ -63,10 +64,10 @@ def _cost(entry: _Reason | _Count) -> int:
 
 
 class Unshared:
-    """Request shapes whose answers may not be shared, each kept for `remember_s` seconds after its latest unshareable
-    reply.
+    """Request shapes whose answers must not be shared.  Each shape is kept for `remember_s` seconds after its latest
+    unshareable reply.
 
-    Each route owns one.  `now` gives monotonic seconds.
+    Each route owns one object of this class.  `now` returns monotonic seconds.
     """
 
     def __init__(self, remember_s: float, now: Callable[[], float]) -> None:
@@ -83,7 +84,7 @@ class Unshared:
         return f"<Unshared {len(self)} shapes>"
 
     def remember(self, key: StreamKey, shape: Shape, reason: str) -> None:
-        """Record that the origin's answer to a request of this shape may not be shared."""
+        """Record that the origin's answer to a request of this shape must not be shared."""
         entry = _Reason(reason, key_cost(key) + texts_cost([shape.start, reason]))
         if (key, shape) not in self._reasons and shape not in (HEAD, ANY_LIVE):
             known = self._counts.get((key, shape.is_live))
@@ -95,7 +96,7 @@ class Unshared:
         self.may_have_any = True
 
     def reason(self, key: StreamKey, shape: Shape) -> str | None:
-        """Return why the answer to a request of this shape may not be shared; None if the answer may be shared."""
+        """Return why the answer to a request of this shape must not be shared; None if the answer may be shared."""
         if not self.may_have_any:
             return None
         if not self._reasons:
@@ -113,7 +114,7 @@ class DeniedOrigins:
     """Pairs of a path and a web origin that may not read the path.  A pair is kept for `remember_s` seconds after the
     latest proof of the denial.
 
-    Each route owns one.  `now` gives monotonic seconds.
+    Each route owns one object of this class.  `now` returns monotonic seconds.
     """
 
     def __init__(self, remember_s: float, now: Callable[[], float]) -> None:
@@ -136,5 +137,5 @@ class DeniedOrigins:
             self._costs[group, web_origin] = cost
 
     def discard(self, group: Group, web_origin: str) -> None:
-        """Remove the record, because the origin allows this web origin."""
+        """Remove the record of a denial, because the origin allows this web origin."""
         self._costs.pop((group, web_origin), None)

@@ -1,8 +1,8 @@
 """The writes that other workers relay, and their effects on the streams in this worker's memory.
 
 Each worker records the beginning and the end of the writes that it relays (`gateway.workers.write_log`).  Before this
-worker uses its facts about a path, it reads the other workers' new records for the path.  It applies their writes by
-the rules for its own writes (`gateway.engine.writes`): each write is pending from its first record to its second.
+worker uses its memory of a path, it reads the other workers' new records for the path.  It applies their writes by the
+rules for its own writes (`gateway.engine.writes`): each write is pending from its first record to its second record.
 
 A record is lost if it was overwritten, did not fit, or was not written because its worker died.  Any write may then
 have happened to the path, so the bytes in memory are dropped.
@@ -34,21 +34,30 @@ from gateway.workers.write_log import MOST_TEXT, Record, WriteLog
 
 _BEGUN, _ANSWERED, _UNANSWERED, _WITHOUT_EFFECT = b"B", b"A", b"U", b"N"
 _CONTROL, _APPENDED, _ENDED = b"C", b"S", b"E"
-"""The kinds of records.  In this order: a write was sent, was answered, got no answer, or has certainly changed
-nothing.  A request of S2's control plane may have changed any stream of its origin.  An append to an S2 stream was
-given a number.  The origin has shown by another reply that a stream has ended."""
+"""The kinds of records, each by its event, in the sequence of the names above:
+
+    _BEGUN            a write was sent
+    _ANSWERED         a write was answered
+    _UNANSWERED       a write got no answer
+    _WITHOUT_EFFECT   a write has certainly changed nothing
+    _CONTROL          a request of S2's control plane may have changed any stream of its origin
+    _APPENDED         the origin has given a number to an append to an S2 stream
+    _ENDED            a reply to a request other than a write has shown that a stream has ended
+"""
 _VARIES, _TO_ANOTHER = "v", "a"
-"""Facts in the record of an answer: the answer varies, and the write has shown that the stream was re-created."""
+"""Marks in the record of an answer: the answer varies; the write has shown that the stream was re-created."""
 _MOST_KNOWN: Final = 1 << 16
 _OF_KNOWN, _OF_UNKNOWN = Rate(16, 64), Rate(16, 64)
-"""The rates of records about uncertain ends of known streams, and about all ends of unknown streams."""
+"""The limits on the rates of two groups of records: uncertain ends of known streams, and all ends of unknown
+streams."""
 _LEAST_LONG: Final = MOST_TEXT // 8
-"""The key of a record with a digest is longer than this number of characters, each of which has at most four bytes."""
+"""A record has a digest of a stream's key in place of the key only if the key is longer than this number of characters.
+A character has at most four bytes."""
 _WORDS: Final = ((STREAM_NEXT_OFFSET, "Stream-Next-Offset"), (STREAM_CLOSED, "Stream-Closed"))
 
 
 class WriteReply(Protocol):
-    """The parts of a reply that show the effects of a write."""
+    """The parts of a reply from which the effects of a write follow."""
 
     @property
     def status(self) -> int: ...
@@ -78,7 +87,7 @@ class Applying(Protocol):
 
 
 class ToldReply:
-    """The parts of a reply's head that the receiving worker has recorded."""
+    """The parts of a reply's head that are in the record of another worker."""
 
     __slots__ = ("headers", "status")
 
@@ -105,16 +114,16 @@ class OthersWrites:
         self._raw = log.raw
         self._count = 0
         self._own: dict[SentRequest, bytes] = {}
-        """This worker's writes under way, each with the name by which its second record refers to its first."""
+        """This worker's writes under way, each with its name.  Both records of a write have this name."""
         self._others: dict[tuple[int, bytes], SentRequest] = {}
         """The writes of other workers under way, by the worker's place in the write log and the write's name."""
         self._seen: dict[int, bytes] = {}
-        """The rows of the write log, by number, as they were when this worker last looked at them."""
+        """The content of rows of the write log at this worker's latest look, by the number of the row."""
         self._rows: dict[int, slice] = {}
         self._ends = Account("ends of streams")
         self._removals: Removals | None = None
         self._removed: list[int] = []
-        """The rows of removals whose record is still to be made."""
+        """The rows with a counted removal whose record is still to be made."""
         self._is_applying = False
         """Whether records of other workers are being applied."""
         self._kept_in_row: Callable[[int], Collection[Group]] = lambda row: ()
@@ -134,11 +143,11 @@ class OthersWrites:
         self._removals = removals
 
     def keep_on_disk(self, kept_in_row: Callable[[int], Collection[Group]]) -> None:
-        """Apply lost records also to the paths that `kept_in_row` returns: the paths of a row that are on disk."""
+        """Apply lost records also to paths on disk.  `kept_in_row` returns the paths of a row that are on disk."""
         self._kept_in_row = kept_in_row
 
     def look(self, group: Group) -> None:
-        """Apply the other workers' records for the path.  Must be called before this worker uses its facts about the
+        """Apply the other workers' records for the path.  Must be called before this worker uses its memory of the
         path."""
         self.look_at_row(self.index_of(group))
 
@@ -173,16 +182,16 @@ class OthersWrites:
         self._has_made(index, self._log.begin(index, _text(_BEGUN, name, *words, *own)))
 
     def answered(self, write: SentRequest, reply: Reply) -> None:
-        """Record the head of a write's answer, before a byte of the answer leaves."""
+        """Record the head of a write's answer, before a byte of the answer is sent."""
         headers = reply.headers
         varies = write.request.route.sharing.varies(headers)
-        # A failed write may have been executed, unless the client broke its request off.
+        # A failed write may have been executed, unless the client has aborted its request.
         if reply.status >= 500:
             self._end(write, _text(_WITHOUT_EFFECT if write.is_cut_short else _UNANSWERED, self._own[write]))
             return
         said = [headers.getall(name, ()) for name, _ in _WORDS]
-        # If the reply repeats a header, record all its values in one word.  Such a word is not a valid offset, so no
-        # worker uses it as one.
+        # If the reply repeats a header, record all values of this header in one word.  Such a word is not a valid
+        # offset, so no worker uses it as an offset.
         words = ("\n".join(lines) if lines else "" for lines in said)
         tail = stated_position(headers)
         is_to_another = tail is not None and write.shows_another_stream(tail, reply.status)
@@ -190,34 +199,35 @@ class OthersWrites:
         self._end(write, _text(_ANSWERED, self._own[write], str(reply.status), facts, *words))
 
     def unanswered(self, write: SentRequest, *, may_be_done: bool) -> None:
-        """Record that a write has got no answer.  `may_be_done`: the origin may have executed it."""
+        """Record that a write has got no answer.  `may_be_done` states whether the origin may have executed it."""
         self._end(write, _text(_UNANSWERED if may_be_done else _WITHOUT_EFFECT, self._own[write]))
 
     def appended(self, group: Group, queries: Collection[str] | None, start: int) -> None:
         """Record the number that the origin has given to the first record of an append to an S2 stream.
 
-        `queries` are the queries that stream keys of the append's basin (S2's namespace of streams) may have; None
-        stands for any query.
+        `queries` are the possible queries in the keys of the basin's streams (a basin is a namespace of streams in S2).
+        None means any query.
         """
         self._count += 1
         name = b"%d.%d" % (self._generation, self._count)
         self._log.note(self.index_of(group), _text(_APPENDED, name, *group, str(start), *(queries or ())))
 
     def s2_ended(self, key: StreamKey) -> None:
-        """Record that an S2 stream has ended at the origin.  From now on, a record with any number may belong to
-        another stream."""
+        """Record that an S2 stream has ended at the origin.  From now on, any record number may belong to another
+        stream of this name."""
         self.appended(key.group, {key.query}, 0)
 
     def ended(self, key: StreamKey, *, was_known: bool, is_certain: bool) -> None:
-        """Record that the origin has refused a read of a stream with 404 or 410, or has shown another stream there.
+        """Record that the origin has refused a read of a stream with 404 or 410, or has shown another stream of the
+        same name.
 
-        `was_known`: this worker had facts of the stream.  `is_certain`: the stream has ended, rather than being hidden
-        from one reader.
+        `was_known` states whether this worker had the stream in memory.  `is_certain` states that the stream has ended.
+        If it is False, the origin may only hide the stream from one reader.
 
-        The other workers have bytes of the stream from its owner, which may have forgotten the stream since.  So an end
-        is recorded even if nothing was known.  But clients can ask for any name, and the log has room for few records.
-        So only certain ends of known streams are always recorded.  The others are recorded at a limited rate.  If one
-        is left out, other workers send their bytes for `trust_s` at most.
+        Other workers may have bytes of a stream that this worker has forgotten.  An end is therefore recorded even if
+        the stream was not in memory.  But clients can request any name, and the log has room for few records.  For this
+        reason, only certain ends of known streams are always recorded.  All other ends are recorded at a limited rate.
+        If an end is not recorded, other workers send the bytes in their memory for at most `trust_s`.
         """
         if not (was_known and is_certain):
             rate = _OF_KNOWN if was_known else _OF_UNKNOWN
@@ -236,9 +246,9 @@ class OthersWrites:
         self._end_removals()
 
     def withdrawn(self, group: Group) -> None:
-        """Note that a write of this worker may have removed the streams of a path.  The write's second record, or the
-        record of the end, must follow.  Does nothing while records of other workers are applied, because their workers
-        have counted the removal."""
+        """Count a removal, because a write of this worker may have removed the streams of a path.  The write's second
+        record, or a record of the stream's end, must follow.  While records of other workers are applied, this does
+        nothing: those workers have counted the removal."""
         if not self._is_applying:
             self._begin_removal(self.index_of(group))
 
@@ -294,9 +304,9 @@ class OthersWrites:
             self._lose(index, lost)
 
     def _apply(self, index: int, record: Record, *, is_first: bool) -> bool:
-        """Apply a record of this row; return False if the record does not show the effects of its write.
+        """Apply a record of this row.  Return False if the effects of the write do not follow from the record.
 
-        `is_first` is true when the row is read for the first time.  Only writes that are still under way matter then.
+        `is_first` states whether the row is read for the first time.  Only writes that are still under way then matter.
         """
         if not record.text:
             return False
@@ -313,7 +323,7 @@ class OthersWrites:
             for ended in self._keys_of(index, words[1:]):
                 self.applying.apply_ended(ended, is_certain=bool(words[0]))
             if words[0] and len(words) == 2:
-                # The digest may be that of a stream that is on disk alone.
+                # The digest may belong to a stream that is only on disk.
                 for group in self._kept_in_row(index):
                     self._store.withdraw_kept(group)
             return True
@@ -326,7 +336,7 @@ class OthersWrites:
             return True
         write = self._others.pop(key, None)
         if write is None:
-            # The write's first record was lost, or is older than this worker's first look at the row.
+            # The first record of the write was lost, or is older than this worker's first look at the row.
             return is_first
         if kind == _ANSWERED:
             write.is_to_another = _TO_ANOTHER in words[1].decode()
@@ -338,7 +348,8 @@ class OthersWrites:
         return True
 
     def _keys_of(self, index: int, words: list[bytes]) -> list[StreamKey]:
-        """Return the keys, of streams in memory, that the words of a record may name."""
+        """Return the keys of the streams to which the words of a record may refer.  If the words are a digest, only
+        streams in memory are found."""
         if len(words) > 1:
             origin, path, query, name, readers = (word.decode("utf-8", "surrogateescape") for word in words)
             route = self.routes(name)
@@ -350,7 +361,7 @@ class OthersWrites:
         return [key for key in keys if sum(map(len, _words(key))) > _LEAST_LONG and _digest(key) == digest]
 
     def _written(self, record: Record, words: list[bytes]) -> SentRequest | None:
-        """Return another worker's write as if this worker had sent it; None if its route is not known."""
+        """Return another worker's write in the form of this worker's own writes; None if its route is not known."""
         name, origin, path, mode, query, *own = (word.decode("utf-8", "surrogateescape") for word in words)
         route = self.routes(name)
         if route is None:
@@ -363,14 +374,15 @@ class OthersWrites:
         write = SentRequest(request, stream, record.at)
         seen = stream.sighting if stream is not None else None
         if seen is not None and seen.seen_at < record.at:
-            # A tail that this worker has learned later may lie behind the write.
+            # Do not use a tail that this worker has learnt after the write was sent, because this tail may already
+            # include the write.
             write.tail = seen.at
         return write
 
     def _lose(self, index: int, places: set[int]) -> None:
         """Assume that every kind of write has happened to the paths of this row, because records of the workers in
         these places were lost."""
-        # The store finds these paths by an index.  Clients can cause lost records by long paths, and a search of the
+        # Find these paths by the store's index.  Clients can cause lost records with long paths, and a search of the
         # whole store for each lost record would take too long.
         groups = self._store.paths.in_row(index)
         groups.update(self._kept_in_row(index))
@@ -401,7 +413,7 @@ def _words(key: StreamKey) -> tuple[str, ...]:
 
 
 def _digest(key: StreamKey) -> str:
-    """Return a name of the key with a bounded length.  Workers do not share the salt of `hash`."""
+    """Return a digest of the key, which has a bounded length.  Python's `hash` differs between workers."""
     return blake2b("\0".join(_words(key)).encode("utf-8", "surrogateescape"), digest_size=12).hexdigest()
 
 

@@ -1,13 +1,13 @@
 """Sends shared requests to the worker that owns their stream, instead of to the origin.
 
-The reply to a *shared* request may go to all readers of a tape.  With several workers, each stream has one owner
-(`gateway.workers.worker_owners`), and only the owner asks the origin for the stream's bytes and holds its live request.
-The other workers send their shared requests to the owner's Unix socket.  Writes, and requests for one client alone, go
-straight to the origin.
+The reply to a *shared* request may be sent to all readers of a tape.  With several workers, each stream has one owner
+(`gateway.workers.worker_owners`).  Only the owner requests the stream's bytes from the origin, and only the owner has a
+live request for the stream there.  The other workers send their shared requests to the owner's Unix socket.  Writes,
+and requests for one client alone, are sent directly to the origin.
 
-If the owner dies, the requests to it fail.  The asking worker waits a moment for the supervisor to notice, and then
-asks the next owner, which may be this worker itself.  The headers in `gateway.protocol.worker_headers` show whether
-both workers have the same stream.
+If the owner dies, the requests to it fail.  The asking worker waits a moment until the supervisor has noticed this.  It
+then asks the next owner, which may be the asking worker itself.  The headers in `gateway.protocol.worker_headers` show
+whether both workers have the same stream.
 """
 
 from __future__ import annotations
@@ -42,32 +42,32 @@ _FAILURES: Final[dict[str, type[GatewayError]]] = {
     kind.__name__: kind
     for kind in (ShortOfMemory, UpstreamBroken, UpstreamCongested, UpstreamTimeout, UpstreamUnreachable)
 }
-"""An owner's errors, by name.  Any other error means that the origin is not available."""
+"""The errors that an owner can report, by name.  Any other name means that the origin is not available."""
 _AGAIN_S: Final = 0.01
 _MOST_WAITS: Final = 30
-"""How often a failed request waits `_AGAIN_S` for the supervisor to notice that the owner has died."""
+"""The number of times that a failed request waits `_AGAIN_S`, so that the supervisor can notice the owner's death."""
 LEAST_FOLLOWED: Final = 1_024
-"""A worker that remembers this many live requests forgets the requests of ended topics.  It does so again when it
-remembers twice as many as it kept, but not below this number."""
+"""When a worker remembers this many live requests, it forgets the requests of ended topics.  It repeats this when it
+remembers twice as many requests as it kept, but not below this number."""
 _UNSETTLED_S: Final = 1.0
 """For this many seconds after a change of the owners, workers may have different views of the owners."""
 
 
 class WatchedTopic(Protocol):
-    """The live readers of a stream."""
+    """The topic of a stream: its live readers."""
 
     @property
     def stream(self) -> Stream: ...
 
 
 class Following(Protocol):
-    """The streams of one protocol that this worker follows."""
+    """The streams that this worker follows, of one protocol (Durable Streams or S2)."""
 
     def topics(self) -> Iterable[WatchedTopic]:
         """Return the topics."""
 
     def restart(self, stream: Stream) -> None:
-        """End a stream's live request, and send another."""
+        """End a stream's live request, and send a new one."""
 
 
 class Asking(Protocol):
@@ -78,14 +78,15 @@ class Asking(Protocol):
 
 
 class StreamOwners(Protocol):
-    """The owners of streams, as this process sees them now: `gateway.workers.worker_owners.Owners`, for example."""
+    """The present owners of streams, in the view of this process: `gateway.workers.worker_owners.Owners`, for
+    example."""
 
     @property
     def epoch(self) -> int:
         """A number that changes when the owners may have changed."""
 
     def other_owner(self, cell: int) -> int | None:
-        """Return the number of the process that owns the paths of this cell; None if this process does.
+        """Return the number of the process that owns the paths of this cell; None if this process owns them.
 
         A cell is the set of all paths with equal hashes."""
 
@@ -104,19 +105,20 @@ class WritesElsewhere(Protocol):
 class HopUpstream:
     """The `Upstream` of shared requests.  `by_hop` sends requests to other workers, `upstream` to origins.
 
-    In a fleet, `upstream` is another `HopUpstream`.  It sends the requests for which this worker is the owner among the
-    workers to the owner among the members.
+    In a fleet, `upstream` is another `HopUpstream`.  If this worker is the owner among the workers, that upstream sends
+    the request to the member that owns the stream.
     """
 
     unsettled_s = _UNSETTLED_S
-    """After a change of the owners, requests of other processes are not handed on for this number of seconds."""
+    """For this number of seconds after a change of the owners, this worker does not pass requests from other workers on
+    to another owner."""
 
     def __init__(
         self, upstream: Upstream, by_hop: HopClient, others: WritesElsewhere, owners: StreamOwners, clock: Clock
     ) -> None:
         self._upstream = upstream
         self._beyond = upstream if isinstance(upstream, HopUpstream) else None
-        """Sends on the requests for which this worker is the owner among the workers; None if the origin gets them."""
+        """`upstream`, if it sends requests to other members; None if it sends them to the origin."""
         self.by_hop = by_hop
         self._others = others
         self.owners = owners
@@ -126,8 +128,8 @@ class HopUpstream:
         self._asking: set[Asking] = set()
         """The requests that wait for the answer of another worker."""
         self._followed: dict[StreamKey, tuple[int | None, Shared]] = {}
-        """The owner to which the latest live request for each tape (a stream's bytes in memory) was sent, and how the
-        request is shared.  None stands for the origin."""
+        """For each tape (a stream's bytes in memory): the owner that got the latest live request, and how this request
+        is shared.  None as the owner means that the origin got the request."""
         self._most_followed = LEAST_FOLLOWED
         self._live: tuple[Following, ...] = ()
         self._timer: Timer | None = None
@@ -146,7 +148,8 @@ class HopUpstream:
         return asking
 
     async def send(self, call: OriginCall, on_sent: Callable[[], object] = no_op) -> Reply:
-        """Send one request and wait for the head of its reply; `on_sent` is called for each attempt at an origin."""
+        """Send one request and wait for the head of its reply.  `on_sent` is called each time the request is sent to an
+        origin."""
         return await answer_to(self.ask, call, on_sent)
 
     def is_owner(self, key: StreamKey) -> bool:
@@ -161,14 +164,14 @@ class HopUpstream:
         return is_elsewhere or (beyond is not None and beyond.follows_elsewhere(key))
 
     def is_misplaced(self, key: StreamKey, handed: Handed = Handed.NO) -> bool:
-        """Return whether the latest live request for this tape would be sent to another process if it were sent now for
-        a reader of this kind."""
+        """Return whether the present owner of this tape is another process than the one that got the latest live
+        request.  `handed` states from which kind of process the reader's request comes."""
         followed, beyond = self._followed.get(key), self._beyond
         is_misplaced = followed is not None and followed[0] != self.owner_for(Shared(key, handed))
         return is_misplaced or (beyond is not None and beyond.is_misplaced(key, handed))
 
     def claim(self, key: StreamKey, handed: Handed = Handed.NO) -> None:
-        """Record that the latest live request for this tape is for a reader of this kind from now on."""
+        """Record that the latest live request for this tape now serves a reader whose request comes from `handed`."""
         if (followed := self._followed.get(key)) is not None:
             self._followed[key] = followed[0], Shared(key, handed)
         if self._beyond is not None:
@@ -177,12 +180,12 @@ class HopUpstream:
     # -- for the requests
 
     def owner_for(self, shared: Shared) -> int | None:
-        """Return the slot (the number) of the worker to ask; None stands for the origin."""
+        """Return the number of the process to ask, which is the slot of a worker; None if the origin is to be asked."""
         self.notice_change()
         if shared.handed is Handed.BY_MEMBER or (
             shared.handed is Handed.BY_WORKER and self.clock.now() < self._changed_at + self.unsettled_s
         ):
-            # The other process regards this worker as the owner.
+            # The sender of the request regards this worker as the owner, so do not pass the request on.
             return None
         return self.owners.other_owner(self._others.index_of(shared.key.group))
 
@@ -194,7 +197,7 @@ class HopUpstream:
         owner: int,
         accepted: AcceptedCodings | None = None,
     ) -> PendingRequest:
-        """Send a request to another process.  `accepted` is as in `handed`."""
+        """Send a request to another process.  `accepted` has the same meaning as in `handed`."""
         return self.by_hop.ask(requester, handed(call, shared, worker_url(owner), accepted))
 
     def said_by(self, reply: Reply, asked_at: float) -> HopSaid | None:
@@ -218,16 +221,17 @@ class HopUpstream:
         return self._upstream.ask(requester, call)
 
     def body_begins(self, owner: int, reply: Reply) -> None:
-        """Record that an owner's answer goes to its reader.
+        """Record that the body of an owner's answer is passed to the requester.
 
-        Nothing is recorded about a worker: the kernel ends the connections of a dead one."""
+        Nothing is recorded about a worker, because the kernel ends the connections of a dead worker."""
 
     def answered(self, shared: Shared) -> None:
-        """Apply the writes that other workers have relayed meanwhile, before a reply is recorded."""
+        """Apply the writes that other workers have relayed since the request was sent.  Called before a reply is
+        recorded."""
         self._others.look(shared.key.group)
 
     def follows(self, shared: Shared, owner: int | None) -> None:
-        """Record that the live request for a tape is sent to this owner; None stands for the origin."""
+        """Record that the live request for a tape is sent to this owner; None means the origin."""
         if len(self._followed) >= self._most_followed:
             self._forget_ended(stream.key for _, stream in self._topics())
             self._most_followed = max(LEAST_FOLLOWED, 2 * len(self._followed))
@@ -244,7 +248,7 @@ class HopUpstream:
         self._asking.add(asking)
 
     def is_over(self, asking: Asking) -> None:
-        """Record that a request no longer waits."""
+        """Record that a request no longer waits for the answer of another worker."""
         self._asking.discard(asking)
 
     # -- changes of the owners
@@ -266,7 +270,8 @@ class HopUpstream:
             self._timer = self.clock.call_later(WATCH_S, look)
             self.notice_change()
             is_new, seen = seen != self._epoch, self._epoch
-            # Check again when all workers have the same view.  Until then, some requests stay with this worker.
+            # Check the live requests again when all workers have the same view of the owners.  Until then, this worker
+            # does not pass requests from other workers on.
             was_settled, is_settled = is_settled, self.clock.now() >= self._changed_at + self.unsettled_s
             if is_new or is_settled != was_settled:
                 self._owners_changed()
@@ -343,7 +348,7 @@ class _Asking:
             self._pending = pending
 
     def owners_changed(self) -> None:
-        """Ask the new owner if the owner has changed."""
+        """If the stream has another owner now, send the request to this owner."""
         if self._owner is not None and self._pending is not None and self._hop.owner_for(self.shared) != self._owner:
             pending, self._pending = self._pending, None
             pending.give_up()
@@ -361,8 +366,7 @@ class _Asking:
     # -- called by the upstream clients
 
     def told(self, said: HopSaid) -> None:
-        """Pass on the statement of an owner among the members of the fleet, after the writes of other workers have been
-        applied."""
+        """Apply the writes of other workers, and then pass on the statement of a member that owns the stream."""
         self._hop.answered(self.shared)
         if (told := getattr(self._requester, "told", None)) is not None:
             told(said)
@@ -396,7 +400,7 @@ class _Asking:
             if said is not None and told is not None:
                 told(said)
             if said is not None and said.failure:
-                # The owner has failed to answer.  Fail in the same way as if this worker had asked the origin.
+                # The owner has got no answer from the origin.  Fail with the owner's error.
                 reply.close()
                 self._requester.failed(failure_of(said))
                 return
@@ -434,18 +438,19 @@ def worker_url(slot: int) -> str:
 
 
 def failure_of(said: HopSaid) -> GatewayError:
-    """Return the error with which the owner has failed to answer."""
+    """Return the error that the owner has reported because it has no answer."""
     return _FAILURES.get(said.failure, UpstreamUnavailable)()
 
 
 def is_lost(error: GatewayError) -> bool:
-    """Return whether a request to the owner has failed because the owner is dead.  An owner whose answer is invalid is
-    alive."""
+    """Return whether a request to the owner has failed because the owner is dead.  An owner that sends an invalid
+    answer is not dead."""
     return isinstance(error, UpstreamUnavailable | UpstreamUnreachable)
 
 
 def handed(call: OriginCall, shared: Shared, to: str, accepted: AcceptedCodings | None = None) -> OriginCall:
-    """Return the call as it is handed to another process, whose URL is `to` (`http://host:port`).
+    """Return the call in the form in which another process gets it.  `to` is the URL of that process
+    (`http://host:port`).
 
     `accepted` is given if the answer is passed on to a client (`HopAsk.accepted`)."""
     key, client, headers = shared.key, call.client, call.headers

@@ -1,10 +1,10 @@
 """Passed reads: a worker passes the owner's answer on to its client, and does not record the answer.
 
-With several workers, the first read of a stream at a worker that does not own the stream is often the only one.  To
-store the reply, and to make the answer from the stored bytes, would cost this worker as much as the owner's part.  So
-the owner answers the first read in the form that clients get, and this worker passes the bytes on.  From the second
-read on, a worker stores the stream's bytes (`gateway.engine.owner_upstream`), so that hits need no request to the
-owner.
+With several workers, the first read of a stream at a worker that does not own the stream is often the only read there.
+If this worker stored the reply and made the answer from the stored bytes, it would do the owner's work a second time.
+Therefore, the owner answers the first read in the form that clients get, and this worker passes the bytes on.  From the
+second read on, a worker stores the stream's bytes (`gateway.engine.owner_upstream`), so that hits need no request to
+the owner.
 
 A passed answer is as current as an answer of the owner to its own clients.  The owner gets the request after the client
 has sent it, and first applies the writes of all workers (`gateway.engine.others_writes`).  This worker has nothing in
@@ -36,14 +36,15 @@ _PLACES: Final = 1 << 14
 
 
 class PassedReads:
-    """Begins passed reads.  Remembers which streams had one, because only the first read of a stream is passed."""
+    """Begins passed reads.  Remembers the streams that had a passed read, because only the first read of a stream is
+    passed."""
 
     def __init__(self, hop: HopUpstream, runner: ReadRunner, backlog: Backlog) -> None:
         self.hop = hop
         self._runner = runner
         self._latest = array("q", bytes(8 * _PLACES))
-        """Hashes of the streams that had a passed read.  Each stream has one place, which it shares with other streams;
-        the latest stream takes the place."""
+        """Hashes of the streams that had a passed read.  Several streams share one element of this array.  The element
+        has the hash of the latest of these streams."""
         self.answered: Final[Batch[PassedRead]] = Batch(PassedRead.look, backlog=backlog)
         """The reads whose owner has answered or died."""
 
@@ -56,12 +57,12 @@ class PassedReads:
         Raises TooManyAbsent or TooManyRequests.
         """
         key, route = read.key, read.route
-        # Do not pass these reads.  The caching headers of their answers depend on the reader, or on the age of this
-        # worker's facts.
+        # Do not pass these reads.  The caching headers of their answers depend on the reader, or on the age of the
+        # metadata in this worker's memory.
         if read.is_handed or read.is_private or read.if_none_match is not None or read.max_age_s is not None:
             return None
         if route.guard is not None and route.guard.absence_times is not None:
-            # The 404 for an absent stream must look like a refusal, and take as long.
+            # The 404 for an absent stream must look like a refusal of the guard, and take the same time.
             return None
         if (owner := self.hop.owner_for(Shared(key, Handed.NO))) is None:
             return None
@@ -91,7 +92,8 @@ class PassedRead:
         self._error: GatewayError | None = None
 
     def wait(self, ready: Callable[[], object]) -> None:
-        """Ask the owner, and call `ready` when it has answered, but not before this method has returned."""
+        """Ask the owner, and call `ready` when the owner has answered or died.  `ready` is never called before this
+        method has returned."""
         self._ready = ready
         read, hop = self.read, self._passed.hop
         source = read.source
@@ -99,11 +101,11 @@ class PassedRead:
         hop.asks(self)
         pending = hop.ask_owner(self, call, Shared(read.key, Handed.NO), self._owner, read.accepted)
         if self._reply is None and self._error is None:
-            # Keep the pending request only until it is decided, because the two form a reference cycle.
+            # Keep the pending request only until it has an outcome, because it and this object refer to each other.
             self._pending = pending
 
     def look(self) -> None:
-        """Continue, because the owner has answered or died."""
+        """Call `ready`, because the owner has answered or died."""
         ready, self._ready = self._ready, None
         if ready is not None:
             ready()
@@ -122,7 +124,7 @@ class PassedRead:
             pending.give_up()
 
     def take_reply(self) -> Reply | None:
-        """Return the owner's answer to pass on, which the caller must close; None if the owner has died.
+        """Return the owner's answer, to be passed on; None if the owner has died.  The caller must close the answer.
 
         Raises Uncacheable or a GatewayError.
         """
@@ -165,8 +167,8 @@ class PassedRead:
         self._passed.answered.add(self)
 
     def owners_changed(self) -> None:
-        """Continue without the worker that was asked if that worker no longer owns the stream.  It may have died while
-        its socket is still open."""
+        """Stop waiting for the asked worker if it no longer owns the stream.  A worker that has died may still have an
+        open socket."""
         read = self.read
         if self._pending is not None and self._passed.hop.owner_for(Shared(read.key, Handed.NO)) != self._owner:
             self._withdraw()

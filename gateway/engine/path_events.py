@@ -1,14 +1,15 @@
-"""Changes to all streams at one path, made by writes, and the purge of single streams by the operator.
+"""Events of a path, which writes cause and which concern all streams at the path, and the operator's purge of single
+streams.
 
 One path may have several streams in memory, for instance one for each set of credentials.  `PathChange` and
 `Acknowledged` are `gateway.tape.paths.PathEvent`s: the store applies each event to each stream of the path, at once or
 when the stream is next used.  An event records the time at which the write was answered.  A stream that may have
-expired before that time is dropped, because the write may have gone to a new stream of that name.
+expired before that time is dropped, because the write may have reached a new stream of that name.
 
 `Purge` drops or invalidates a stream at the operator's request, without ending connections of Durable Streams clients.
 A stream without live readers is dropped, and reads of the stream that are under way start again.  A stream with live
-readers keeps its record and loses its bytes.  Its live request to the origin is restarted, to check that the stream is
-still the same.  Its readers end only if the stream has changed.
+readers keeps its record, and its bytes are dropped.  Its live request to the origin is restarted, to check that the
+stream is still the same.  The connections of its readers end only if the stream has changed.
 
 An S2 stream is always dropped.  Its live readers get an error after which clients reconnect.
 """
@@ -25,10 +26,10 @@ from gateway.tape.stream import End, Stream
 
 
 class PathChange:
-    """A change that a write makes.
+    """A change that a write makes to each stream of its path.
 
-    `kind` marks changes that replace each other: of two successive changes of the same kind, only the later is applied.
-    A change whose kind is None is always applied.
+    `kind` marks changes that replace each other: of two successive changes of the same kind, only the later change is
+    applied.  A change whose kind is None is always applied.
     """
 
     __slots__ = ("_apply", "_kind", "_live", "_now", "_wall")
@@ -91,8 +92,8 @@ class Acknowledged:
         stream.contacted(self._asked_at)
 
     def with_earlier(self, earlier: PathEvent, /) -> PathEvent | None:
-        """Return one event for both writes, with the later of the two tails.  Returns None unless `earlier` is an
-        append with the same query."""
+        """Return one event for both appends, with the later of the two tails.  Returns None if `earlier` is no append,
+        or has another query."""
         if not isinstance(earlier, Acknowledged) or earlier._query != self._query:
             return None
         return Acknowledged(
@@ -123,7 +124,8 @@ class Purge:
         return self._store.drop_stream(stream, End.PURGED)
 
     def revalidate(self, stream: Stream) -> bool:
-        """Keep the bytes, but ask the origin before the next hit (soft purge); return False if the stream had ended."""
+        """Keep the bytes, but revalidate them at the origin before the next hit (soft purge).  Return False if the
+        stream had already ended."""
         if stream.ended is not None:
             return False
         stream.mark_stale(may_have_ended=False)
@@ -133,8 +135,8 @@ class Purge:
     def drop_others(self, partitions: Collection[Partition]) -> None:
         """Drop the streams that no route reaches.
 
-        `partitions` are the public partitions (`Route.public`) of the routes in effect.  A stream with live readers
-        stays until they have gone.
+        `partitions` are the public partitions (`Route.public`) of the routes in effect.  A stream with live readers is
+        not dropped.
         """
         for stream in list(self._store):
             if stream.key.partition.public not in partitions and self._live.find_topic(stream) is None:

@@ -1,19 +1,19 @@
 """Pending writes: writes that the origin may execute at any moment, and their effect on answers from memory.
 
-A write is *pending* while the origin may still execute it: from when it is sent until it is answered.  A write that may
-create or delete the stream, and gets no answer, stays pending, because the origin may have executed it or may still do
-so.  It stops being pending when a later write is acknowledged and the gateway has dropped all bytes that may belong to
-an earlier stream.  Pending writes are recorded by path rather than by stream record, so that they also count for
-records that are created later.
+A write is *pending* while the origin may still execute it.  This is the time from its sending to its answer.  If a
+write that may create or delete the stream gets no answer, it stays pending, because the origin may have executed it or
+may execute it later.  Such a write is pending until a later write is acknowledged and the gateway has dropped all bytes
+that may belong to an earlier stream.  Pending writes are recorded by path and not by stream record, so that they also
+concern records that are created later.
 
-While a write to a path is under way, reads of the path are answered from memory as usual, but no 404 or 410 is repeated
-(`gateway.engine.negative_cache`).  When the write ends, `gateway.engine.writes` changes the versions of the path's
-streams, and `gateway.tape.decide` decides later reads by these versions.
+While a write to a path is under way, reads of the path are answered from memory as usual, but no remembered 404 or 410
+is sent (`gateway.engine.negative_cache`).  When the write ends, `gateway.engine.writes` changes the versions of the
+path's streams.  These versions determine how `gateway.tape.decide` answers later reads.
 
 While a DELETE and a creating write are both pending, the origin may re-create the stream without any reply that shows
-the re-creation.  While only one kind is pending, the stream cannot be re-created: after a DELETE there is no stream,
-and a PUT finds the existing stream.  A client that sends many slow writes of one kind therefore cannot make the gateway
-drop bytes.
+the re-creation.  While only one of these kinds is pending, the stream cannot be re-created: after a DELETE there is no
+stream, and a PUT finds the existing stream.  If a client sends many slow writes of one kind, the gateway therefore
+drops no bytes.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from gateway.protocol.sharing import Group
 from gateway.tape.costs import texts_cost
 
 _MOST_BYTES: Final = 1 << 20
-"""The size limit of the unanswered writes.  Clients choose the length of paths."""
+"""The size limit of the record of unanswered writes.  It is in bytes, because clients choose the length of paths."""
 _ENTRY_COST: Final = 300
-"""Size charged for each path, in addition to its strings: a tuple and a dictionary entry."""
+"""The size in bytes that is charged for each path in addition to its strings: a tuple and a dictionary entry."""
 
 
 def may_remake(change: Change) -> bool:
@@ -47,8 +47,8 @@ class PendingWrites:
         """The combined effects of each path's unanswered writes, latest path last."""
         self._cost = 0
         self.epoch = 0
-        """Counts the starts and ends of writes to all paths.  If it changes during a request, the reply may predate a
-        write."""
+        """The number of starts and ends of writes to all paths.  If this number changes during a request, the reply may
+        be older than a write."""
 
     def __len__(self) -> int:
         """The number of writes under way."""
@@ -87,15 +87,15 @@ class PendingWrites:
                     del self._changes[group]
 
     def is_under_way(self, group: Group) -> bool:
-        """Return whether a write to the path is under way.  The origin's refusals may then be out of date at any
-        moment."""
+        """Return whether a write to the path is under way.  During this time, a remembered refusal of the origin may
+        become wrong at any moment."""
         return group in self._under_way
 
     def remember(self, write: SentRequest) -> list[Group]:
-        """Record that no answer came to a write that may create or delete the stream.
+        """Record that a write that may create or delete the stream has got no answer.
 
-        If the list of unanswered writes is full, other paths are removed from the list.  Returns the removed paths: the
-        caller must assume that their streams have been re-created.
+        If the record of unanswered writes is full, other paths are removed from it.  Returns the removed paths whose
+        streams may have been re-created.  The caller must assume that they were.
         """
         group = write.request.group
         change = self._unanswered.get(group, NO_CHANGE) | write.change
@@ -106,8 +106,8 @@ class PendingWrites:
         while self._cost > _MOST_BYTES:
             oldest, change = next(iter(self._unanswered.items()))
             self.settle(oldest)
-            # Failing origins leave many appends unanswered.  A path whose pending writes are only appends cannot have
-            # lost its stream, so it is left out of the result.
+            # A failing origin leaves many appends unanswered.  A stream whose pending writes are only appends cannot
+            # have been deleted, so its path is left out of the result.
             if change != APPENDS or self.change(oldest) & DELETES:
                 displaced.append(oldest)
         return displaced
@@ -118,7 +118,8 @@ class PendingWrites:
             self._cost -= _cost(group)
 
     def overtake(self, group: Group) -> None:
-        """Mark the path's other writes as overtaken: a write may have ended the stream to which they were sent."""
+        """Mark all writes under way to the path as overtaken, because another write may have ended the stream to which
+        they were sent."""
         for write in self._under_way.get(group, ()):
             write.is_overtaken = True
 

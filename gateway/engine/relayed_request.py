@@ -24,7 +24,8 @@ NO_CHANGE: Final[Change] = 0
 DELETES: Final[Change] = 1
 CREATES: Final[Change] = 2
 APPENDS: Final[Change] = 4
-"""An append that creates the stream if there is none.  A stream created in this way has no lifetime."""
+"""The effect of an append that creates the stream if there is none.  A stream that was created in this way has no
+lifetime."""
 _CHANGES: Final = {Mode.DELETE: DELETES, Mode.CREATE: CREATES}
 # An append to an S2 stream may create it (S2's `create_stream_on_append`).
 _BRIDGED_CHANGES: Final = {Mode.DELETE: DELETES, Mode.CREATE: APPENDS, Mode.APPEND: APPENDS}
@@ -43,12 +44,12 @@ _UNPARTITIONED: Final = Partition("")
 class RelayedRequest:
     """A request to be relayed, without its body, and the keys of its stream in memory.
 
-    Equal requests of a client may share one object, so it is never changed.  It is not a named tuple, because slots are
-    faster to read.
+    Equal requests of a client may share one object, so this object is never changed.  It is not a named tuple, because
+    slots are faster to read.
 
     `group` names the path at the origin: a write affects all streams of the group.  `query` is the canonical query, and
-    `client` is the client's network.  `tape_key` is the key of the tape (a stream's bytes in memory) that the client's
-    own reads would use; None if they would bypass all tapes.
+    `client` is the client's network.  `tape_key` is the key of the tape (a stream's bytes in memory) that reads of the
+    same client would use; None if these reads would bypass all tapes.
     """
 
     route: Route
@@ -64,12 +65,12 @@ class RelayedRequest:
     is_session: bool = False
     """Whether request and answer are streamed at the same time, without a time limit (S2 sessions)."""
     partition: Partition = _UNPARTITIONED
-    """The client's own partition: the requests that share its tapes, by default the requests with equal credentials.
-    In another partition the same path may name another stream."""
+    """The client's own partition.  The same path may name another stream in another partition.  By default, requests
+    with equal credentials are in one partition."""
     is_live: bool = False
     """Whether the answer may take minutes, so that the time limits of live requests apply."""
     url: RepeatedUrl | None = None
-    """The URL, if equal requests share one object for it; else None."""
+    """The object with the URL, if equal requests share one such object; else None."""
 
     def varied_by(self, varied: Sequence[tuple[str, str]]) -> RelayedRequest:
         """Return a copy of the request with these additional headers."""
@@ -106,7 +107,7 @@ class SentRequest:
         self.request = request
         self.body = body
         self.asked_at = asked_at
-        """When the request was sent (monotonic seconds), or a little earlier."""
+        """The time at which the request was sent, or a little earlier (monotonic seconds)."""
         changes = _BRIDGED_CHANGES if request.route.is_bridged else _CHANGES
         self.change = changes.get(request.mode, NO_CHANGE)
         self.stream = stream
@@ -115,9 +116,10 @@ class SentRequest:
         self.tail: str | None = None
         """The tail that was known when the request was sent; None if no tail was known."""
         self.is_to_another = False
-        """Whether another worker has sent the request, and knows from its answer that the stream was re-created."""
+        """Whether another worker has sent the request, and the answer has shown that worker that the stream was
+        re-created."""
         self.is_overtaken = False
-        """Whether another write has, or may have, deleted or created the stream since."""
+        """Whether another write has, or may have, deleted or created the stream since this request was sent."""
 
     @property
     def is_cut_short(self) -> bool:
@@ -125,12 +127,15 @@ class SentRequest:
         return False
 
     def shows_another_stream(self, tail: str, status: int) -> bool:
-        """Return whether an answer that names this tail shows that the stream has been re-created since its tail was
-        known.  An append ends after any tail that was known when it was sent, unless it has added nothing."""
+        """Return whether an answer with this tail and status shows that the stream was re-created after `self.tail`
+        became known.
+
+        The tail in the answer must not be before the known tail.  After an append that has added something, the tail in
+        the answer must be after the known tail."""
         known, request = self.tail, self.request
         if known is None or tail != known:
             return self.is_to_another or (known is not None and is_before(tail, known))
-        # With the fields of a producer, 204 stands for a repeated append.
+        # If the request has the headers of a producer, 204 answers a repeated append.
         is_repeated = status == 204 and PRODUCER_ID in request.headers
         has_added = request.mode is Mode.APPEND and status < 300 and bool(self.body) and not is_repeated
         return has_added or self.is_to_another

@@ -1,7 +1,8 @@
-"""The upstreams of shared requests: the origins, or the process that owns the stream in place of the origins.
+"""Makes the upstreams of shared requests, which send a request to the process that owns the stream, or to the origin.
 
-From the origin outwards: the origin's client, then the owner among the members of the fleet, then the owner among the
-workers of this gateway.
+A shared request passes through these upstreams, from first to last: the upstream that sends it to the owner among the
+workers of this gateway, the upstream that sends it to the owner among the members of the fleet, and the client of the
+origin.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ class Upstreams(NamedTuple):
 
 
 def make_fleet(config: FleetConfig, clock: Clock, rng: Random, crew: WorkerPlace | None = None) -> Fleet:
-    """Make this member's view of its fleet.  Raises ConfigError if its own address is needed and not known, or if Redis
-    is configured and cannot be used by this gateway."""
+    """Make this member's view of its fleet.  Raises ConfigError if this member needs its own address and cannot find
+    it, or if Redis is configured and this gateway cannot use it."""
     announced = own_member(config) if config.members_redis else None
     if config.members_dns:
         fleet = _fleet_by_dns(config, clock, rng, crew)
@@ -101,7 +102,8 @@ def _use_redis(
     rng: Random,
     crew: WorkerPlace | None,
 ) -> None:
-    """Let orders go through Redis too, and find the members there if this one is `announced`."""
+    """Exchange orders through Redis, too.  If `announced` is given, announce this member and find the other members
+    there."""
     try:
         from gateway.upstream.redis_members import RedisMembers
         from gateway.upstream.redis_orders import RedisOrders
@@ -144,9 +146,9 @@ def make_upstreams(
     clock: Clock,
     rng: Random,
 ) -> Upstreams:
-    """Make the upstreams over the client of the origins.  `kept` is this process's memory of streams.
+    """Make the upstreams.  `origins` is the client of the origins, and `kept` is this process's memory of streams.
 
-    Raises ConfigError as `make_fleet` does.
+    Raises ConfigError in the same cases as `make_fleet`.
     """
     fleet: Fleet | None = None
     by_fleet: FleetUpstream | None = None
@@ -168,7 +170,8 @@ def make_upstreams(
 
 
 def recorded_writes(others: OthersWrites | None, fleet: Fleet | None) -> RecordedWrites | None:
-    """Return what has to be done about each write of this process, for other workers and for other members."""
+    """Return the object that records each write of this process for other workers and for other members; None if there
+    are neither."""
     if fleet is None:
         return others
     return fleet.counts if others is None else WritesOfWorker(fleet.counts, others)

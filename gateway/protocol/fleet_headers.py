@@ -2,16 +2,16 @@
 
 A member that does not own a stream asks the owner as one worker asks another (`gateway.protocol.worker_headers`).  The
 field `FLEET` of the request names the sender, its worker and its configuration.  The connection proves the sender's
-name (`gateway.protocol.member_session`).  The field also counts the sender's writes to the paths that share a cell with
-the stream's path.  Thus the owner learns of the writes that the sender has acknowledged, before it answers the sender's
-read.
+name (`gateway.protocol.member_session`).  The field also has the count of the sender's writes to the paths that share a
+cell with the stream's path.  From this count the owner sees which writes the sender has acknowledged, before it answers
+the sender's read.
 
 Members also ask each other for their state (`PROBE`).  The answer has the field `FLEET`, too.  With the field
-`FLEET_ORDERS`, such a request is about the operator's orders.
+`FLEET_ORDERS`, such a request concerns the operator's orders.
 
-The members' clocks differ.  So the times in an owner's statement (`HopSaid`) are relative to the arrival of the request
-at the owner, and the asking member adds the time at which it sent the request.  Some statements are relative to the
-time of the answer instead, and then look older than they are.
+The members' clocks differ.  The times in an owner's statement (`HopSaid`) are therefore relative to the arrival of the
+request at the owner.  The asking member adds the time at which it sent the request.  Some times are relative to the
+time of the answer instead.  Such a statement then looks older than it is, which is safe.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from gateway.protocol.worker_headers import HopSaid
 
 FLEET: Final = "Gateway-Fleet"
 PROBE: Final = "OPTIONS"
-"""The method of the requests by which members learn of each other's state."""
+"""The method of the requests by which members ask each other for their state."""
 NOT_LISTED: Final = 410
-"""The status of all answers to a process that has left the receiver's list of members, and of answers to one that is
-not in the list and knows orders that the receiver cannot fetch."""
+"""The status of answers in two cases: the asking process has left the receiver's list of members, or it is not in the
+list and knows orders that the receiver cannot fetch."""
 _SENT: Final = re.compile(
     r"(\S{1,63}) ([0-9a-f]{16}) ([0-9a-f]{16}) ([0-9a-f]{16}) (\d{1,20}) (\d{1,20}) (\d{1,3}) ([0-9a-f]{16})"
 )
@@ -44,17 +44,19 @@ def peer_name(member: str, worker: int) -> str:
 
 
 ACKNOWLEDGED: Final = 1 << 20
-"""The number by which an acknowledged append counts.  An append of unknown outcome counts 1, so one number shows
-whether there are more appends, and whether any of these was acknowledged."""
+"""The number that an acknowledged append adds to the count.  An append of unknown outcome adds 1.  One number therefore
+shows whether there are more appends, and whether any of these was acknowledged."""
 
 
 class WriteCount(NamedTuple):
-    """How many writes the workers of one gateway have seen acknowledged, or have lost sight of."""
+    """The counts of the writes that the workers of one gateway have relayed, and that the origin has executed or may
+    have executed."""
 
     appends: int = 0
-    """The writes that have added something to a stream, or may have; the acknowledged ones count `ACKNOWLEDGED`."""
+    """The count of writes that have only added bytes to a stream, or may have done so.  Each acknowledged write adds
+    `ACKNOWLEDGED` to it."""
     others: int = 0
-    """The writes that may have ended or created a stream."""
+    """The count of writes that may have ended or created a stream."""
 
     @property
     def acknowledged(self) -> int:
@@ -67,13 +69,13 @@ class MemberField(NamedTuple):
 
     name: str
     instance: str
-    """The name of the sender's gateway from its start to its end.  All of its workers have it in common."""
+    """The name of the sender's gateway from its start to its end.  All workers of the gateway send the same name."""
     config: str
-    """A digest of the parts of the configuration that all members must have in common."""
+    """A digest of the parts of the configuration that must be the same at all members."""
     orders: str = NO_ORDERS
     """A digest of the orders that the sender knows (`gateway.protocol.fleet_orders`)."""
     writes: WriteCount = WriteCount()
-    """The writes of all of the sender's workers to paths in the cell of the requested path."""
+    """The counts of writes of all of the sender's workers to the paths that share a cell with the requested path."""
     worker: int = 0
     """The number of the sender's worker."""
     process: str = "0" * 16
@@ -148,8 +150,8 @@ class MemberAnswer(NamedTuple):
 
 
 def moved(said: HopSaid, now: float, wall: float) -> HopSaid:
-    """Return an owner's statement, whose times are relative, with the times of this process's clocks: `now` (monotonic
-    seconds) and `wall` (Unix seconds)."""
+    """Convert the relative times in an owner's statement to times of this process's clocks.  `now` (monotonic seconds)
+    and `wall` (Unix seconds) are added to them."""
     remembered, lifetime = said.remembered, said.lifetime
     if lifetime is not None and lifetime.expires_at is not None:
         lifetime = Lifetime(lifetime.ttl_s, lifetime.expires_at + wall)

@@ -1,12 +1,12 @@
 """The log of the operator's orders (purges and revocations), of which each member of a fleet has a copy.
 
-Each order is numbered by the process of the member to which the operator gave it: 1, 2, 3, and so on.  A member
-*knows* the orders of each process up to a number.  These numbers are its *state*, and each request between members
-carries a digest of the sender's state.  A member that finds another digest than its own asks the sender for the orders
-that it does not know (`OrderNews`).
+The process to which the operator gives an order numbers the order: 1, 2, 3, and so on.  A member *knows* the orders of
+each process up to a number.  These numbers are the member's *state*, and each request between members carries a digest
+of the sender's state.  If this digest differs from the receiver's own digest, the receiver asks the sender for the
+orders that it does not know (`OrderNews`).
 
-A log keeps the latest orders.  A member that needs an earlier one has *missed* orders.  It must then empty its memory,
-and take over all revocations that are in effect.
+A log keeps only the latest orders.  A member that needs an order which is no longer in the log has *missed* orders.  It
+must then empty its memory, and put all revocations of the other member into effect.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ NO_ORDERS: Final = "0" * 16
 
 Kind = Literal["purge", "revoke"]
 PURGE_ALL: Final = '{"all":true,"soft":false}'
-"""The text of a purge of all streams, as a member gives it that may have missed orders.  The text of an operator's
-order has no `soft`, whatever the operator's client has sent."""
+"""The text of a purge of all streams that a member gives because it may have missed orders.  An operator's order never
+has this text, because its text has no `soft`, whatever the operator's client has sent."""
 
 
 class Order(NamedTuple):
@@ -47,7 +47,7 @@ class Order(NamedTuple):
     text: str
     """The body of the operator's request."""
     at: float
-    """When the order was given, in monotonic seconds of this process."""
+    """The time at which the order was given, in monotonic seconds of this process."""
 
 
 class InEffect(NamedTuple):
@@ -61,12 +61,12 @@ class InEffect(NamedTuple):
 
 
 class Since(NamedTuple):
-    """Asks for the orders that the sender does not know."""
+    """A request for the orders that the sender does not know."""
 
     known: Mapping[str, int]
-    """The numbers of the latest orders that the sender knows, by process.  Some may be omitted."""
+    """The numbers of the latest orders that the sender knows, by process.  Some processes may be omitted."""
     is_new: bool
-    """Whether the sender has just started, so that it needs all revocations."""
+    """Whether the sender has just started.  Such a sender needs all revocations."""
 
     def rendered(self) -> str:
         """Return the value of `FLEET_ORDERS`."""
@@ -88,7 +88,7 @@ class Since(NamedTuple):
 
 
 class OutcomeAsk(NamedTuple):
-    """Asks for the outcome of one order, which the receiver carries out first."""
+    """A request to carry out one order, and for the outcome of this order."""
 
     process: str
     number: int
@@ -114,12 +114,12 @@ class OrderNews(NamedTuple):
     """The number and the time of the latest order of each process."""
     orders: list[Order]
     in_effect: list[InEffect] | None
-    """All revocations in effect, if the asking member is new or has missed orders; otherwise None."""
+    """All revocations in effect if the asking member is new or has missed orders; otherwise None."""
     process: str = ""
     """The name of the process that answers."""
 
     def rendered(self, now: float) -> bytes:
-        """Return the text of the answer.  Times become ages, because the members' clocks differ."""
+        """Return the text of the answer.  It has ages instead of times, because the members' clocks differ."""
         return json.dumps(
             {
                 "known": {process: (number, now - at) for process, (number, at) in self.known.items()},
@@ -173,7 +173,7 @@ class OrderLog:
         return order
 
     def orders(self) -> Iterator[Order]:
-        """Return the latest orders, in the order in which this member has learnt of them."""
+        """Return the latest orders, in the sequence in which this member has learnt them."""
         return iter(self._orders)
 
     def numbers(self) -> dict[str, int]:
@@ -181,7 +181,7 @@ class OrderLog:
         return {process: number for process, (number, _) in self._known.items()}
 
     def has_forgotten(self, known: Mapping[str, int]) -> bool:
-        """Return whether an order is no longer here of which the number is greater than that of its process in
+        """Return whether the log no longer has an order that is later than the latest order of the same process in
         `known`."""
         return self.since(Since(known, is_new=False), []).in_effect is not None
 
@@ -203,7 +203,8 @@ class OrderLog:
         return Since({process: number for process, (number, _) in latest}, is_new)
 
     def learn_news(self, news: OrderNews) -> tuple[list[Order], bool]:
-        """Take over another member's state.  Return the new orders, and whether orders are missed."""
+        """Add the orders of another member that this member does not know.  Return these orders, and whether this
+        member has missed orders."""
         found: dict[tuple[str, int], Order] = {(order.process, order.number): order for order in news.orders}
         new: list[Order] = []
         has_missed = False
@@ -227,7 +228,8 @@ class OrderLog:
         return self._known.get(process, (0, -inf))[0]
 
     def _is_forgotten(self, at: float) -> bool:
-        """Return whether a process whose latest order is of this time has been forgotten, or may have been."""
+        """Return whether this log has forgotten, or may have forgotten, a process whose latest order was given at the
+        time `at`."""
         return len(self._known) >= self._most_processes and at <= min(latest for _, latest in self._known.values())
 
     def _know(self, process: str, number: int, at: float) -> None:

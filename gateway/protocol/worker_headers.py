@@ -1,10 +1,10 @@
 """The header fields between two workers of one gateway, over their own Unix sockets.
 
 Each stream has one worker as its owner.  Any other worker asks the owner as it would ask the origin.  The field `HOP`
-of the request names the tape (a stream's bytes in memory) that the answer is for.  The field `HOP_RECORD` of the answer
-adds facts that the origin's headers do not state: the owner's record of the stream, and the time of the origin's last
-contact about it.  If the origin fails, or if the tail does not matter, the field also has the facts that the owner
-remembers.
+of the request names the tape (a stream's bytes in memory) that is to be read.  The field `HOP_RECORD` of the answer has
+metadata that the origin's headers lack: the name of the owner's record of the stream, and the time of the origin's
+latest reply about the stream.  If the origin fails, or if the tail does not matter, the field also has the metadata in
+the owner's memory (`Remembered`).
 
 The asking worker usually records the answer in its own memory.  It can also ask for an answer in the form that clients
 get (`HopAsk.accepted`), and pass this answer on without recording it.  Such an answer has `HOP_OUTCOME` instead of
@@ -13,10 +13,11 @@ get (`HopAsk.accepted`), and pass this answer on without recording it.  Such an 
 These fields are never sent to clients and origins (`gateway.protocol.header_forwarding`), and are read only from the
 workers' sockets, so no client can set them.
 
-Each worker holds the bytes of a stream in its own record.  Each record has a name (its *life*), which its worker sends
-with the bytes.  An owner that answers from a new record has another stream, or has forgotten the earlier record, so the
-bytes of both records must not be joined (`OwnersRecord`).  After a change of the owner, the names of records differ in
-any case.  Then only the origin's identifier of the incarnation shows whether the stream is the same.
+Each worker has its own record of a stream, with the bytes in memory.  Each record has a name (its *life*), which the
+worker sends with the bytes.  If the owner answers from a new record, the stream is another one, or the owner has
+forgotten the earlier record.  The bytes of both records must then not be joined (`OwnersRecord`).  After a change of
+the owner, the names of records always differ.  Only the origin's identifier of the incarnation then shows whether the
+stream is the same.
 """
 
 from __future__ import annotations
@@ -35,35 +36,35 @@ from gateway.protocol.freshness_headers import Lifetime
 HOP: Final = "Gateway-Hop"
 HOP_RECORD: Final = "Gateway-Hop-Record"
 HOP_OUTCOME: Final = "Gateway-Hop-Outcome"
-"""How the owner has answered a read (`Outcome`), in answers to be passed on to clients."""
+"""The outcome of a read at the owner (`Outcome`).  Only answers that are passed on to clients have this field."""
 HOP_SAVED: Final = "Gateway-Hop-Saved"
-"""The number of bytes that the owner has saved by compressing an answer to be passed on."""
+"""The number of bytes that the owner has saved by compressing an answer that is passed on."""
 _LEAST_AGE_S: Final = 1.0
-"""By how much a statement of the origin that comes from memory may be older than the request, and still count as an
-answer of the origin, because the clocks of members differ a little."""
+"""If a statement of the origin is older than the request by more than this number of seconds, it comes from the owner's
+memory.  A smaller difference may come from the clocks of members, which differ a little."""
 _MOST_ASKS: Final = 256
 _ABSENT: Final = "-"
 _FACTS: Final = "facts"
 _PLAIN: Final = "".join(sorted(set(map(chr, range(0x21, 0x7F))) - {"%", _ABSENT}))
-"""The characters that stand for themselves in a word.  All others are percent-encoded."""
+"""The characters that a word contains unchanged.  All others are percent-encoded."""
 
 
 class HopAsk(NamedTuple):
-    """The request of a worker: the tape, the network of the client that causes the request, and the kinds of answers
-    that suffice."""
+    """The value of `HOP`: the tape, the network of the client that causes the request, and the kinds of answers that
+    suffice."""
 
     route: str
     readers: str
-    """The route's name, and the readers of its `Partition`."""
+    """The fields of the tape's `Partition`: the name of the route, and the readers."""
     query: str
     """The query of the tape's key."""
     client: str
     facts_suffice: bool = False
-    """Whether remembered facts of the stream (`Remembered`) are an answer, because the worker does not ask for the
-    present tail."""
+    """Whether metadata from the owner's memory (`Remembered`) suffices as an answer, because the asking worker does not
+    need the present tail."""
     accepted: AcceptedCodings | None = None
-    """The content codings that the client accepts, if the answer is to be passed on to the client.  None if the asking
-    worker records the answer."""
+    """The content codings that the client accepts if the answer is passed on to the client.  None if the asking worker
+    records the answer."""
 
     def rendered(self) -> str:
         """Return the value of `HOP`."""
@@ -96,7 +97,8 @@ def _accepted(word: str) -> AcceptedCodings:
 
 
 class Alone(NamedTuple):
-    """Why the origin's reply is for one reader alone (`gateway.upstream.flight.NotShareable`)."""
+    """The reason why the origin's reply must not be shared between readers
+    (`gateway.upstream.flight.NotShareable`)."""
 
     reason: str
     is_lasting: bool
@@ -104,7 +106,7 @@ class Alone(NamedTuple):
 
 
 class Remembered(NamedTuple):
-    """The facts of a stream in the owner's memory, which the owner sends if the origin fails or if the tail does not
+    """The metadata of a stream in the owner's memory.  The owner sends it if the origin fails or if the tail does not
     matter.
 
     The stream may have grown or ended since `contacted_at`.
@@ -112,20 +114,20 @@ class Remembered(NamedTuple):
 
     content_type: str
     tail: str | None
-    """The furthest offset that the origin has named."""
+    """The furthest offset that the origin has stated."""
     is_closed: bool
     """Whether the stream is closed at `tail`."""
     contacted_at: float
-    """When the origin last served the stream (monotonic seconds)."""
+    """The time of the origin's latest successful reply about the stream (monotonic seconds)."""
     is_doubted: bool
-    """Whether the owner itself would ask the origin before it used the facts."""
+    """Whether the owner itself would revalidate the metadata at the origin before it used them."""
     varies_by_origin: bool
     surrogate_keys: tuple[str, ...]
     headers: tuple[tuple[str, str], ...]
-    """The origin's headers, which answers from memory repeat."""
+    """The origin's headers that are repeated in answers from memory."""
 
     def rendered(self) -> str:
-        """Return the facts as one word."""
+        """Return the metadata as one word."""
         return _word(json.dumps(self, separators=(",", ":"), ensure_ascii=False))
 
     @classmethod
@@ -145,33 +147,33 @@ class HopSaid(NamedTuple):
     owner: str
     """The name of the owner's process.  The names of records are valid within one process."""
     as_of: float
-    """When the origin last confirmed everything that the answer states (monotonic seconds, which all processes of a
-    machine share)."""
+    """The latest time at which the origin has confirmed everything in the answer (monotonic seconds, which all
+    processes of a machine share)."""
     life: str = ""
     """The record's name; empty without a record.  A re-created stream has a new record."""
     name: str = ""
     """The name of the record's incarnation in entity tags.  It changes if the record drops all bytes."""
     identity: str | None = None
-    """The origin's identifier of the incarnation, if there is one."""
+    """The origin's identifier of the incarnation; None if the origin sends none."""
     is_stale: bool = False
-    """Whether the answer repeats an earlier statement of the origin.  The reason is that the origin has failed, or that
-    the tail does not matter.  For an S2 stream, it may also be that the owner trusts the tail that its session has
-    stated."""
+    """Whether the answer repeats an earlier statement of the origin.  There are three possible reasons: the origin has
+    failed, the tail does not matter, or the owner of an S2 stream trusts the tail that its session has stated."""
     lifetime: Lifetime | None = None
     """The stream's lifetime, if the owner knows it."""
     alone: Alone | None = None
-    """Set if the owner has no answer, because the origin's reply is for one reader alone."""
+    """The reason why the origin's reply must not be shared, so that the owner has no answer; None if the owner has
+    one."""
     failure: str = ""
     """The name of the owner's error (`gateway.errors`) if the origin has not answered the owner."""
     remembered: Remembered | None = None
-    """The facts in the owner's memory, if the origin has failed to answer or the tail does not matter."""
+    """The metadata in the owner's memory, if the origin has failed to answer or the tail does not matter."""
     is_tail_unknown: bool = False
     """Whether the answer ends at the furthest bytes in the owner's memory, and the owner does not know whether more
     bytes follow.  In contrast, an answer of the origin that does not reach the tail shows that more bytes follow."""
 
     def is_from_memory(self, asked_at: float) -> bool:
-        """Return whether the owner has answered a request that was sent at `asked_at` without the origin, which may be
-        silent."""
+        """Return whether the owner has answered from memory, without a reply of the origin to this request.  The
+        request was sent to the owner at `asked_at`."""
         return self.is_stale or self.as_of < asked_at - _LEAST_AGE_S
 
     def rendered(self) -> str:
@@ -194,7 +196,7 @@ class HopSaid(NamedTuple):
 
     @classmethod
     def of(cls, headers: Mapping[str, str]) -> HopSaid | None:
-        """Read the field from another worker's answer; return None if the answer has none.  Raises ValueError.
+        """Read the field from another worker's answer; return None if the answer lacks the field.  Raises ValueError.
 
         The answer must come from a worker's socket, because an origin may send a field of this name, too.
         """
@@ -247,10 +249,10 @@ class OwnersRecord:
         self.life: Final = f"{next(_lives)}"
         """The name of this worker's own record."""
         self.said: HopSaid | None = None
-        """The latest answer of an owner; None if no other worker has been asked."""
+        """The statement in the latest answer of an owner; None if no other worker has been asked."""
         self.stale_stored_at = -inf
-        """When this worker last stored bytes that an owner has sent from its memory because the origin has failed
-        (monotonic seconds); -inf if it never did."""
+        """The latest time at which this worker stored bytes that an owner has sent from memory because the origin has
+        failed (monotonic seconds); -inf if this has never happened."""
         self._incarnation = ""
         self._name = ""
 
@@ -258,24 +260,24 @@ class OwnersRecord:
         return f"<OwnersRecord {self.life}, {self.said}>"
 
     def is_same(self, said: HopSaid, identity: str | None) -> bool:
-        """Return whether the owner still has the stream that this worker knows.  `identity` is the origin's identifier
-        of that stream."""
+        """Return whether the owner's stream is still the stream that this worker knows.  `identity` is the origin's
+        identifier of the known stream."""
         known = self.said
         if known is None or said.owner != known.owner or not said.life or said.life == known.life:
             return True
         return identity is not None and identity == said.identity
 
     def is_known(self, said: HopSaid) -> bool:
-        """Return whether the latest answer came from the same owner and the same record."""
+        """Return whether the preceding answer of an owner came from the same owner and the same record."""
         known = self.said
         return known is not None and bool(said.life) and (known.owner, known.life) == (said.owner, said.life)
 
     def has_dropped_bytes(self, said: HopSaid) -> bool:
-        """Return whether the owner has dropped all bytes of its record since its latest answer."""
+        """Return whether the owner has dropped all bytes of its record since its preceding answer."""
         return bool(said.name) and self.is_known(said) and self.said is not None and self.said.name != said.name
 
     def learn(self, said: HopSaid, incarnation: str) -> None:
-        """Record the owner's statement; `incarnation` is this worker's own name for the bytes that it has."""
+        """Record the owner's statement.  `incarnation` is this worker's own name for the bytes in its memory."""
         if said.life:
             self.said, self._incarnation, self._name = said, incarnation, said.name
 

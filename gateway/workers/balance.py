@@ -1,4 +1,4 @@
-"""Decides which worker takes a new connection."""
+"""Decides which worker serves a new connection."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from typing import Final
 
 _LEAST_EXCESS: Final = 2
-"""A smaller excess over the least loaded worker is ordinary, however few connections there are."""
+"""A smaller excess over the least loaded worker is always ignored, even if there are few connections."""
 _SHARE: Final = 4
-"""A further excess of 1 / `_SHARE` of the mean is ordinary, because the kernel spreads connections at random."""
+"""A further excess of 1 / `_SHARE` of the mean is ignored, because the kernel spreads connections at random."""
 
 
 def lighter_slot(connections: Sequence[int], mine: int, serving: Sequence[int]) -> int | None:
-    """Return the slot to which a new connection of the slot `mine` is passed; None if the connection stays.
+    """Return the slot to which the worker of the slot `mine` passes a new connection; None if it keeps the connection.
 
     `connections` has the number of open connections of each slot, and `serving` has the slots that accept connections.
-    A connection is passed if its worker has clearly more connections than the worker with the fewest.
+    A worker passes a connection if it has clearly more connections than the worker with the fewest.
     """
     if len(serving) < 2:
         return None
@@ -30,16 +30,16 @@ def lighter_slot(connections: Sequence[int], mine: int, serving: Sequence[int]) 
 MOST_AT_ONCE: Final = 16
 """The most connections that a worker passes at once."""
 EVERY_S: Final = 0.125
-"""Seconds between two passed connections, in the long run.  To pass a connection costs more than to accept one, and
-connections that last less than a second need no balance."""
+"""Seconds between two passed connections, in the long run.  The rate is low, because passing a connection costs more
+than accepting one, and short connections need no balance."""
 
 
 class Allowance:
-    """The number of connections that a worker may pass: some at once, few in the long run."""
+    """Limits the connections that a worker passes: `MOST_AT_ONCE` at once, and one in `EVERY_S` in the long run."""
 
     def __init__(self) -> None:
         self._used_until = 0.0
-        """When the whole allowance is available again."""
+        """The time at which the whole allowance is available again."""
 
     def __repr__(self) -> str:
         return f"<Allowance used until {self._used_until:g} s>"

@@ -1,8 +1,9 @@
 """The channel between the supervisor and one worker: messages as lines of JSON over a pair of Unix sockets.
 
 If the supervisor dies, the kernel closes its end of the channel, and the worker notices this.  The queue of a socket
-keeps messages for a worker whose event loop does not run yet.  A signal in place of a message would end such a worker.
-If this queue is full, because the other end reads nothing, messages wait at the sender, which does not block.
+keeps messages for a worker whose event loop does not run yet.  This is why messages are used and not signals: a signal
+would end such a worker.  If the other end reads nothing and the queue is full, messages wait at the sender, which does
+not block.
 
 A message can carry an open file, as `descriptor`.
 """
@@ -22,14 +23,16 @@ from itertools import count
 from typing import Any, Final
 
 MOST_LINE_BYTES: Final = 1 << 24
-"""The longest message.  A longer one ends the channel.  The names of all changed settings have to fit."""
+"""The longest message.  A longer message ends the channel.  A message must have room for the names of all changed
+settings."""
 _READ_BYTES: Final = 1 << 16
 _MOST_DESCRIPTORS: Final = 8
 MOST_WAITING: Final = 1_024
-"""The most messages of one kind that wait for room.  Most kinds are sent once to a worker, or once for each request
-of a client of the admin port."""
+"""The most messages of one kind that wait for room in the socket's queue.  Most kinds are sent once to a worker, or
+once for each request of a client of the admin port."""
 _MOST_OF_KIND: Final[Mapping[object, int]] = {"configuration": 4, "configuration refused": 64, "certificates": 4}
-"""Fewer messages of these kinds wait: a SIGHUP may be sent at any time, and the others carry an open file."""
+"""The kinds of messages of which fewer may wait.  The reasons are that any number of SIGHUPs may be sent, and that each
+message with an open file uses a descriptor."""
 _FINISH_MS: Final = 1_000
 """Milliseconds for which the last messages of a process may wait for room."""
 _ANSWER: Final = "answer"
@@ -46,14 +49,14 @@ class SupervisorGone(Exception):
 
 @dataclass(slots=True)
 class _Waiting:
-    """A message that waits for room in the socket's queue, or the rest of it."""
+    """A message, or the unsent rest of a message, that waits for room in the socket's queue."""
 
     kind: object
     data: memoryview
     descriptor: int | None
-    """The file that the message carries, until the first byte is sent."""
+    """The file that the message carries; None once the first byte has been sent."""
     is_begun: bool = False
-    """Whether a part of it has been sent."""
+    """Whether a part of the message has been sent."""
     is_lost: bool = False
 
     def close(self) -> None:
@@ -65,8 +68,8 @@ class _Waiting:
 class ChannelEnd:
     """One end of a channel: writes messages in their order, and splits its input into messages.
 
-    `watch` is called with True when messages begin to wait for room in the socket's queue, and with False when none
-    waits any more.  Meanwhile, the owner calls `flush` whenever the socket is writable.
+    `watch` is called with True when messages begin to wait for room in the socket's queue, and with False when no
+    message waits any more.  Between these calls, the caller must call `flush` whenever the socket is writable.
     """
 
     def __init__(self, sock: socket.socket, watch: Callable[[bool], object] = lambda _is_waiting: None) -> None:
@@ -83,8 +86,8 @@ class ChannelEnd:
         return f"<ChannelEnd {len(self._waiting)} messages waiting>"
 
     def send(self, message: Message, descriptor: int | None = None) -> bool:
-        """Send a message, and a copy of an open file with it, or let it wait for room.  Returns False if the other end
-        is gone, or if too many messages of the same kind wait."""
+        """Send a message, with a copy of an open file if one is given.  If the socket's queue is full, the message
+        waits for room.  Returns False if the other end is gone, or if too many messages of the same kind wait."""
         kind = message.get("kind")
         if sum(one.kind == kind for one in self._waiting) >= _MOST_OF_KIND.get(kind, MOST_WAITING):
             return False
@@ -117,7 +120,8 @@ class ChannelEnd:
             except OSError:
                 one.is_lost, sent = True, len(one.data)
                 if one.is_begun:
-                    # The other end would join the next message to the part of this one, and could read neither.
+                    # Otherwise, the other end would join the next message to the sent part of this message, and could
+                    # read neither.
                     with suppress(OSError):
                         self.sock.shutdown(socket.SHUT_RDWR)
             one.is_begun = True
@@ -130,7 +134,8 @@ class ChannelEnd:
             self._watch(False)
 
     def finish(self) -> None:
-        """Wait for room for the waiting messages, for a moment.  Called in a process that is about to end."""
+        """Send the waiting messages, and wait at most `_FINISH_MS` each time for room.  Called in a process that is
+        about to end."""
         poll = select.poll()
         poll.register(self.sock, select.POLLOUT)
         while self._waiting and poll.poll(_FINISH_MS):
@@ -172,7 +177,7 @@ class Control:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._handlers: dict[str, Callable[[Message], None]] = {}
         self._asked: dict[int, asyncio.Future[Message]] = {}
-        """The answers that have not arrived yet, by the number of the request."""
+        """The requests whose answers have not arrived yet, by number."""
         self._numbers = count()
         self._is_alone = False
         self._on_end: Callable[[], None] = lambda: None

@@ -1,18 +1,20 @@
 """The owner of each stream in a fleet: the member that asks the origin for the stream on behalf of all members.
 
-The owner is found by rendezvous hashing of the path's cell over the members that can be reached.  If a member is lost,
-only its own streams get other owners.  When it can be reached again, these streams get their former owner back, a part
-of them at a time: the member's weight in the hashing grows (`set_weight`), so that it need not fetch all of its streams
-at once.
+The owner is found by rendezvous hashing of the path's cell over the members that can be reached.  If a member becomes
+unreachable, only its own streams get other owners.  When it can be reached again, it gets its former streams back step
+by step: its weight in the hashing grows (`set_weight`).  The member therefore need not fetch all of its streams at
+once.
 
-A member's weight in its own view is always 1.  So each hop of a request goes to a member that would also rank higher
-than the sender if all weights were 1, and members with different views never ask each other in a circle.
+A member's weight in its own view is always 1.  Each hop of a request therefore leads to a member that would also rank
+higher than the sender if all weights were 1.  For this reason, members with different views never ask each other in a
+circle.
 
-A member may have several workers.  The owner among them is found by rendezvous hashing of the same cell over those that
-serve (`owning_worker`), as the member itself finds it.
+A member may have several workers.  The owner among them is found by rendezvous hashing of the same cell over the
+workers that serve (`owning_worker`).  The member itself uses the same method, and finds the same worker.
 
-Each member has its own view of who can be reached.  Members with different views may ask different owners.  That costs
-the origin one more request, and nothing else: a member that is asked by another member asks the origin itself.
+Each member has its own view of which members can be reached.  Members with different views may ask different owners.
+This costs the origin one more request and has no other effect, because a member that is asked by another member asks
+the origin itself.
 """
 
 from __future__ import annotations
@@ -25,19 +27,19 @@ from gateway.workers.shared_memory import HASHES
 from gateway.workers.worker_owners import owner, path_hash, weighted_owner
 
 _ONE: Final = (0,)
-"""The workers of a member that has one process."""
+"""The workers of a member with a single process."""
 
 
 def cell_key(secret: bytes) -> bytes:
-    """Return the key of the path hash, the same at all members with this secret and at all of their workers."""
+    """Return the key of the path hash.  It is the same at all members with this secret, and at all of their workers."""
     return hashlib.blake2b(b"cells", digest_size=16, key=secret).digest()
 
 
 class MemberOwners:
     """The owner of each stream, as one member sees it now.
 
-    Members are named by their index.  The first members have the indexes of the list, and each later one has an index
-    that no other member has had.
+    Members are identified by an index.  The first members have their indexes in the list `names`.  Each later member
+    has an index that no other member has had.
     """
 
     def __init__(self, names: Sequence[str], own: int, secret: bytes) -> None:
@@ -49,7 +51,7 @@ class MemberOwners:
         self._marks = {self._mark(name): index for index, name in enumerate(names)}
         self._reached = {own}
         self._workers: dict[int, tuple[int, ...]] = {}
-        """The workers of each member that serve, if it has named any."""
+        """The serving workers of each member that has stated them."""
         self._weights: dict[int, float] = {}
         """The weights of the members whose weight is not 1."""
         self.epoch = 0
@@ -68,7 +70,7 @@ class MemberOwners:
         return path_hash(self._cell_key, origin, path) % HASHES
 
     def add(self, name: str) -> int:
-        """Add another member, which is not reached yet.  Return its index."""
+        """Add another member, which counts as unreachable at first.  Return its index."""
         index, self._next = self._next, self._next + 1
         self._names[index] = name
         self._marks[self._mark(name)] = index
@@ -88,8 +90,8 @@ class MemberOwners:
             self._changed()
 
     def set_weight(self, member: int, weight: float) -> None:
-        """Set the weight of another member, in (0, 1].  It then owns about this part of the streams that it owns with
-        the weight 1."""
+        """Set the weight of another member, in (0, 1].  The member then owns about this fraction of the streams that it
+        owns with the weight 1."""
         if weight != self.weight(member) and member != self._own:
             if weight < 1:
                 self._weights[member] = weight
@@ -105,15 +107,15 @@ class MemberOwners:
         self.epoch += workers != earlier
 
     def workers_of(self, member: int) -> int:
-        """Return how many workers of another member serve; 0 if it has not named any."""
+        """Return how many workers of another member serve; 0 if the member has not stated any."""
         return len(self._workers.get(member, ()))
 
     def is_only_worker(self, member: int, worker: int) -> bool:
-        """Return whether this is the only worker of another member that serves, so that no other one can answer."""
+        """Return whether `worker` is the only worker of another member that serves."""
         return self._workers.get(member) == (worker,)
 
     def owning_worker(self, member: int, cell: int) -> int:
-        """Return the worker of another member that owns the paths of this cell there."""
+        """Return the worker that owns the paths of this cell among the workers of another member."""
         return owner(cell, self._workers.get(member, _ONE))
 
     def weight(self, member: int) -> float:

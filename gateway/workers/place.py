@@ -12,8 +12,8 @@ from gateway.workers.shared_memory import SharedMemory
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WorkerPlace:
-    """A worker's slot, and everything that the worker shares with the other workers.  A gateway of one process has no
-    place."""
+    """A worker's slot, and everything that the worker shares with the other workers.  A gateway with a single process
+    has no `WorkerPlace`."""
 
     slot: int
     workers: int
@@ -40,18 +40,19 @@ class WorkerPlace:
     """A folder that only the gateway's user can enter.  The supervisor removes the folder at its end.  If the
     supervisor was killed, the last worker removes the folder."""
     secret: bytes
-    """32 random bytes, the same at all workers of a gateway, and at those of the next version after an upgrade."""
+    """32 random bytes, which are the same at all workers of a gateway, and after an upgrade at the workers of the next
+    version too."""
     control: Control
     """The channel to the supervisor."""
 
     @property
     def process_name(self) -> str:
-        """The name of this process in statements to other workers, which no other process of the gateway has had."""
+        """The name of this process in statements to other workers.  No other process of the gateway has had it."""
         return f"{self.slot}.{self.generation}.{os.getpid()}"
 
     @property
     def has_predecessor(self) -> bool:
-        """Whether a process of a version that this one replaces still runs."""
+        """Whether a process still runs whose version this version replaces."""
         return any(map(listens, self.predecessors))
 
 

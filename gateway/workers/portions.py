@@ -1,11 +1,11 @@
-"""The part of the gateway's limits that belongs to one of several workers.
+"""One worker's part of the limits of a gateway with several workers.
 
 Limits on memory, on connections to origins and on live requests to origins are divided among the workers.  Each stream
 has one owner among the workers, so the load on origins is spread evenly, and no worker needs to know how much the
 others use.
 
-Limits of clients are not divided, because the clients of one network may all be at one worker.  The workers count these
-together (`gateway.workers.shared_counts`).
+Limits of clients are not divided, because the clients of one network may all be connected to one worker.  All workers
+together count these clients (`gateway.workers.shared_counts`).
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ DIVIDED: Final = (
     "followed_streams",
     "client_followed_streams",
 )
-"""The fields of `[limits]` that are divided.  A limit of 0 has another meaning, and stays.  The limits of the
-process's memory are divided where they are applied (`gateway.ops.memory_watch`)."""
+"""The fields of `[limits]` that are divided.  A limit of 0 has a special meaning, and stays 0.  The limits of the
+process's memory are divided in the module that applies them (`gateway.ops.memory_watch`)."""
 
 
 def portion(config: GatewayConfig, workers: int) -> GatewayConfig:
-    """Return the configuration of one worker among `workers`.  It marks the same fields as set by the operator."""
+    """Return the configuration of one worker, if there are `workers` of them.  The result marks the same fields as set
+    by the operator."""
     if workers == 1:
         return config
     limits = config.limits
@@ -42,5 +43,5 @@ def portion(config: GatewayConfig, workers: int) -> GatewayConfig:
 
 
 def share(limit: int, workers: int) -> int:
-    """Return one worker's part of a limit, rounded up; 0 for 0."""
+    """Return one worker's part of a limit, rounded up.  The part of 0 is 0."""
     return -(-limit // workers)

@@ -1,22 +1,24 @@
-"""Counts of clients that all workers share, so that a limit holds for the gateway and not for each worker.
+"""Counts of clients that all workers share, so that a limit applies to the gateway and not to each worker.
 
-The table is in the common room of the shared memory.  A *row* stands for a key: a client network, a rate limit of a
-network, or the gateway as a whole.  It has two times and, for each place, a count of connections and a count of live
-reads.  Each worker writes only the counts of its own place, and reads all of them.
+The table is in the part `common` of the shared memory.  Each key has a *row*.  A key is a client network, a rate limit
+of a network, or the gateway as a whole.  A row has two times and, for each place, a count of connections and a count of
+live reads.  Each worker writes only the counts of its own place, and reads all of them.
 
     key      64-bit hash of the key's text; 0 for a free row
     times    of a network, when its ban ends and how long the ban was; of a rate limit, when its bucket will be full
     counts   for each place: connections, live reads
 
-A key belongs to one *bucket* of `_ROWS` rows.  A row is taken and changed under the lock of its bucket.  Far from a
-limit, a worker counts without the lock, in a row that it has counted in before: such a row stays, whatever other
-workers do.  A row without counts, whose times have passed, is free for another key.  A bucket whose rows are all in use
-has no room.  For keys that are not in the table, limits then hold for each worker alone.  This happens only with far
+A key belongs to one *bucket* of `_ROWS` rows.  A row is given to a key and changed under the lock of its bucket.  If
+the count is far below its limit, a worker counts without the lock.  It does so only in a row in which its own place
+already has a count, because no other worker can give such a row to another key.
+
+A row without counts, whose times have passed, is free for another key.  If all rows of a bucket are in use, the bucket
+has no room.  For keys that are not in the table, limits then apply to each worker alone.  This happens only with far
 more networks than there are buckets.
 
-A worker holds a lock for a few microseconds.  If it is stopped during this time, the other workers go on without the
-lock (`SharedMemory.lock`).  Counts may then be off by one.  Without the lock, workers use no free row: the bucket then
-has no room for a key that has no row in use.
+A worker keeps a lock for a few microseconds.  If it is stopped during this time, the other workers continue without the
+lock (`SharedMemory.lock`).  Counts may then be off by one.  Without the lock, a worker uses no free row.  The bucket
+then has no room for a key that has no row in use.
 """
 
 from __future__ import annotations
@@ -88,7 +90,8 @@ class SharedCounts:
         return self._counts[self._cell(row, what)] if row != _NO_ROW else 0
 
     def take(self, key: int, what: Counted, most: int, now: float) -> bool | None:
-        """Count one more, and return True.  If all workers together have counted `most` already, return False instead.
+        """Count one more client at this worker, and return True.  If the count of all workers is already `most`, count
+        nothing and return False.
 
         Returns None if the table has no room for the key.
         """
@@ -108,11 +111,12 @@ class SharedCounts:
                 self._unlock(key)
 
     def _take_at_once(self, key: int, what: Counted, most: int) -> bool:
-        """Count one more without the lock, if the limit is far.  Returns whether it is counted.
+        """Count one more client without the lock, if the count is far below the limit.  Returns whether the client is
+        counted.
 
-        Several workers may count without the lock at once.  Each worker counts one client, and then reads the sum
-        again.  The sum that a worker has read may therefore be too small by one for each worker at most.  The lock is
-        left out only if the limit is further away than that.
+        Several workers may count without the lock at the same moment.  Each worker counts one client, and then reads
+        the sum again.  The sum that a worker reads is therefore too small by at most the number of workers.  A worker
+        uses the lock unless the sum is further below the limit than this.
         """
         row = self._find(key)
         if row == _NO_ROW:
@@ -130,11 +134,11 @@ class SharedCounts:
         return False
 
     def add(self, key: int, what: Counted, by: int, now: float) -> bool:
-        """Change this worker's count, whatever the others have counted.  Returns False if the table has no room."""
+        """Change this worker's count, without a limit.  Returns False if the table has no room."""
         row = self._find(key)
         if row != _NO_ROW:
             at, counts = (row * self._row_bytes + _HEAD_BYTES) // 4 + 2 * self._place, self._counts
-            # A row that this worker has counted in stays.
+            # No other worker can give the row to another key, because this worker has a count in it.
             if counts[at] or counts[at + 1]:
                 counts[at + what] = max(0, counts[at + what] + by)
                 return True
@@ -151,8 +155,8 @@ class SharedCounts:
                 self._unlock(key)
 
     def clear(self) -> None:
-        """Forget the counts of this slot's worker, because it has died.  Only the supervisor calls this, before it
-        starts the slot's next worker."""
+        """Set the counts of this slot's worker to 0, because the worker has died.  Only the supervisor calls this,
+        before it starts the slot's next worker."""
         first = self._cell(0, Counted.CONNECTIONS)
         for row in self._shared.used(self._shared.common_at + first * 4, self._row_bytes, self.buckets * _ROWS):
             at = first + row * self._row_bytes // 4
@@ -162,7 +166,7 @@ class SharedCounts:
     # -- times
 
     def times(self, key: int) -> tuple[float, float]:
-        """Return both times of a key; 0 if it has none."""
+        """Return both times of a key; both are 0 if the key has no row."""
         row = self._find(key)
         if row == _NO_ROW:
             return 0.0, 0.0
@@ -184,8 +188,9 @@ class SharedCounts:
                 self._unlock(key)
 
     def advance(self, key: int, seen: float, to: float, now: float) -> bool:
-        """Move the first time of a key from `seen` to `to`.  If another worker has moved the time since, move it on by
-        the same difference, so that no worker's tokens are forgotten.  Returns False if the table has no room."""
+        """Move the first time of a key from `seen` to `to`.  If another worker has moved the time meanwhile, add the
+        difference between `seen` and `to` to the present time of the key.  Each worker's used tokens then count.
+        Returns False if the table has no room."""
         is_locked = self._lock(key)
         try:
             row = self._find_or_claim(key, now, is_locked=is_locked)
@@ -216,10 +221,10 @@ class SharedCounts:
         return _NO_ROW
 
     def _find_or_claim(self, key: int, now: float, *, is_locked: bool) -> int:
-        """Return the key's row, or a free row that now belongs to the key.
+        """Return the key's row, or give a free row to the key and return it.
 
-        Without the lock of the bucket, no free row is returned: the worker with the lock may be about to take the row
-        for another key, and the row would then count both keys."""
+        Without the lock of the bucket, no free row is returned.  The worker with the lock may be about to give the same
+        row to another key, and the row would then count clients of both keys."""
         found = self._find(key)
         if not is_locked:
             return _NO_ROW if found == _NO_ROW or self._is_free(found, now) else found

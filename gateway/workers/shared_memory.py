@@ -1,11 +1,11 @@
 """The memory that the workers of one gateway share.
 
 The supervisor makes this memory before it forks the workers.  Each worker writes only the values of its own *place*,
-and reads all places, so no locks are needed: a value of eight aligned bytes is written and read whole.
+and reads all places.  A value of eight aligned bytes is written and read whole.  Most values therefore need no lock.
 
-A place is a row of the memory.  During an upgrade the workers of both versions share one memory: the new supervisor
-attaches to it and takes places that the old one does not use.  So there are at least twice as many places as workers.
-A supervisor numbers its own places from 0, and calls these numbers *slots*.
+Each worker has one place.  During an upgrade, the workers of both versions share one memory: the new supervisor
+attaches to it and uses places that the old supervisor does not use.  There are therefore at least twice as many places
+as workers.  A supervisor numbers its own places from 0.  These numbers are its *slots*.
 
     header      magic, version, places, epoch, secret, name
     places      for each place: state, generation, process, how many records its write log has, digest of orders, and
@@ -17,11 +17,11 @@ A supervisor numbers its own places from 0, and calls these numbers *slots*.
     counts      for each path hash and each place, two counts of writes (`gateway.workers.write_counts`)
     removals    for each path hash and each place, two counts of removals (`gateway.workers.removals`)
 
-Some changes need several values at once.  They are made under POSIX record locks of the memory's file (`lock`).  The
+Some changes concern several values at once.  They are made under POSIX record locks of the memory's file (`lock`).  The
 kernel releases the locks of a process that dies.
 
-Pages take memory from their first use, and reading a page is a use.  Code that reads a whole table therefore skips the
-pages that were never used (`used`).
+A page occupies memory from its first use, and reading a page is a use.  Code that reads a whole table therefore skips
+the pages that were never used (`used`).
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ LEAST_PLACES: Final = 8
 MOST_WORKERS: Final = 256
 
 HASHES: Final = 1 << 16
-"""How many path hashes have cells of their own.  Paths with equal hashes share them."""
+"""The number of different path hashes.  Each has its own cells, which all paths with this hash share."""
 RECORD_BYTES: Final = 512
 RECORDS: Final = 4_096
-"""How many records each place keeps."""
+"""The number of records that each place keeps."""
 COMMON_BYTES: Final = 1 << 19
 """The bytes for counts of clients, for each place."""
 ORIGINS: Final = 1_024
-"""How many origins have a row of their own."""
+"""The number of rows for origins."""
 ORIGIN_BYTES: Final = 320
-"""The bytes for the breaker in an origin's row.  The row has as many bytes again for each place."""
+"""The bytes for the breaker in an origin's row.  The row has the same number of bytes for each place, too."""
 
 _TRIES: Final = 1_000
 """The number of attempts to take a lock.  All attempts together take some milliseconds."""
@@ -60,7 +60,7 @@ _PAGE: Final = 4_096
 _EPOCH: Final = 3
 _PLACE_WORDS: Final = 16
 _STATE, _GENERATION, _PROCESS, RECORDED, _ORDERS, REMOVED, PURGES, DONE_REMOVED, DONE_PURGES, OPENED = range(10)
-"""The words of a place.  The supervisor writes the first three, the worker writes the others."""
+"""The words of a place.  The supervisor writes the first three words, the worker writes the others."""
 
 
 class SlotState(IntEnum):
@@ -80,13 +80,13 @@ class SharedMemory:
 
     def __init__(self, descriptor: int, workers: int, first: int, places: int) -> None:
         self.descriptor = descriptor
-        """The memory's file.  A supervisor that takes over maps the same file."""
+        """The memory's file.  In an upgrade, the next supervisor maps the same file."""
         self.workers = workers
         self.first = first
         """The place of slot 0."""
         self.places = places
         self.raw = mmap.mmap(descriptor, _size(places))
-        """All bytes.  A slice of it is a copy."""
+        """All bytes of the memory.  A slice of this object is a copy."""
         self.bytes = memoryview(self.raw)
         self.words = self.bytes.cast("Q")
         self.cells_at = _PAGE + _page_up(places * _PLACE_WORDS * 8)
@@ -114,8 +114,8 @@ class SharedMemory:
 
     @classmethod
     def create(cls, workers: int, secret: bytes | None = None) -> SharedMemory:
-        """Make the memory for a supervisor with this number of workers.  `secret` is the key of the path hash, of 16
-        bytes; None stands for a random one."""
+        """Make the memory for a supervisor with this number of workers.  `secret` is the key of the path hash (16
+        bytes); with None, a random key is made."""
         _check(workers)
         places = max(LEAST_PLACES, 2 * workers)
         descriptor = os.memfd_create("durable-gateway", os.MFD_CLOEXEC)
@@ -130,9 +130,9 @@ class SharedMemory:
     ) -> SharedMemory | None:
         """Return the memory of a running gateway, for a new supervisor with its own slots.
 
-        `taken` are the first place of the running gateway and the number of its places, whose workers may be dead for
-        the moment.  Returns None if the memory has another layout, too few free places, or another key than `secret`,
-        if that is given.
+        `taken` has the first place of the running gateway and the number of its places.  These places stay in use even
+        if their workers are dead for the moment.  Returns None if the memory has another layout or too few free places,
+        or if `secret` is given and is not the key of the memory.
         """
         _check(workers)
         header = os.pread(descriptor, _HEADER.size, 0)
@@ -169,7 +169,7 @@ class SharedMemory:
     # -- slots; only the supervisor writes them
 
     def set_slot(self, slot: int, state: SlotState, generation: int, pid: int) -> None:
-        """Record the state, the generation and the process of a slot's worker."""
+        """Record the state, the generation and the pid of a slot's worker."""
         at, words = self.place_word(self.first + slot, 0), self.words
         words[at + _GENERATION], words[at + _PROCESS] = generation, pid
         words[at + _STATE] = state
@@ -185,11 +185,11 @@ class SharedMemory:
         return SlotState(self.words[self.place_word(self.first + slot, _STATE)])
 
     def generation(self, slot: int) -> int:
-        """Return how many workers the slot has had before the present one."""
+        """Return the number of workers that the slot has had, including the present worker."""
         return self.words[self.place_word(self.first + slot, _GENERATION)]
 
     def pid(self, slot: int) -> int:
-        """Return the process of the slot's worker."""
+        """Return the pid of the slot's worker."""
         return self.words[self.place_word(self.first + slot, _PROCESS)]
 
     def orders(self, slot: int) -> str:
@@ -212,12 +212,15 @@ class SharedMemory:
 
     @property
     def common(self) -> memoryview:
-        """The room for counts of clients."""
+        """The part of the memory with the counts of clients."""
         return self.bytes[self.common_at : self.common_at + self.places * COMMON_BYTES]
 
     def used(self, at: int, step: int, count: int) -> Iterator[int]:
-        """Yield the indices of the values that may have been written, of `count` values of eight aligned bytes.  The
-        first value is at the byte `at`, and each further one `step` bytes later.  All other values are 0."""
+        """Yield the indices of the values that may have been written.  All other values are 0.
+
+        There are `count` values of eight aligned bytes.  The first value begins at the byte `at`, and each further
+        value begins `step` bytes after the value before it.
+        """
         end = at + count * step
         for first, last in self._used_parts(at, end):
             yield from range(-((at - first) // step), min(count, -((at - last) // step)))
@@ -240,9 +243,9 @@ class SharedMemory:
     # -- locks
 
     def lock(self, byte: int, tries: int = _TRIES) -> bool:
-        """Take the lock that this byte of the file stands for.  Returns False if the lock was not free in time.
+        """Lock this byte of the file.  Returns False if the lock was not free in time.
 
-        If a worker is stopped while it holds a lock, the other workers must go on without the lock.
+        If a worker is stopped while it has the lock, the other workers must continue without the lock.
         """
         for _ in range(tries):
             try:

@@ -1,4 +1,5 @@
-"""The table of origins that the workers of one gateway share, so that an origin fails once and not at each worker.
+"""The table of origins that the workers of one gateway share, so that a failing origin is detected once for all
+workers.
 
 The table is in the shared memory (`gateway.workers.shared_memory`).  Each origin that a worker uses has a *row*:
 
@@ -6,24 +7,27 @@ The table is in the shared memory (`gateway.workers.shared_memory`).  Each origi
     places   for each place: whether its worker uses the origin, how many of its requests wait for an answer, how many
              were answered, and its latest outcomes
 
-The state is that of the origin's circuit breaker (`gateway.upstream.shared_breaker`), which alone knows its format.
-A worker may replace the state only while it holds the lock of the row.  The new state is written to the copy that is
-not in use.  Then the version is raised, which takes this copy into use.  A worker that is killed in between has changed
-nothing.  Readers take no lock.  A copy begins with a checksum of its version and state.  If the checksum is wrong, the
-copy was replaced during the read, or a processor that reorders writes has shown the version first: readers read again.
+The state is the state of the origin's circuit breaker.  Only `gateway.upstream.shared_breaker` knows the format of this
+state.  A worker may replace the state only under the lock of the row.  It writes the new state to the copy that is not
+in use.  Then it increments the version, which brings this copy into use.  If the worker is killed before, nothing has
+changed.
 
-The cells of a place are written by its worker alone, without a lock.  The outcomes are in *buckets* of time.  The key
-of a bucket contains the breaker's *term* (a number that grows when earlier outcomes no longer count) in which the
-outcomes were counted.  A new term therefore begins without outcomes.
+Readers use no lock.  A copy begins with a checksum of its version and state.  The checksum is wrong if the copy was
+replaced during the read, or if a processor that reorders writes has shown the version first.  Readers then read again.
+
+Only the worker of a place writes the words of the place, without a lock.  The outcomes are in *buckets* of time.  The
+breaker has a *term*, a number that grows when earlier outcomes no longer count.  The key of a bucket contains the term
+in which the outcomes were counted.  A new term therefore begins without outcomes.
 
 If a worker dies, its supervisor clears the number of its waiting requests, and the mark that it uses the origin
 (`clear`).  The outcomes stay, because they describe the origin, not the worker.
 
 The table is a hash table with open addressing.  The search for an origin begins at the row to which its key hashes, and
 ends at the first row with this key, or at a row whose key is 0.  A row that no worker uses keeps its key and state,
-because its origin may be used again.  If no row with the key 0 is left, such a row is given to another origin.  A
-worker joins an origin under the lock of the table.  If it cannot get the lock, or if the table has no room, it has a
-breaker of its own for the origin, and tries to join it again later (`gateway.upstream.shared_breaker`).
+because its origin may be used again.  If no row with the key 0 is left, an unused row is given to another origin.
+
+A worker joins an origin under the lock of the table.  If it cannot get the lock, or if the table has no room, the
+worker uses a breaker of its own for the origin, and tries to join later (`gateway.upstream.shared_breaker`).
 """
 
 from __future__ import annotations
@@ -44,9 +48,9 @@ _READS: Final = 100
 _JOIN_TRIES: Final = 20_000
 """The number of attempts to take the lock of the table.  All attempts together take a tenth of a second."""
 _FURTHER_JOIN_TRIES: Final = 1_000
-"""The number of attempts after the lock was not free in time once."""
+"""The number of attempts for further origins, once the lock was not free in time."""
 BUCKETS: Final = 10
-"""The buckets of a place."""
+"""The number of buckets of a place."""
 _KEY, _VERSION, _COPIES = range(3)
 """The words of a head."""
 _USES, _WAITING, _ANSWERED, _OUTCOMES = range(4)
@@ -54,7 +58,7 @@ _USES, _WAITING, _ANSWERED, _OUTCOMES = range(4)
 _WORDS: Final = ORIGIN_BYTES // 8
 _BUCKET: Final = struct.Struct("=Qdd")
 _NUMBERS: Final = 1 << 32
-"""A bucket's key is the term times this, plus the number of the bucket."""
+"""The key of a bucket is the term times this number, plus the number of the bucket."""
 
 
 class OriginRow:
@@ -78,17 +82,17 @@ class OriginRow:
         self._words = words = shared.words
         self._counts = shared.bytes.cast("d")
         self._at = at = _row_word(shared, row)
-        """The row's first word."""
+        """The index of the row's first word."""
         copies = shared.bytes[(at + _COPIES) * 8 :]
         self._copies = (copies[:_COPY_BYTES], copies[_COPY_BYTES : 2 * _COPY_BYTES])
         places = at + _WORDS
         self._own = places + (shared.first + slot) * _WORDS
-        """The first word of this worker's place."""
+        """The index of the first word of this worker's place."""
         end = places + shared.places * _WORDS
         self._uses = words[places + _USES : end : _WORDS]
         self._waiting = words[places + _WAITING : end : _WORDS]
         self._answered = words[places + _ANSWERED : end : _WORDS]
-        """A value of each place."""
+        """This value, and the two before it, have one word for each place."""
         self._outcomes = [
             shared.bytes[(place + _OUTCOMES) * 8 :][: BUCKETS * _BUCKET.size] for place in range(places, end, _WORDS)
         ]
@@ -109,7 +113,7 @@ class OriginRow:
         return self._words[self._at + _VERSION]
 
     def read(self) -> tuple[int, bytes] | None:
-        """Return the version and the state; None if they cannot be read now."""
+        """Return the version and the state; None if the checksum was wrong at each of `_READS` attempts."""
         for _ in range(_READS):
             version = self.version
             copy = bytes(self._copies[version % 2])
@@ -176,7 +180,7 @@ class OriginRow:
             counts[max(found, key=words.__getitem__) + 1] -= 1
 
     def counts(self, term: int, number: int) -> tuple[float, float]:
-        """Return the successes and failures of all workers in this bucket and the `BUCKETS` - 1 before it."""
+        """Return the successes and failures of all workers in this bucket and the `BUCKETS` - 1 buckets before it."""
         last = term * _NUMBERS + number % _NUMBERS
         successes = failures = 0.0
         for outcomes in self._outcomes:
@@ -206,8 +210,8 @@ class SharedOrigins:
         shared, key = self._shared, self._shared.key_of(name)
         byte = shared.origins_at + 1
         if not shared.lock(byte, self._tries):
-            # The worker with the lock is stopped, perhaps for long.  From now on make fewer attempts, because the start
-            # must not take minutes if there are many origins.
+            # The worker with the lock is stopped, perhaps for long.  Make fewer attempts for further origins, because
+            # the start must not take minutes if there are many origins.
             self._tries = _FURTHER_JOIN_TRIES
             return None
         try:
@@ -220,8 +224,8 @@ class SharedOrigins:
         return OriginRow(shared, self._slot, row)
 
     def clear(self) -> None:
-        """Forget the waiting requests of this slot's worker, and the origins that it uses, because it has died.  Only
-        the supervisor calls this, before it starts the slot's next worker."""
+        """Forget the waiting requests of this slot's worker, and the origins that it uses, because the worker has died.
+        Only the supervisor calls this, before it starts the slot's next worker."""
         shared = self._shared
         words, step = shared.words, _row_words(shared)
         first = self._place_word(0)
@@ -238,7 +242,7 @@ class SharedOrigins:
         return shared.words[first + _KEY : first + ORIGINS * step : step].tolist()
 
     def _find_or_claim(self, key: int) -> int | None:
-        """Return the key's row, or a row that now belongs to the key.  Call this only with the lock of the table."""
+        """Return the key's row, or give a row to the key and return it.  Call this only with the lock of the table."""
         shared, words = self._shared, self._shared.words
         for number in range(key, key + ORIGINS):
             row = number % ORIGINS
@@ -250,7 +254,8 @@ class SharedOrigins:
         for row in range(ORIGINS):
             at, end = _row_word(shared, row), _row_word(shared, row + 1)
             if not any(words[at + _WORDS + _USES : end : _WORDS]):
-                # The key is replaced last, and never by 0: if this worker is killed before, all keys are still found.
+                # Replace the key last, and never write 0 there.  If this worker is killed before it writes the new key,
+                # the search still finds all other keys.
                 rest = slice((at + _KEY + 1) * 8, end * 8)
                 shared.bytes[rest] = bytes(rest.stop - rest.start)
                 words[at + _KEY] = key

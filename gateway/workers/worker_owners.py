@@ -29,15 +29,16 @@ def owner(cell: int, slots: Sequence[int]) -> int:
 
 
 def weighted_owner(cell: int, weights: Mapping[int, float]) -> int:
-    """Return the slot that owns the paths of this cell, out of slots with weights in (0, 1].
+    """Return the slot that owns the paths of this cell.  `weights` has the weight of each slot, in (0, 1].
 
-    A slot with the weight w scores -w / ln(u), where u is its score as a number between 0 and 1.  If all weights are
-    equal, this is the slot that `owner` returns.  A slot whose weight grows only gains cells."""
+    The slot with the greatest -w / ln(u) is returned, where w is the weight of the slot, and u is its score as a number
+    between 0 and 1.  If all weights are equal, `owner` returns the same slot.  If the weight of a slot grows, this slot
+    only gains cells, and loses none."""
     return max(weights, key=lambda slot: -weights[slot] / log((_score(cell, slot) + 0.5) / (_MASK + 1)))
 
 
 def _score(cell: int, slot: int) -> int:
-    """Mix both numbers into one (the finisher of SplitMix64)."""
+    """Return a hash of both numbers (the finisher of SplitMix64)."""
     mixed = (cell * 0xD6E8_FEB8_6659_FD93 + (slot + 1) * 0x9E37_79B9_7F4A_7C15) & _MASK
     mixed = ((mixed ^ (mixed >> 30)) * 0xBF58_476D_1CE4_E5B9) & _MASK
     mixed = ((mixed ^ (mixed >> 27)) * 0x94D0_49BB_1331_11EB) & _MASK
@@ -53,7 +54,7 @@ class Owners:
         self._epoch = -1
         self._serving: tuple[int, ...] = ()
         self._known: dict[int, int] = {}
-        """The owners of the cells that were asked for, among the workers that serve."""
+        """The owners of cells, computed for the workers in `_serving`."""
 
     def __repr__(self) -> str:
         return f"<Owners {self._serving} seen by {self._slot}>"
@@ -68,7 +69,7 @@ class Owners:
         return path_hash(self._shared.secret, origin, path) % HASHES
 
     def other_owner(self, cell: int) -> int | None:
-        """Return the slot that owns the paths of this cell; None if this worker does, or if no worker serves."""
+        """Return the slot that owns the paths of this cell; None if this worker owns them, or if no worker serves."""
         if (epoch := self._shared.epoch) != self._epoch:
             self._epoch, self._serving = epoch, self._shared.owning()
             self._known.clear()

@@ -1,9 +1,9 @@
-"""Counts of the writes that the workers of one gateway have relayed, which a member of a fleet sends to other members
-(`gateway.engine.fleet_writes`).
+"""Counts of the writes that the workers of one gateway have relayed.  A member of a fleet sends these counts to other
+members (`gateway.engine.fleet_writes`).
 
 For each path hash there are two counts: of appends, and of other writes.  Each worker adds to the counts of its own
-place in the shared memory, and the count of the gateway is the sum over all places.  So the counts go on when a worker
-dies, and when a later version of the gateway takes over.
+place in the shared memory, and the count of the gateway is the sum over all places.  The counts are therefore kept when
+a worker dies, and in an upgrade to the next version of the gateway.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ class WriteCounts:
     """The counts, as one worker uses them."""
 
     def __init__(self, shared: SharedMemory | None = None, slot: int = 0) -> None:
-        """`shared` and `slot` are those of the worker; None if this process has no other workers."""
+        """`shared` is the memory of the workers, and `slot` is this worker's slot.  `shared` is None if this process is
+        the only worker."""
         self._words: array[int] | memoryview[int]
         if shared is None:
             self._words, self._at, self._places, self._place = array("Q", bytes(2 * 8 * HASHES)), 0, 1, 0

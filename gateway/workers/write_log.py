@@ -1,21 +1,24 @@
-"""The write log: how each worker learns of the writes that the others relay.
+"""The write log, in which each worker records the writes that it relays, so that the other workers can apply them.
 
-A client's next connection may reach another worker, and must see the writes that earlier answers have acknowledged.  So
-a worker makes a record before it sends a write to the origin, and another record before it sends a byte of the answer.
-The other workers read these records when they next use the path, and apply them as they apply their own writes.
+A client's next connection may reach another worker.  This worker must not answer without the writes that earlier
+answers have acknowledged.  Each worker therefore makes a record before it sends a write to the origin, and another
+record before it sends a byte of the answer.  The other workers read these records when they next use the path, and
+apply them as they apply their own writes.
 
 Each worker has a *place* in the shared memory (`gateway.workers.shared_memory`).  For each path hash there is a *row*
-with one *cell* for each place.  A cell holds two values: the serial number of the place's latest record for a path with
-this hash, and how many of the place's writes to paths with this hash are under way.  A worker compares the row with the
-row that it saw last.  If they are equal, no other worker has written.  The comparison copies the row once, however many
-workers there are.  Paths with equal hashes share a row, so some records of the row may concern other paths.
+with one *cell* for each place.  A cell has two values: the serial number of the place's latest record for a path with
+this hash, and the number of the place's writes under way to paths with this hash.  A worker compares the row with its
+content at the worker's previous look.  If they are equal, no other worker has written.  The comparison copies the row
+only once, for any number of workers.  Paths with equal hashes share a row, so some records of a row may concern other
+paths.
 
-The records of one place in one row form a chain: each record has the serial number of its predecessor.  A reader
-follows the chain back to the record that it read last.  A place keeps its latest `RECORDS` records.  Older records are
-*lost*.  A reader that needs a lost record must assume that any kind of write has happened to the path.
+The records of one place in one row form a chain: each record has the serial number of the record before it.  A reader
+follows the chain back to the latest record that it has already read.  A place keeps its latest `RECORDS` records.
+Older records are *lost*.  A reader that needs a lost record must assume that any kind of write has happened to the
+path.
 
 If a worker dies, its supervisor makes an empty record for each row in which the worker had writes under way (`settle`).
-The others treat an empty record like a lost one, because the origin may have executed the writes.
+The other workers treat an empty record like a lost record, because the origin may have executed the writes.
 """
 
 from __future__ import annotations
@@ -31,23 +34,22 @@ from gateway.workers.shared_memory import HASHES, RECORD_BYTES, RECORDED, RECORD
 from gateway.workers.write_counts import WriteCounts
 
 _HEAD: Final = struct.Struct("=QQdIHH")
-"""The record's number, time, checksum, length and path hash (modulo `HASHES`).  The second field is the number of the
-place's previous record in the row."""
+"""The fields at the beginning of a record: its number, the number of the place's previous record in the row, the time,
+the checksum, the length, and the path hash (modulo `HASHES`)."""
 _HEAD_BYTES: Final = 32
 MOST_TEXT: Final = RECORD_BYTES - _HEAD_BYTES
 _UNDER_WAY: Final = (1 << 16) - 1
-"""The bits of a cell that count the writes under way.  The number of the latest record is above them."""
+"""The bits of a cell that count the writes under way.  The higher bits have the number of the latest record."""
 
 
 class Record(NamedTuple):
     """One record of a write log."""
 
     at: float
-    """When the record was made (monotonic seconds, which all processes of a machine share)."""
+    """The time at which the record was made (monotonic seconds, which all processes of a machine share)."""
     place: int
     number: int
-    """The record's serial number in the place's log, which orders the records of one place even if their times are
-    equal."""
+    """The record's serial number in the place's log.  Records of one place with equal times are sorted by it."""
     text: bytes
     """The content of the record; empty if it was too long, or if the writer has died."""
 
@@ -87,12 +89,13 @@ class WriteLog:
     # -- writing
 
     def begin(self, index: int, text: bytes) -> bytes:
-        """Record that a write to a path of this row is about to be sent; `end` must follow.  Returns this place's cell
-        as it is now."""
+        """Record that a write to a path of this row is about to be sent; `end` must follow.  Returns the new content of
+        this place's cell."""
         return self._record(self._place, index, text, 1)
 
     def end(self, index: int, text: bytes) -> bytes:
-        """Record that a write has been answered, or will never be answered.  Returns this place's cell as it is now."""
+        """Record that a write has been answered, or will never be answered.  Returns the new content of this place's
+        cell."""
         return self._record(self._place, index, text, -1)
 
     def with_own(self, row: bytes, cell: bytes) -> bytes:
@@ -121,7 +124,7 @@ class WriteLog:
         ]
         counts, removals = WriteCounts(shared, slot), Removals(shared, slot)
         if shared.counts_removals:
-            # Whoever sees a record of a removal must find the removal counted, or under way.
+            # A worker that sees the record of a removal must find that the removal is counted or under way.
             for index, _ in found:
                 removals.begin(index)
         for index, count in found:
@@ -136,8 +139,8 @@ class WriteLog:
         shared = self._shared
         words = shared.words
         counter = shared.place_word(place, RECORDED)
-        # Take the number first, and write the record before the cell that refers to it.  If the worker dies in between,
-        # no reader then follows a reference to a record that is not there.
+        # Take the number first, and write the record before the cell that refers to it.  If the worker dies before it
+        # has written the cell, no reader then follows a reference to a missing record.
         number = words[counter] = words[counter] + 1
         cell = (shared.cells_at >> 3) + index * shared.places + place
         seen = words[cell]
@@ -171,7 +174,8 @@ class WriteLog:
         return News(row, records, tuple(lost))
 
     def _read_back(self, place: int, number: int, seen: int, records: list[Record]) -> bool:
-        """Add the records of one place after `seen`, up to `number`.  Return whether none of them was lost."""
+        """Add the records of one place with numbers above `seen` and up to `number`.  Return whether none of them is
+        lost."""
         base = self._shared.records_at + place * RECORDS * RECORD_BYTES
         while number > seen:
             at = base + number % RECORDS * RECORD_BYTES

@@ -1,8 +1,8 @@
 """A process that reads the configuration for the supervisor, which must not wait for a disk.
 
-The process reads the configuration and every file that the configuration names, so that an unusable file is refused
-before the configuration is offered to a worker.  The process hands back the configuration without these files: OpenSSL
-loads a private key only by its path, so each worker reads the named files again.
+The process reads the configuration and every file that the configuration names, so that an unusable file is detected
+before the configuration is offered to a worker.  The process sends the configuration to the supervisor without the
+content of these files.  Each worker reads the files again, because OpenSSL loads a private key only by its path.
 
 `gateway.cli.supervisor.configurations` decides which configuration each worker runs with.
 """
@@ -27,7 +27,7 @@ from gateway.config.gateway import GatewayConfig
 from gateway.config.reader import READ_S
 
 _SPARE_S: Final = 1.0
-"""A process that still runs this many seconds after its time limit is given up."""
+"""If a process still runs this many seconds after its time limit, the supervisor gives it up."""
 _ATTEMPTS: Final = 3
 _READ_BYTES: Final = 1 << 20
 
@@ -39,7 +39,7 @@ class Found:
     pickled: bytes = b""
     """The configuration."""
     error: str = ""
-    """Why the configuration could not be read; empty if it was."""
+    """Why the configuration could not be read; empty if it was read."""
 
     def config(self) -> GatewayConfig:
         """Return the configuration."""
@@ -50,8 +50,8 @@ class Found:
 class Reading:
     """One attempt to read the configuration.
 
-    `done` is called once with the result, unless `give_up` or `close` is called before.  If the process is killed, this
-    shows nothing about the configuration, so another process reads the configuration.
+    `done` is called once with the result, unless `give_up` or `close` is called before.  A killed process shows nothing
+    about the configuration.  Another process then reads the configuration, up to `_ATTEMPTS` times in all.
     """
 
     def __init__(
@@ -70,9 +70,9 @@ class Reading:
         self._attempts = 0
         self._data = b""
         self._has_closed = False
-        """Whether the process has closed its end of the socket, and its exit status is awaited."""
+        """Whether the process has closed its end of the socket, and has not been reaped yet."""
         self.ends_at = now + within_s + _SPARE_S
-        """When to give up, if the process cannot even be ended by its alarm."""
+        """The time at which to give up.  It is reached only if not even the alarm of the process can end it."""
         self._pid, self._sock = self._forked()
 
     def __repr__(self) -> str:
@@ -109,8 +109,8 @@ class Reading:
         self.look()
 
     def look(self) -> None:
-        """Act on the end of a process that has closed its end of the socket.  Does not wait for this end.  It comes at
-        once, unless a disk holds the process up."""
+        """Reap the process if it has closed its end of the socket and has ended.  Does not wait for the end of the
+        process, which may be delayed by a disk."""
         if not self._has_closed:
             return
         pid, status = os.waitpid(self._pid, os.WNOHANG)
@@ -135,7 +135,7 @@ class Reading:
         self._done(found)
 
     def too_late(self) -> Found:
-        """Return the result of a reading that takes too long."""
+        """Return the result for an attempt that takes too long."""
         return Found(error=f"the configuration could not be read within {self._within_s:g} s")
 
     def give_up(self) -> int | None:
@@ -153,7 +153,7 @@ class Reading:
 
 
 def cannot_fork(error: OSError) -> Found:
-    """Return the result of a reading whose process cannot be forked."""
+    """Return the result for an attempt whose process cannot be forked."""
     return Found(error=f"no process can be forked to read the configuration: {error.strerror}")
 
 
@@ -168,7 +168,7 @@ def _found(data: bytes) -> Found:
 def _close_all_but(kept: int) -> None:
     """Close all files but the standard streams and `kept`.
 
-    The open files are looked up, because their numbers may go so high that it takes minutes to try every number.
+    The numbers of the open files are read from /proc.  To try every possible number might take minutes.
     """
     try:
         numbers = [int(one.name) for one in Path("/proc/self/fd").iterdir()]
@@ -178,7 +178,7 @@ def _close_all_but(kept: int) -> None:
         return
     for number in numbers:
         if number > 2 and number != kept:
-            # One of the numbers is that of the folder's own descriptor, which is closed already.
+            # One of the numbers belongs to the descriptor of the folder itself, which is already closed.
             with suppress(OSError):
                 os.close(number)
 
@@ -187,10 +187,10 @@ def _become_reader(read: Callable[[], GatewayConfig], sock: socket.socket, withi
     """Read the configuration and send the result, in the process just forked."""
     signal.set_wakeup_fd(-1)
     ignore_signals()
-    # Let the alarm end this process, because the disk may hang and the supervisor may have ended.
+    # Let an alarm end this process in any case: the disk may hang, and the supervisor may have ended.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, within_s)
-    # A worker would not notice its supervisor's end while this process had the channel.
+    # While this process had the supervisor's end of a channel, a worker would not notice the end of the supervisor.
     _close_all_but(sock.fileno())
     try:
         found = Found(pickle.dumps(read()))

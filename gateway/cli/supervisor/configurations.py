@@ -1,19 +1,19 @@
-"""Which configuration each worker runs with: the configuration in effect, the open offers, and the reloads.
+"""Decides which configuration each worker runs with, and makes the reloads.
 
-Configurations are numbered.  A reload is a round: a process reads the configuration (`configuration_reading`), the
-supervisor gives it the next number, and offers it to all workers.  A SIGHUP asks for a round, and so does a request to
-the admin port of any worker.  All requests that arrive during a round are answered by the next round, because the file
-may have changed since it was read.
+Configurations are numbered.  A reload is a *round*: a process reads the configuration (`configuration_reading`), the
+supervisor gives the configuration the next number, and offers it to all workers.  A SIGHUP requests a round, and so
+does a request to the admin port of any worker.  Requests that arrive during a round are answered by the next round,
+because the file may have changed since it was read.
 
 An offer comes into effect when the first worker takes it, unless a later offer is in effect.  An offer never comes into
-effect if all workers refuse it, or if all of them end before they take it.  An offer stays open while a worker has not
-answered it, even after the end of the round: the late worker may still take it.  A worker takes configurations in the
-order in which the supervisor hands them to it.
+effect if all workers refuse it, or if all workers end before they take it.  An offer stays open until each worker has
+answered it, even after the end of the round, because a late worker may still take it.  A worker takes configurations in
+the sequence in which the supervisor sends them.
 
 A worker starts with the configuration in effect.  If a later configuration comes into effect, or is offered, before the
-worker accepts connections, the worker has to take the later configuration first (`slots.may_accept`).  No client
-therefore meets rules that a completed reload has replaced.  A worker that serves and refuses a configuration keeps its
-own configuration, and the outcome says so.
+worker accepts connections, the worker has to take the later configuration first (`slots.may_accept`).  Therefore, no
+client is served by rules that a completed reload has replaced.  If a worker that serves refuses a configuration, it
+keeps its earlier configuration, and the outcome of the round reports this.
 
 A round ends in bounded time, whatever a disk or a worker does.
 """
@@ -34,18 +34,19 @@ from gateway.config.gateway import GatewayConfig
 from gateway.workers.control import Message
 
 TAKE_S: Final = 12.0
-"""The longest wait for the workers: a worker itself waits for 10 s for the files that the configuration names."""
+"""The most seconds for which a round waits for the workers.  A worker itself waits at most 10 s for the files that the
+configuration names."""
 _AGAIN_S: Final = 1.0
-"""How long to wait before a configuration that could not be sent to a worker is sent again."""
+"""Seconds until a configuration that could not be sent to a worker is sent again."""
 _MOST_OFFERS: Final = 16
-"""The most open offers.  Each has an open file."""
+"""The most open offers.  The number is limited because each offer has an open file."""
 
 StartReading = Callable[[GatewayConfig, Callable[[Found], None]], Reading]
 """Starts to read the configuration again.  The first argument is the configuration in effect.  Raises OSError."""
 
 
 class Announcer(Protocol):
-    """Receives the beginnings and outcomes of the rounds that a SIGHUP has asked for."""
+    """Reports the beginnings and outcomes of the rounds that a SIGHUP has requested."""
 
     def reloading(self) -> None:
         """Called when a round begins."""
@@ -54,11 +55,11 @@ class Announcer(Protocol):
         """Called with the outcome in one line."""
 
     def reloaded_late(self, outcome: str) -> None:
-        """Called with an answer that a worker has given after the end of its round, in one line."""
+        """Called with the late answer of a worker, in one line.  An answer is late if its round has already ended."""
 
 
 class _Offer:
-    """A configuration that is handed to workers, and the workers' answers."""
+    """A configuration that is offered to workers, and the workers' answers."""
 
     def __init__(self, config: GatewayConfig, number: int, memory: int | None) -> None:
         self.config = config
@@ -67,18 +68,18 @@ class _Offer:
         """The open file from which workers read the configuration; None for the configuration with which the gateway
         has started."""
         self.unanswered: set[int] = set()
-        """The slots whose workers have not answered yet."""
+        """The slots whose workers have got the offer and have not answered yet."""
         self.refusals: dict[int, str] = {}
         """Why workers have refused the configuration, by slot."""
 
     def hears(self, slot: int, error: str) -> None:
-        """Note a worker's answer; `error` is empty if the worker has taken the configuration."""
+        """Record a worker's answer.  `error` is empty if the worker has taken the configuration."""
         self.unanswered.discard(slot)
         if error:
             self.refusals[slot] = error
 
     def loses(self, slot: int) -> None:
-        """Forget a slot's worker, because it has ended."""
+        """Forget the answer of a slot's worker, because the worker has ended."""
         self.unanswered.discard(slot)
         self.refusals.pop(slot, None)
 
@@ -106,7 +107,7 @@ class Configurations:
         self._latest = 0
         """The number of the latest offer."""
         self.reloads = 0
-        """How many reloads have been asked for."""
+        """The number of requests for reloads so far."""
         self._workers = workers
         self._now = now
         self._start_reading = start_reading
@@ -117,11 +118,12 @@ class Configurations:
         self._round: ReloadRound | None = None
         self._reading: Reading | None = None
         self._taken_by: float | None = None
-        """When the round stops waiting for workers to take its offer; None if no round waits for workers."""
+        """The time at which the round stops waiting for workers to take its offer; None if no round waits for
+        workers."""
         self._again_at: float | None = None
-        """When to send a configuration again that could not be sent; None if each one was sent."""
+        """The time at which to send again each configuration that could not be sent; None if all were sent."""
         self._unreaped: list[int] = []
-        """The pids of reading processes that were given up and may still run."""
+        """The pids of the reading processes that were given up and have not been reaped."""
         self._is_open = False
         self._why_closed = ""
 
@@ -130,7 +132,7 @@ class Configurations:
 
     @property
     def config(self) -> GatewayConfig:
-        """The configuration in effect, with which workers begin."""
+        """The configuration in effect.  New workers start with it."""
         return self._in_effect.config
 
     @property
@@ -150,18 +152,18 @@ class Configurations:
         return self._offers.get(self._latest) if self._taken_by is not None else None
 
     def open(self) -> None:
-        """Begin rounds from now on: the gateway serves."""
+        """Allow rounds from now on, because the gateway serves."""
         self._is_open = True
         self._begin()
 
     def close(self, why: str) -> None:
-        """Begin no more rounds: the gateway drains."""
+        """Begin no further round, because the gateway drains.  `why` is the answer to requests for a reload."""
         self._is_open, self._why_closed = False, why
         waiting, self._waiting = self._waiting, []
         self._answer(waiting, Outcome(error=why, is_temporary=True))
 
     def end(self) -> None:
-        """End the process that reads the configuration, and close the files: the supervisor ends."""
+        """End the process that reads the configuration, and close the files, because the supervisor ends."""
         if self._reading is not None:
             self._reading.give_up()
             self._reading = None
@@ -176,13 +178,13 @@ class Configurations:
 
     @property
     def ends_at(self) -> float | None:
-        """When to call `look`: when the reading or the wait for the workers has taken too long, or a configuration has
-        to be sent again."""
+        """The time at which to call `look`.  Then the reading or the wait for the workers has taken too long, or a
+        configuration has to be sent again."""
         end = self._reading.ends_at if self._reading is not None else self._taken_by
         return min((at for at in (end, self._again_at) if at is not None), default=None)
 
     def ask_reload(self, asker: Asker | None = None) -> None:
-        """Ask for a reload, for a client of a worker's admin port, or for a SIGHUP."""
+        """Request a reload.  `asker` is the request of a client of a worker's admin port; None for a SIGHUP."""
         self.reloads += 1
         if self._why_closed:
             self._answer([asker], Outcome(error=self._why_closed, is_temporary=True))
@@ -191,15 +193,15 @@ class Configurations:
         self._begin()
 
     def begins(self, slot: Slot) -> None:
-        """Note that a worker begins in this slot."""
+        """Record that a worker starts in this slot."""
         slot.configuration = self.number
 
     def prepares(self, slot: Slot) -> None:
-        """Hand the configuration to a worker that has prepared itself with an earlier one.
+        """Offer the latest configuration to a worker that has just become ready to accept connections.
 
-        If no worker has taken the offer of a round yet, this worker takes part in the round.  It then does not accept
-        connections with a configuration that the round replaces.  If all workers refuse the offer, this worker goes on
-        like the others, with the configuration in effect.
+        If the round waits and no worker has taken its offer yet, this worker takes part in the round.  It then does not
+        accept connections with a configuration that the round replaces.  If all workers refuse the offer, this worker
+        runs with the configuration in effect, like the other workers.
         """
         if (offer := self._offer_of_round) is not None and self._round is not None:
             self._round.joins(slot.number)
@@ -207,7 +209,7 @@ class Configurations:
         self._settle()
 
     def hears(self, slot: Slot, message: Message) -> None:
-        """Note a worker's answer to a configuration that it was handed."""
+        """Record a worker's answer to a configuration that was sent to it."""
         number = message["number"]
         outcome = Outcome(
             tuple(message["changed"]), tuple(message["needs_restart"]), message["error"], message["is_temporary"]
@@ -216,7 +218,8 @@ class Configurations:
         for one in (self._in_effect, *self._offers.values()):
             if one.number == number:
                 one.hears(slot.number, outcome.error)
-        # The worker does not hang.  If it has to take a further configuration, `_settle` sets a new time limit.
+        # The worker has answered, so it does not hang.  If it has to take a further configuration, `_settle` sets a new
+        # time limit.
         slot.hangs_at = None
         if not outcome.error:
             slot.configuration = max(slot.configuration, number)
@@ -228,7 +231,7 @@ class Configurations:
         self._settle()
 
     def loses(self, slot: Slot) -> None:
-        """Note that a slot's worker has ended."""
+        """Record that a slot's worker has ended."""
         for one in (self._in_effect, *self._offers.values()):
             one.loses(slot.number)
         if self._round is not None:
@@ -237,7 +240,7 @@ class Configurations:
         self._settle()
 
     def look(self) -> None:
-        """End the reading or the wait for the workers, if either has taken too long, and send configurations again that
+        """End the reading or the wait for the workers, if it has taken too long.  Send again the configurations that
         could not be sent.  Called at `ends_at` or later."""
         now = self._now()
         if self._reading is not None:
@@ -269,7 +272,7 @@ class Configurations:
             self._has_read(cannot_fork(error))
 
     def _has_read(self, found: Found) -> None:
-        """Have the workers take the configuration that has been read."""
+        """Offer the configuration that has been read to the workers.  If it could not be read, report this."""
         self._reading = None
         if self._round is None:
             return
@@ -291,8 +294,8 @@ class Configurations:
         self._settle()
 
     def _hand(self, slot: Slot, offer: _Offer) -> None:
-        """Send an offer to a worker.  If the worker's channel has no room, the worker has nothing to answer yet, and
-        the offer is sent again later (`_settle_one`)."""
+        """Send an offer to a worker.  If the worker's channel has no room, the offer is sent again later
+        (`_settle_one`), and no answer is expected before."""
         if self._workers.tell(slot, "configuration", offer.memory, number=offer.number):
             offer.unanswered.add(slot.number)
         elif self._again_at is None:
@@ -302,16 +305,15 @@ class Configurations:
         """Bring an open offer into effect, because a worker has taken it.  Earlier offers can then no longer come into
         effect.
 
-        The offer may come from an earlier round.  If a worker later takes the offer of a later round, that offer comes
-        into effect in place of this offer.
+        The offer may belong to an earlier round.  It is replaced when a worker takes the offer of a later round.
         """
         if number in self._offers:
             self._in_effect.close()
             self._in_effect = self._offers.pop(number)
 
     def _settle(self) -> None:
-        """Hand the configuration in effect to workers that have not taken it, or end these workers, and close offers
-        that no worker can take any more.  Called after each event."""
+        """Send the configuration in effect to the workers that have not taken it, or end these workers.  Close the
+        offers that no worker can take any more.  Called after each event."""
         offers, number = self._offers, self.number
         of_round = self._offer_of_round
         kept = [one for one in offers.values() if one.number > number and (one.unanswered or one is of_round)]
@@ -328,8 +330,8 @@ class Configurations:
 
     def _settle_one(self, slot: Slot) -> None:
         current = self._in_effect
-        # Wait for the worker's answer to a later configuration.  If it were handed the configuration in effect
-        # meanwhile, it would take the later configuration first, and then return to the earlier one.
+        # If the worker has got a later configuration, wait for its answer.  If the configuration in effect were sent
+        # meanwhile, the worker would first take the later configuration, and then return to the earlier one.
         has_later = any(slot.number in one.unanswered for one in self._offers.values())
         if slot.configuration < current.number and not has_later:
             why = current.refusals.get(slot.number)
@@ -347,8 +349,8 @@ class Configurations:
             slot.hangs_at = self._now() + START_S
 
     def _replace(self, slot: Slot, why: str) -> None:
-        """End a worker that may not accept connections, because it has refused the configuration in effect.  The slot's
-        next worker begins with this configuration."""
+        """End a worker that has refused the configuration in effect and therefore may not accept connections.  The
+        slot's next worker starts with this configuration."""
         slot.failure = {"text": why, "is_misuse": False}
         self._workers.kill([slot])
 
@@ -360,7 +362,7 @@ class Configurations:
         self._round, self._taken_by = None, None
         outcome = ended.outcome()
         if not outcome.error:
-            # If no worker runs, no worker's answer has brought the offer into effect yet.
+            # If no worker runs, no answer has brought the offer into effect.
             self._bring_into_effect(self._latest)
         self._answer(ended.askers, outcome)
         if ended.is_hung_up:
@@ -383,8 +385,8 @@ class Configurations:
 
 
 def _memory_with(pickled: bytes) -> int | str:
-    """Write a configuration into an open file that workers can read.  Returns the file's descriptor, or the reason why
-    the file could not be written."""
+    """Write a configuration to a new memory file, which workers can read.  Returns the file's descriptor, or the reason
+    why the file could not be written."""
     try:
         memory = os.memfd_create("durable-gateway-configuration")
         with os.fdopen(os.dup(memory), "wb") as file:

@@ -1,4 +1,4 @@
-"""The workers' processes: how they are forked, which messages they send, and how they end."""
+"""Forks the workers' processes, receives their messages, and acts on their ends."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ Run = Callable[[Slot, Control], int]
 class Workers:
     """The slots and their processes.
 
-    `hear` is called with each message of a worker, and `ended` when a worker has ended or could not be forked, with a
-    description of the end.  Only this class writes the slots' states into the shared memory.
+    `hear` is called with each message of a worker.  `ended` is called with a description when a worker has ended or
+    could not be forked.  Only this class writes the slots' states into the shared memory.
     """
 
     def __init__(
@@ -81,17 +81,17 @@ class Workers:
         self._selector.modify(sock, events, partial(self._attend, slot))
 
     def _attend(self, slot: Slot) -> None:
-        """Read a worker's messages, and send the messages that have waited for room."""
+        """Read a worker's messages, and send the messages that wait for room in the channel."""
         if slot.channel is not None:
             slot.channel.flush()
         self._read(slot)
 
     def _become(self, slot: Slot, sock: socket.socket, run: Run) -> Never:
-        """Become the worker of a slot, in the process just forked."""
+        """Run the worker of a slot in the process just forked, and end the process."""
         status = 1
         try:
-            # If a worker held the supervisor's end of another worker's channel, that worker would not notice the
-            # supervisor's end.
+            # If this worker had the supervisor's end of another worker's channel, that worker would not notice the end
+            # of the supervisor.
             for other in self.slots:
                 if other.channel is not None:
                     other.channel.close()
@@ -106,7 +106,8 @@ class Workers:
             os._exit(status)
 
     def admit(self, slot: Slot) -> None:
-        """Let a slot's worker accept connections and own streams, unless the worker may do so already or has to end."""
+        """Allow a slot's worker to accept connections and own streams.  Does nothing if this is already allowed, or if
+        the worker has to end."""
         if self.shared.state(slot.number) is SlotState.STARTING:
             self.shared.set_slot(slot.number, SlotState.SERVING, slot.generation, slot.pid)
             slot.is_accepting = True
@@ -117,7 +118,7 @@ class Workers:
         self.shared.set_slot(slot.number, SlotState.DRAINING, slot.generation, slot.pid)
 
     def reap(self) -> None:
-        """Find out which workers have ended.  Called at SIGCHLD."""
+        """Act on the end of each worker that has ended.  Called at SIGCHLD."""
         for slot in self.slots:
             if slot.pid:
                 pid, status = os.waitpid(slot.pid, os.WNOHANG)
@@ -128,7 +129,7 @@ class Workers:
 
     def _end(self, slot: Slot, how: str) -> None:
         self.shared.set_slot(slot.number, SlotState.DEAD, slot.generation, 0)
-        # The worker's writes under way will never be answered, and its counts of clients no longer hold.
+        # The worker's writes under way will never be answered, and its counts of clients are no longer valid.
         WriteLog(self.shared, slot.number, self._now).settle(slot.number)
         SharedCounts(self.shared, slot.number).clear()
         SharedOrigins(self.shared, slot.number).clear()

@@ -1,9 +1,10 @@
 """The Unix sockets between the workers, in a folder that only the gateway's user can enter.
 
-The supervisor opens these sockets.  Requests that wait in a socket therefore outlive the worker that reads from it.
+The supervisor opens these sockets and keeps them open.  If a worker dies, the requests in the queues of its sockets
+therefore stay there for the slot's next worker.
 
-The supervisor removes the folder at its end.  If the supervisor was killed, the last worker removes the folder.  A
-missing file of a socket therefore shows that all workers have ended.
+The supervisor removes the folder at its end.  If the supervisor was killed, the last worker removes the folder.  If the
+file of a socket is missing, all workers have therefore ended.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _BACKLOG: Final = 1_024
 _PREFIX: Final = "durable-gateway-"
 _SHARED_MEMORY: Final = "/dev/shm"
 _LONGEST_PLACE: Final = 64
-"""The most bytes of the path of the temporary folder: the path of a Unix socket has at most 107 (unix(7))."""
+"""The most bytes of the path of the temporary folder.  The path of a Unix socket has at most 107 bytes (unix(7))."""
 
 
 class PrivateSockets:
@@ -63,7 +64,7 @@ class PrivateSockets:
         return tuple(self._path(kind, slot) for slot in range(len(self._sockets[kind])))
 
     def close_others(self, slot: int) -> None:
-        """Close the descriptors that a slot's worker does not use."""
+        """Close all descriptors except those that a slot's worker uses.  Called in the worker's process."""
         self._held.close()
         for sockets in self._sockets.values():
             for other, sock in enumerate(sockets):
@@ -71,7 +72,8 @@ class PrivateSockets:
                     sock.close()
 
     def close_slot(self, slot: int) -> None:
-        """Close the sockets of a slot that gets no further worker, so that no other process waits for its answers."""
+        """Close the sockets of a slot that gets no further worker, so that no process waits for answers of this
+        slot."""
         for sockets in self._sockets.values():
             sockets[slot].close()
 
@@ -95,12 +97,12 @@ class PrivateSockets:
 
 
 class HeldFolder:
-    """One process's hold on the folder, which ends with the process."""
+    """The shared lock of one process on the folder.  The lock ends with the process."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._fd: int | None = None
-        # Without a free descriptor, the process does not hold the folder.
+        # Without a free descriptor, the process gets no lock on the folder.
         with suppress(OSError):
             self._fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
             fcntl.flock(self._fd, fcntl.LOCK_SH)
@@ -109,16 +111,16 @@ class HeldFolder:
         return f"<HeldFolder {self._folder}>"
 
     def close(self) -> None:
-        """Give up the hold."""
+        """Release the lock."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
 
     def remove_if_last(self) -> None:
-        """Give up the hold, and remove the folder if no other process holds it.
+        """Release the lock, and remove the folder if no other process has a lock on it.
 
-        Of two processes that do this at the same moment, one removes the folder: a lock is given up before it is
-        taken in another mode (flock(2))."""
+        If two processes do this at the same moment, one of them removes the folder, because flock(2) releases a lock
+        before it takes the lock in another mode."""
         if self._fd is not None:
             with suppress(BlockingIOError):
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -127,8 +129,8 @@ class HeldFolder:
 
 
 def of_living_versions(paths: Sequence[str]) -> list[str]:
-    """Return the paths of the sockets whose versions have a worker, with all paths of such a version.  If all processes
-    of a version were killed, its files are left."""
+    """Return the paths of all sockets of those versions that still have a worker.  If all processes of a version were
+    killed, its files stay, so the existence of a file does not show that a worker lives."""
     folders = {Path(path).parent for path in paths if listens(path)}
     return [path for path in paths if Path(path).parent in folders]
 

@@ -1,7 +1,7 @@
-"""The supervisor's process: it waits for signals, for deaths of workers and for their messages.
+"""The supervisor's process: it waits for signals, for deaths of workers and for messages of workers.
 
-SIGTERM and SIGINT begin a drain of all workers, and a second one ends them at once.  SIGHUP makes all workers read the
-configuration again.  SIGUSR2 starts the next version of the gateway on the same sockets.
+SIGTERM and SIGINT begin a drain of all workers.  A second SIGTERM or SIGINT ends the workers at once.  SIGHUP reloads
+the configuration of all workers.  SIGUSR2 starts the next version of the gateway on the same sockets.
 
 The supervisor alone writes the states of the slots into the shared memory, from which the workers choose the owner of
 each stream.
@@ -51,10 +51,10 @@ from gateway.workers.removals import Removals
 from gateway.workers.shared_memory import SharedMemory
 
 _SPARE_S: Final = 5.0
-"""A worker that still runs this many seconds after the longest drain is killed."""
+"""A worker that still runs this many seconds after `shutdown_timeout_s` is killed."""
 
 _LOADED: Final = ("gateway.app", "encodings.idna", "uvloop")
-"""Modules that every worker needs."""
+"""Modules that every worker needs, loaded before the fork."""
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2, signal.SIGCHLD)
 
@@ -70,7 +70,8 @@ def supervise(load: Callable[[], GatewayConfig], *, has_file: bool) -> None:
     predecessor = Predecessor(os.environ)
     try:
         config = load()
-        # The workers share the memory of all code that is loaded before the fork, as long as no process writes there.
+        # Load these modules before the fork.  The workers then share the memory of the code, until a process writes
+        # there.
         for name in _LOADED:
             import_module(name)
         from gateway.ops.gathering.endpoints import make_adapters
@@ -112,14 +113,14 @@ class WorkerSupervisor:
         self._kill_at: float | None = None
         self._is_told_to_stop = False
         self._is_replaced = False
-        """Whether another version of the gateway goes on."""
+        """Whether another version of the gateway serves in place of this version."""
         self._upgrade: Upgrade | None = None
         self._given_up: list[Upgrade] = []
-        """Upgrades that were given up, and whose processes may still run."""
+        """Upgrades that were given up, but whose processes may still run."""
         self._certificates = KeptCertificates(config)
         self._predecessor = predecessor
         self._store_lock: int | None = None
-        """Holds the lock of the store on disk, together with all workers."""
+        """The descriptor with the lock of the store on disk, which all workers share."""
         if config.store.path:
             self._store_lock = lock_gateway(config.store.path, predecessor.take_store_lock())
         try:
@@ -141,7 +142,8 @@ class WorkerSupervisor:
         return f"<WorkerSupervisor {self._phase.value}, {len(self._slots)} slots>"
 
     def _shared_memory(self, config: GatewayConfig, count: int) -> SharedMemory:
-        """Return the memory of the workers.  With a store on disk, streams keep their owners over restarts."""
+        """Return the memory of the workers.  With a store on disk, the key of the path hash is kept there, so that
+        streams have the same owners after a restart."""
         if config.fleet.is_on:
             return self._predecessor.shared_memory(count, cell_key(config.fleet.key))
         if not config.store.path:
@@ -165,7 +167,7 @@ class WorkerSupervisor:
             self._close()
 
     def _close(self) -> None:
-        """End the workers that have not ended, and leave nothing behind."""
+        """Kill the workers that still run, and release all resources."""
         self._workers.kill()
         self._mark_stores()
         self._stop_upgrade("not upgraded: the gateway stops")
@@ -179,8 +181,8 @@ class WorkerSupervisor:
         self._selector.close()
 
     def _mark_stores(self) -> None:
-        """Mark the folders of workers that were dead when other workers have removed streams.  If another version goes
-        on, it counts these removals itself."""
+        """Mark the store folders of those workers that were dead while other workers removed streams.  If another
+        version serves, do nothing, because that version counts these removals itself."""
         path = self._configurations.config.store.path
         if not path or self._predecessor.goes_on or self._is_replaced:
             return
@@ -240,7 +242,7 @@ class WorkerSupervisor:
                 if self._is_told_to_stop:
                     raise StoppedAtOnce
                 self._is_told_to_stop = True
-                # After an upgrade, this version drains already.
+                # After an upgrade, this version already drains.
                 if self._phase is not _Phase.DRAINING:
                     self._drain()
 
@@ -252,8 +254,8 @@ class WorkerSupervisor:
         self._workers.fork(slot, self._run_worker)
 
     def _end_hung(self, now: float) -> None:
-        """Kill the workers that hang at their start.  While the gateway starts, all other workers would wait for a
-        worker that hangs.  Later, the connections in the queues of its sockets would wait for it."""
+        """Kill the workers that hang at their start.  Otherwise, all other workers would wait for such a worker while
+        the gateway starts.  Later, the connections in the queues of its sockets would wait for it."""
         hung = [slot for slot in self._slots if slot.hangs_at is not None and slot.hangs_at <= now]
         for slot in hung:
             slot.hangs()
@@ -317,7 +319,7 @@ class WorkerSupervisor:
                 self._tell_when_empty()
 
     def _admit(self) -> None:
-        """Have all workers that may accept connections begin to accept them."""
+        """Tell all workers that may accept connections to begin to accept them."""
         is_starting = self._phase is _Phase.STARTING
         for slot in may_accept(self._slots, self._configurations.needed, is_starting=is_starting):
             self._workers.admit(slot)
@@ -351,8 +353,8 @@ class WorkerSupervisor:
         again = f"in {delay_s:.1f} s" if delay_s else "now"
         print_message(f"{name} {why}; another one starts {again}")
         if not was_serving and self._upgrade is None:
-            # Leave new connections to the other workers, because the next worker may fail in the same way.  During an
-            # upgrade, keep the queues, because a worker of the next version may accept connections from them already.
+            # The next worker may fail in the same way, so stop the kernel from giving new connections to this slot.
+            # Do not do so during an upgrade: a worker of the next version may already accept from the same queues.
             self._sockets.stop_listening(slot.number)
 
     # -- reload and drain
@@ -388,7 +390,7 @@ class WorkerSupervisor:
             self._end_upgrade("not upgraded: this is process 1, and its end would end the container")
             return
         try:
-            # After two upgrades in a row, the previous version may still drain as well.
+            # After two upgrades within a short time, the previous version may still drain, too.
             earlier = of_living_versions(self._predecessor.peers)
             peers = (*self._private.paths(PEER), *earlier)
             self._upgrade = Upgrade(
@@ -402,7 +404,7 @@ class WorkerSupervisor:
         self._selector.register(self._upgrade.channel.sock, selectors.EVENT_READ, self._hear_upgrade)
 
     def _hear_upgrade(self) -> None:
-        """Read the message of the next version, which states that it serves, or why it does not serve."""
+        """Read the message of the next version: either it serves, or it reports why it cannot serve."""
         upgrade = self._upgrade
         messages = upgrade.channel.receive() if upgrade is not None else []
         if upgrade is None or messages == []:
@@ -414,7 +416,8 @@ class WorkerSupervisor:
         self._upgrade = None
         upgrade.release()
         if self._configurations.reloads != upgrade.reloads:
-            # Have the next version read the configuration again, because it may have read an earlier one.
+            # A reload was requested after the next version was started.  Let the next version read the configuration
+            # again, because it may have read the file before the operator's change.
             os.kill(upgrade.pid, signal.SIGHUP)
         self._end_upgrade(f"upgraded: process {upgrade.pid} serves, and this one drains", is_done=True)
         self._manager.hand_over(upgrade.pid)
@@ -428,7 +431,7 @@ class WorkerSupervisor:
             slot.upgrade_requests.clear()
 
     def _stop_upgrade(self, outcome: str) -> None:
-        """Give up an upgrade that has not been done yet."""
+        """Give up an upgrade that is not complete."""
         if (upgrade := self._upgrade) is not None:
             if not upgrade.has_failed:
                 self._selector.unregister(upgrade.channel.sock)
@@ -444,17 +447,17 @@ class WorkerSupervisor:
             self._stop_upgrade(failure)
 
     def _drain(self) -> None:
-        """Have all workers drain and end."""
+        """Let all workers drain and end."""
         self._stop_upgrade("not upgraded: the gateway stops")
         self._manager.stopping()
-        # If this version does not serve yet, the previous version goes on serving.
+        # If this version does not serve yet, the previous version continues to serve.
         self._leave(self._predecessor.shared, is_replaced=self._predecessor.goes_on)
 
     def _leave(self, taken: Collection[str], *, is_replaced: bool) -> None:
-        """Have all workers drain and end.  If another version replaces this one, it goes on with the sockets of the
-        addresses `taken`.
+        """Let all workers drain and end.  If another version replaces this version, it continues to use the sockets of
+        the addresses `taken`.
 
-        From now on, the sockets of all other addresses belong to the workers alone.  Each worker accepts the
+        From now on, the sockets of all other addresses are open only in the workers.  Each worker accepts the
         connections that wait in the queue of its socket, and then closes the socket.
         """
         self._phase, self._is_replaced = _Phase.DRAINING, is_replaced

@@ -1,4 +1,4 @@
-"""One reload at all workers: the requests for it, the outcome at each worker, and the outcome at all."""
+"""One reload at all workers: the requests for the reload, the outcome at each worker, and the overall outcome."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class Asker(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The outcome of a reload, at one worker or at all."""
+    """The outcome of a reload at one worker, or at all workers together."""
 
     changed: tuple[str, ...] = ()
     needs_restart: tuple[str, ...] = ()
     error: str = ""
-    """Why the configuration has not been taken; empty if it has."""
+    """Why the configuration has not been taken; empty if it was taken."""
     is_temporary: bool = False
-    """Whether a later request may succeed with the same configuration: only some workers have taken it, a late worker
-    may still take it, a worker could not read it or its files in time, or the gateway stops."""
+    """Whether a later request may succeed with the same configuration.  This is so if only some workers have taken it,
+    if a late worker may still take it, if a worker could not read it or its files in time, or if the gateway stops."""
 
     def text(self, *, has_file: bool) -> str:
         """Return the outcome in one line."""
@@ -44,7 +44,7 @@ class Outcome:
 class ReloadRound:
     """A reload: first one process reads the configuration, then the workers take it.
 
-    `askers` are the requests for the reload; None stands for a SIGHUP.
+    `askers` are the requests for the reload.  None among them means a SIGHUP.
     """
 
     def __init__(self, askers: Iterable[Asker | None]) -> None:
@@ -52,7 +52,7 @@ class ReloadRound:
         self._read: Outcome | None = None
         """The outcome of reading; None until the configuration has been read."""
         self._outcomes: dict[int, Outcome | None] = {}
-        """The outcome at each slot that takes part; None until the slot's worker has answered."""
+        """The outcome at each slot that takes part in the round; None until the slot's worker has answered."""
 
     def __repr__(self) -> str:
         return f"<ReloadRound {self._outcomes if self._read is not None else 'reads'}>"
@@ -64,37 +64,37 @@ class ReloadRound:
 
     @property
     def is_hung_up(self) -> bool:
-        """Whether a SIGHUP has asked for the round."""
+        """Whether a SIGHUP has requested the round."""
         return None in self._asked
 
     def is_read(self, outcome: Outcome, slots: Sequence[int]) -> None:
-        """Note the outcome of reading, and the slots whose workers are to take the configuration."""
+        """Record the outcome of reading, and the slots whose workers have to take the configuration."""
         self._read = outcome
         self._outcomes = dict.fromkeys(slots)
 
     def joins(self, slot: int) -> None:
-        """Note that the worker of a further slot is to take the configuration."""
+        """Record that the worker of a further slot has to take the configuration."""
         self._outcomes[slot] = None
 
     def hears(self, slot: int, outcome: Outcome) -> bool:
-        """Note the outcome at a slot.  Returns False if the slot takes no part."""
+        """Record the outcome at a slot.  Returns False if the slot takes no part in the round."""
         if slot not in self._outcomes:
             return False
         self._outcomes[slot] = outcome
         return True
 
     def awaits(self, slot: int) -> bool:
-        """Whether a slot's worker has still to take the configuration."""
+        """Return whether the answer of a slot's worker is still missing."""
         return slot in self._outcomes and self._outcomes[slot] is None
 
     def loses(self, slot: int) -> None:
-        """Note that a slot's worker has ended.  If the worker had taken the configuration, the outcome stays, because
-        the slot's next worker begins with this configuration."""
+        """Record that a slot's worker has ended.  If the worker had taken the configuration, its outcome is kept,
+        because the slot's next worker starts with this configuration."""
         if slot not in self._outcomes or ((taken := self._outcomes[slot]) is not None and not taken.error):
             return
         del self._outcomes[slot]
         if not self._outcomes:
-            # Report an error, because the configuration may be the reason why all workers have ended.
+            # Report an error, because the configuration may have caused the end of all workers.
             self._read = Outcome(error="every worker has ended before it took the configuration")
 
     @property
@@ -103,7 +103,7 @@ class ReloadRound:
         return {slot: one.error for slot, one in sorted(self._outcomes.items()) if one is not None and one.error}
 
     def ends_without_the_rest(self, within_s: float) -> None:
-        """Note that the other workers have not answered within `within_s` seconds."""
+        """Record that the remaining workers have not answered within `within_s` seconds."""
         text = f"no answer within {within_s:g} s, and a late worker may still take the configuration"
         late = Outcome(error=text, is_temporary=True)
         self._outcomes = {slot: late if one is None else one for slot, one in self._outcomes.items()}
@@ -114,13 +114,12 @@ class ReloadRound:
         return self._read is not None and None not in self._outcomes.values()
 
     def outcome(self) -> Outcome:
-        """Return the outcome at all workers, once the round is over."""
+        """Return the overall outcome.  Call this only when the round is over."""
         assert self._read is not None
         found = {slot: one for slot, one in self._outcomes.items() if one is not None}
         errors = self.refusals
         if not errors:
-            # If no worker runs, the outcome of reading is the outcome of the reload: the next workers start with the
-            # configuration.
+            # If no worker runs, return the outcome of reading, because the next workers start with the configuration.
             every = list(found.values()) or [self._read]
             changed = dict.fromkeys(chain.from_iterable(one.changed for one in every))
             waiting = dict.fromkeys(chain.from_iterable(one.needs_restart for one in every))
@@ -135,7 +134,7 @@ class ReloadRound:
         return Outcome(error=text, is_temporary=True)
 
     def text(self, *, has_file: bool) -> str:
-        """Return the outcome in one line.  If the workers differ, the line names the outcome at each of them."""
+        """Return the outcome in one line.  If the outcomes of the workers differ, the line has each of them."""
         texts = {slot: one.text(has_file=has_file) for slot, one in self._outcomes.items() if one is not None}
         if len({*texts.values()}) > 1:
             split = 0 < len(self.refusals) < len(texts)

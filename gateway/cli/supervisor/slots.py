@@ -1,4 +1,4 @@
-"""The slots of the workers, and when a dead worker starts again."""
+"""The slots of the workers.  Decides when the next worker of a slot starts after a death."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import Any, Final
 from gateway.workers.control import ChannelEnd
 
 STEADY_S: Final = 10.0
-"""If a worker has lived this long, its slot's failures are forgotten."""
+"""If a serving worker dies this many seconds after its start or later, the earlier deaths in its slot are forgotten."""
 LEAST_DELAY_S: Final = 0.1
 MOST_DELAY_S: Final = 2.0
 START_S: Final = 60.0
-"""A worker hangs if it is not prepared this many seconds after its start.  A prepared worker may need another
-configuration before it may accept connections.  It hangs if it has not taken this configuration within the same time.
-"""
+"""A worker counts as hanging if it is not prepared this many seconds after its start.  A prepared worker may have to
+take another configuration before it may accept connections.  It counts as hanging if it has not taken this
+configuration within the same number of seconds."""
 
 
 class Backoff:
     """The least times between two starts of a slot's workers: none after the first death, then from 0.1 s up to 2 s.
 
-    The times are counted from the worker's start.  A worker that is killed now and then is therefore replaced at once,
-    and no client waits.  A worker that always dies at its start costs one start in 2 s.
+    The times are counted from the worker's start.  If a worker is killed now and then, the next one therefore starts at
+    once, and no client waits.  If a worker always dies at its start, there is one start in 2 s.
     """
 
     def __init__(self) -> None:
@@ -51,16 +51,16 @@ class Slot:
     channel: ChannelEnd | None = None
     began_at: float = 0.0
     is_prepared: bool = False
-    """Whether the worker is ready to accept connections, as soon as it may."""
+    """Whether the worker is ready to accept connections once it is allowed to."""
     is_accepting: bool = False
     """Whether the worker has been allowed to accept connections."""
     is_serving: bool = False
     configuration: int = 0
-    """The number of the configuration that the worker runs with.  The worker began with this configuration, or has
-    taken it since."""
+    """The number of the configuration that the worker runs with.  The worker has started with this configuration, or
+    has taken it later."""
     hangs_at: float | None = None
-    """When the worker has taken too long to start, or to take the configuration that it needs before it may accept;
-    None if it may accept, or if there is no worker."""
+    """The time limit for the worker's start, or for taking the configuration that it needs before it may accept
+    connections.  None if neither is awaited."""
     is_empty: bool = False
     """Whether the worker has lost its last connection in a drain."""
     upgrade_requests: list[int] = field(default_factory=list)
@@ -68,28 +68,28 @@ class Slot:
     failure: dict[str, Any] | None = None
     """Why the worker could not start, as the worker itself has reported it."""
     next_at: float | None = None
-    """When the slot's next worker starts; None if the slot has a worker, or will get no further worker."""
+    """The time at which the slot's next worker starts; None if the slot has a worker, or will get no further worker."""
     backoff: Backoff = field(default_factory=Backoff)
 
     def begins(self, now: float) -> None:
-        """Note that a worker begins in this slot."""
+        """Record that a worker starts in this slot."""
         self.next_at, self.failure = None, None
         self.generation += 1
         self.began_at = now
         self.hangs_at = now + START_S
 
     def prepares(self) -> None:
-        """Note that the slot's worker is ready to accept connections."""
+        """Record that the slot's worker is ready to accept connections."""
         self.is_prepared, self.hangs_at = True, None
 
     def hangs(self) -> None:
-        """Note that the slot's worker has taken too long to start."""
+        """Record that the slot's worker has exceeded its time limit (`hangs_at`)."""
         self.hangs_at = None
         late = "has not taken the configuration in" if self.is_prepared else "is not ready after"
         self.failure = {"text": f"worker {self.number} {late} {START_S:g} s", "is_misuse": False}
 
     def ends(self, now: float) -> float:
-        """Note the end of the slot's worker, and return the delay until the next one in seconds."""
+        """Record the end of the slot's worker.  Return the delay in seconds until the next worker starts."""
         delay_s = self.backoff.after(now - self.began_at if self.is_serving else 0.0)
         self.pid, self.is_prepared, self.is_accepting, self.is_serving, self.hangs_at = 0, False, False, False, None
         self.upgrade_requests.clear()
@@ -100,14 +100,14 @@ class Slot:
 def may_accept(slots: Sequence[Slot], configuration: int, *, is_starting: bool) -> list[Slot]:
     """Return the slots whose workers may accept connections.
 
-    A worker has to run with the latest configuration before it accepts.  When the gateway starts, no worker accepts
-    before all are prepared."""
+    `configuration` is the number of the configuration that a worker needs before it begins to accept connections.
+    While the gateway starts, no worker accepts connections before all workers are ready."""
     ready = [slot for slot in slots if slot.is_prepared and (slot.is_accepting or slot.configuration >= configuration)]
     return [] if is_starting and len(ready) < len(slots) else ready
 
 
 def end_of(status: int) -> str:
-    """Describe how a process has ended, by its status from `waitpid`."""
+    """Return a description of the end of a process.  `status` is its status from `waitpid`."""
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
         return f"ended with status {code}"

@@ -2,8 +2,8 @@
 
 Each worker has a socket of its own at each TCP address.  The kernel spreads new connections over the sockets of one
 address (SO_REUSEPORT).  With one socket for all workers, the worker that wakes up first would get most connections.  A
-Unix socket cannot be opened once for each worker, so all workers accept from the same socket.  They also share the
-sockets of systemd, and the socket of the admin port.
+Unix socket cannot be opened several times, so all workers accept from one socket.  All workers also share the sockets
+of systemd, and the socket of the admin port.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from gateway.config.listener import ListenerConfig, SystemdSockets, UnixAddress
 from gateway.server.sockets import UnixSocket, adopt, choose_fds, passed_sockets
 
 ADMIN: Final = -1
-"""The index of the admin port, which is no listener of the configuration."""
+"""The index of the admin port, which is not a listener in the configuration."""
 
 _NO_IPV6: Final = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONOSUPPORT})
 
 
 @dataclass(slots=True)
 class Place:
-    """The sockets at one address: of the admin port, or of a listener."""
+    """The sockets at one address of a listener or of the admin port."""
 
     key: str
-    """The address, and a number if several listeners have the same address."""
+    """The address, with a number that distinguishes listeners at the same address."""
     workers: int
     by_slot: list[list[socket.socket]]
-    """Each slot's sockets.  There is one entry if all slots share the sockets, and more entries than slots if the
-    previous version of the gateway had more workers."""
+    """The sockets of each slot.  If all slots share the sockets, there is one entry.  If the previous version of the
+    gateway had more workers, there are more entries than slots."""
     file: UnixSocket | None = None
 
     def of(self, slot: int) -> list[socket.socket]:
@@ -53,7 +53,7 @@ class Place:
 
 
 class ListeningSockets:
-    """All sockets by the index of their listener, and `ADMIN`."""
+    """All sockets, by the index of their listener.  The sockets of the admin port have the index `ADMIN`."""
 
     def __init__(self, places: Mapping[int, Place]) -> None:
         self.places = dict(places)
@@ -62,7 +62,7 @@ class ListeningSockets:
     def open(
         cls, config: GatewayConfig, workers: int, environ: Mapping[str, str], handed: HandedSockets
     ) -> ListeningSockets:
-        """Open the sockets of a configuration, except those that the previous version has `handed` over.
+        """Open the sockets of a configuration, except the sockets that the previous version has `handed` over.
 
         Raises OSError if an address cannot be bound, and ConfigError if systemd has not passed a socket.
         """
@@ -113,13 +113,13 @@ class ListeningSockets:
         }
 
     def stop_listening(self, slot: int) -> None:
-        """Close the queues of a slot's own sockets.  The connections in these queues are reset.  New connections reach
-        other slots until a worker of this slot listens again."""
+        """Stop listening at a slot's own sockets.  The connections in their queues are reset.  The kernel gives new
+        connections to other slots until a worker of this slot listens again."""
         for place in self.places.values():
             if len(place.by_slot) > 1:
                 for sock in place.of(slot):
-                    # Do not shut down a socket that does not listen yet.  It would remain shut down, and each
-                    # connection that it accepts later would be shut down too.
+                    # Do not shut down a socket that does not listen yet.  Such a socket would remain shut down, and so
+                    # would each connection that it accepts later.
                     if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                         with suppress(OSError):
                             sock.shutdown(socket.SHUT_RDWR)
@@ -131,7 +131,8 @@ class ListeningSockets:
             yield from (sock for sock in place.sockets() if sock not in own)
 
     def close(self, taken: Collection[str] = ()) -> None:
-        """Close the supervisor's descriptors.  The files of Unix sockets that another process has `taken` stay."""
+        """Close the supervisor's descriptors.  Remove the files of Unix sockets, except those at the addresses that
+        another process has `taken`."""
         for place in self.places.values():
             if place.file is not None and place.key not in taken:
                 place.file.remove()
@@ -148,15 +149,15 @@ class HandedSockets:
         self.taken: list[str] = []
 
     def take(self, key: str) -> list[list[socket.socket]]:
-        """Return the sockets of one address; none if the previous version does not listen there."""
+        """Return the sockets of one address.  The list is empty if the previous version does not listen there."""
         found = self._left.pop(key, ())
         if found:
             self.taken.append(key)
         return [[_inherited(fd) for fd in sockets] for sockets in found]
 
     def take_admin(self, address: Address) -> list[list[socket.socket]]:
-        """Return the sockets of the admin port if they are bound to this address, whatever text the previous version
-        has for it.  Raises OSError if the address has an unknown host."""
+        """Return the sockets of the admin port if they are bound to this address.  The configuration of the previous
+        version may write the address in another way.  Raises OSError if the address has an unknown host."""
         wanted = {(ip, address.port) for host in address.hosts for _, ip in _resolved(host)}
         for key, by_slot in self._left.items():
             if key.partition(" ")[0] == "admin" and {_bound_to(fd) for sockets in by_slot for fd in sockets} == wanted:
@@ -171,7 +172,7 @@ class HandedSockets:
 
 
 def _bound_to(fd: int) -> tuple[str, int]:
-    """Return the IP address and the port of a descriptor that stays open."""
+    """Return the IP address and the port of a descriptor.  The descriptor stays open."""
     with socket.socket(fileno=os.dup(fd)) as sock:
         ip, port = sock.getsockname()[:2]
     return str(ip), int(port)
@@ -202,9 +203,9 @@ def _unix_socket(listener: ListenerConfig, path: str, given: list[list[socket.so
 
 
 def _bind(address: Address, count: int, *, is_shared: bool) -> list[list[socket.socket]]:
-    """Bind `count` times each socket that an address needs.  With `is_shared`, other processes may be bound there.
+    """Bind `count` sockets to each IP address of `address`.  With `is_shared`, other processes may be bound there.
 
-    The sockets do not listen yet: their workers make them listen.
+    The sockets do not listen yet, because their workers make them listen.
     """
     port = address.port
     found: list[list[socket.socket]] = [[] for _ in range(count)]
@@ -212,9 +213,9 @@ def _bind(address: Address, count: int, *, is_shared: bool) -> list[list[socket.
         for family, ip in [one for host in address.hosts for one in _resolved(host)]:
             try:
                 if not port or not is_shared:
-                    # First bind a socket that does not share its address.  This fails while a socket of another process
-                    # is bound there.  It also names the port, because a socket that was bound to port 0 would lose its
-                    # port when it stops listening.
+                    # First bind a socket that does not share its address.  This fails if a socket of another process is
+                    # bound there.  For port 0, this socket also finds a free port, to which the other sockets are then
+                    # bound explicitly: a socket that was bound to port 0 would lose its port when it stops listening.
                     with _bound(family, ip, port, reuses_port=False) as free:
                         port = free.getsockname()[1]
                 for sockets in found:

@@ -32,15 +32,15 @@ if TYPE_CHECKING:
     from gateway.app import RunningGateway
 
 _FOR_SUPERVISOR: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
-"""Signals that a terminal or a service manager sends to all processes of the gateway.  The supervisor acts on these
-signals, and informs its workers."""
+"""Signals that a terminal or a service manager sends to all processes of the gateway.  Only the supervisor acts on
+these signals, and sends messages to its workers."""
 
 Take = Callable[[], Awaitable[Change]]
-"""Makes the gateway take the configuration that its `load` returns."""
+"""Loads the configuration again, and brings it into effect in this worker."""
 
 
 def ignore_signals() -> None:
-    """Leave the signals of a gateway to its supervisor."""
+    """Ignore the signals on which only the supervisor acts."""
     for number in _FOR_SUPERVISOR:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -73,10 +73,11 @@ async def _serve(handed: Inherited, config: GatewayConfig, folder: HeldFolder, *
             start_gateway(config, load=orders.configuration, handed=handed), *bind_addresses(config)
         )
     except _SupervisorGoneError:
-        # End without touching the sockets, because they may belong to a previous version that goes on serving.
+        # End without touching the sockets, because a previous version may still serve on them.
         folder.remove_if_last()
         return
-    # The gateway has duplicates, and would otherwise not close its ports when it stops accepting.
+    # Close the sockets that were handed over.  The gateway has duplicates of them, and its ports are closed only when
+    # both are closed.
     for sock in chain(handed.admin, *handed.listening.values()):
         sock.close()
     gateway.has_file = has_file
@@ -93,14 +94,17 @@ async def _serve(handed: Inherited, config: GatewayConfig, folder: HeldFolder, *
     await gateway.stop(inherited, is_replaced=orders.is_replaced)
     await orders.tasks.close()
     if orders.alone.is_set():
-        # Remove the folder of the workers' sockets, because the supervisor is gone and cannot remove it.  Workers that
-        # still drain ask the origin instead of a worker that has ended.
+        # The supervisor is gone and cannot remove the folder of the workers' sockets, so the last worker removes it.
+        # Other workers that still drain then ask the origin instead of this worker.
         folder.remove_if_last()
 
 
 async def _leave_ports_when_alone(gateway: RunningGateway, orders: _Orders) -> None:
-    """Stop accepting when the supervisor is gone, also during a drain, because another gateway may be waiting for the
-    ports.  If the supervisor has ended during an upgrade, another version of this gateway shares the sockets."""
+    """Stop accepting when the supervisor is gone, even during a drain, because another gateway may wait for the ports.
+
+    If the supervisor has ended during an upgrade, another version of this gateway uses the same sockets.  The sockets
+    are therefore marked as shared.
+    """
     await orders.alone.wait()
     gateway.listeners.is_shared = True
     gateway.refuse_changes()
@@ -108,7 +112,7 @@ async def _leave_ports_when_alone(gateway: RunningGateway, orders: _Orders) -> N
 
 
 class _SupervisorGoneError(Exception):
-    """The supervisor has ended before this worker was to accept connections."""
+    """The supervisor has ended before it has allowed this worker to accept connections."""
 
 
 class _Orders:
@@ -121,17 +125,17 @@ class _Orders:
         use."""
         self.tasks = Tasks()
         self._taking = asyncio.Lock()
-        """Held while a configuration is taken, so that configurations are taken one after another, in their order."""
+        """Held while a configuration is taken, so that configurations are taken one after another."""
         self._pickled: bytes | None = b""
-        """The configuration that is taken; None if it could not be received."""
+        """The configuration that is being taken; None if it could not be received."""
         self.alone = asyncio.Event()
         """Set when the supervisor is gone."""
         self.is_replaced = False
-        """Whether another version of the gateway goes on in place of this one, or may do so: the supervisor says so, or
-        it is gone."""
+        """Whether another version of the gateway serves, or may serve, in place of this version.  True if the
+        supervisor has reported this, or if the supervisor is gone."""
         self._may_accept = asyncio.Event()
         self._is_too_late = False
-        """Whether the supervisor has ended before this worker was to accept connections."""
+        """Whether the supervisor has ended before it has allowed this worker to accept connections."""
         self._are_others_empty = asyncio.Event()
         control.on("accept", lambda _message: self._may_accept.set())
         control.on("end", self._end)
@@ -141,14 +145,14 @@ class _Orders:
     async def until_accepting(self, take: Take, count_refusal: Callable[[], None]) -> None:
         """Tell the supervisor that this worker is prepared, and wait until it may accept connections.
 
-        From then on, take each configuration that the supervisor hands over.  The first configuration may come before
-        this worker may accept, from a reload that took place while the worker started.
+        From now on, take each configuration that the supervisor sends.  If a reload took place while this worker
+        started, the first configuration comes before this worker may accept connections.
 
-        At the start of a gateway, no worker accepts before all are prepared: if a worker cannot start, the gateway
-        ends, and would cut connections that another worker has accepted.
+        At the start of a gateway, no worker accepts connections before all workers are prepared.  The reason is that
+        the gateway ends if one worker cannot start.  Connections to the other workers would then be cut.
 
-        Raises _SupervisorGoneError if the supervisor ends first: another worker may never have been prepared, and a
-        previous version may go on with the sockets.
+        Raises _SupervisorGoneError if the supervisor ends first.  The worker must then not accept connections, because
+        a previous version may still serve on the sockets.
         """
         self._control.on("configuration", partial(self._receive, take))
         self._control.on("configuration refused", lambda _message: count_refusal())
@@ -160,7 +164,7 @@ class _Orders:
     def _receive(self, take: Take, message: Message) -> None:
         number, pickled = message["number"], None
         if (descriptor := message["descriptor"]) is not None:
-            # Do not move the file's position, because other workers have the same open file with the same position.
+            # Do not move the file's position, because all workers share the open file and its position.
             pickled = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
             os.close(descriptor)
         self.tasks.start(self._take(take, number, pickled), f"configuration {number}")
@@ -189,16 +193,18 @@ class _Orders:
         )
 
     def configuration(self) -> GatewayConfig:
-        """Return the configuration that is taken.  Runs in a thread.  Raises ConfigError."""
+        """Return the configuration that is being taken.  Runs in a thread.  Raises ConfigError."""
         if self._pickled is None:
             raise ConfigError("this worker has too many open files to receive the configuration")
         config: GatewayConfig = pickle.loads(self._pickled)
         return config
 
     async def others_are_empty(self, within_s: float) -> None:
-        """Tell the supervisor that this worker has no connections left, and wait until no worker has any.
+        """Tell the supervisor that this worker has no connections left, and wait at most `within_s` until no worker has
+        connections.
 
-        A worker without connections must still accept: new connections reach it as long as any worker serves.
+        A worker without connections must still accept new ones, because clients may still connect while any worker
+        serves.
         """
         self._control.tell("empty")
         if not self.alone.is_set() and within_s > 0:

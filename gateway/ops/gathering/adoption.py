@@ -2,16 +2,19 @@
 
 Operators set these at run time, at all workers.  A worker that has died has lost them, so its successor asks the other
 workers before it accepts connections.  The successor listens on its private socket before it asks.  A change that
-begins meanwhile therefore reaches the successor too.  A late worker may be the only one that knows a revocation: the
-others may have started at the same moment.  A late worker is therefore asked again until it has answered or ended.
+begins during the questions therefore reaches the successor too.  A worker is *late* if it has not answered in time.  It
+may be the only worker that knows a revocation, because the others may have started at the same moment.  A late worker
+is therefore asked again until it has answered or ended.
 
-While an upgrade ends, the admin port of the previous version still answers.  A revocation that this port confirms has
-to hold at the new version too.  Each worker that starts during this time therefore asks the previous version, and goes
-on asking until the previous version has ended.  A worker of the previous version first refuses changes, and ends only
-when each of these workers has had the time to ask once more.  A worker that starts awaits the first answers before it
-accepts connections, whatever the other workers of its own version answer: they may have started at the same moment, and
-may know no revocation yet.  A drain of the previous version is not taken over, because the previous version drains only
-because it is replaced.
+While an upgrade ends, the admin port of the previous version still answers.  A revocation that this port confirms must
+be in effect at the new version too.  Each worker that starts during this time therefore asks the previous version, and
+repeats the question until the previous version has ended.  A worker of the previous version first refuses changes.  It
+ends only when each of these workers has had the time to ask once more.
+
+A starting worker waits for the first answers of the previous version before it accepts connections.  The answers of the
+other workers of its own version do not suffice: these workers may have started at the same moment, and may know no
+revocation yet.  A drain of the previous version is not taken over, because that version drains only because it is
+replaced.
 """
 
 from __future__ import annotations
@@ -33,16 +36,16 @@ from gateway.ops.gathering.peers import PeerAnswer, Peers
 from gateway.ops.gathering.private import SETTINGS, WorkerSettings
 
 _ADOPT_S: Final = 2.0
-"""The most seconds to wait for the others in one round of questions."""
+"""The most seconds to wait for the answers of the other workers in one round of questions."""
 _ROUNDS: Final = 3
-"""The most rounds in which a starting worker asks the others.  A further round follows only if no worker has answered
-well, and one is late."""
+"""The most rounds in which a starting worker asks the other workers.  A further round follows only if no worker has
+given a good answer, and at least one worker is late."""
 MOST_PAUSES: Final = 300
-"""After so many rounds in succession without a good answer, the previous version is no longer asked.  If its workers
-are late each time, this takes longer than the longest drain."""
+"""After this many successive pauses without a good answer, the previous version is no longer asked.  If its workers are
+late each time, this takes longer than the longest drain."""
 _SAME_S: Final = 1.0
-"""Two stated ends of a revocation that differ by fewer seconds than this are the same end, because the answers have
-taken some time."""
+"""If two stated ends of a revocation differ by fewer seconds, they count as equal, because the answers have taken some
+time."""
 
 _Found = dict[PeerAnswer, WorkerSettings]
 """The settings in the workers' answers."""
@@ -51,10 +54,10 @@ _log = logging.getLogger("gateway.admin")
 
 
 def version_before(paths: Sequence[str]) -> Peers | None:
-    """Return the workers with these sockets; None if their version has ended, which removes the sockets.
+    """Return the workers with these sockets; None if no socket exists any more, because their versions have ended.
 
-    The workers of the previous version come first.  After two upgrades in a row, those of the version before it may
-    follow: each version has a folder of its own."""
+    `paths` has the sockets of the previous version first.  After two upgrades in a row, the sockets of a still earlier
+    version may follow.  Each version has a folder of its own."""
     if not any(map(os.path.exists, paths)):
         return None
     folders = [Path(path).parent for path in paths]
@@ -72,13 +75,13 @@ async def adopt_at_start(
     """Take over the settings from the other workers of this version, if they have served before, and from the previous
     version, if there is one.  Takes at most `_ADOPT_S` for each of `_ROUNDS` rounds.
 
-    `but` is the slot of this worker.  `start` has to begin `follow_settings` with the given workers of the previous
-    version.  Returns the slots of the workers of this version that are late, for `follow_late`."""
+    `but` is the slot of this worker.  `start` is called with the workers of the previous version, and must begin
+    `follow_settings` with them.  Returns the slots of the late workers of this version, for `follow_late`."""
     drain_changes, level_changes = subject.drain_changes, subject.level_changes
     (found, late), (found_before, _) = await asyncio.gather(
         _first_settings_of(siblings, but), _first_settings_of(earlier)
     )
-    # Settings that operators have meanwhile changed at this worker may be newer than the others' answers.
+    # If an operator has changed a drain or the level at this worker meanwhile, the others' answers may be older.
     drains, levels = subject.drain_changes == drain_changes, subject.level_changes == level_changes
     _apply_siblings(subject, found.values(), drains=drains, levels=levels)
     if earlier is not None:
@@ -119,8 +122,8 @@ async def follow_settings(subject: Subject, earlier: Peers, pause: Callable[[], 
 
 
 async def _first_settings_of(peers: Peers | None, but: int | None = None) -> tuple[_Found, set[int]]:
-    """Return the settings of workers, except the worker of the slot `but`, and the slots that are late.  If no worker
-    answers, ask the late workers again, because they may know a revocation."""
+    """Return the settings of all workers except the worker of the slot `but`, and the slots of the late workers.  If no
+    worker gives a good answer and some are late, ask again, because a late worker may know a revocation."""
     if peers is None:
         return {}, set()
     for _ in range(_ROUNDS):
@@ -136,8 +139,11 @@ async def _ask(peers: Peers, but: int | None = None) -> list[PeerAnswer]:
 
 
 def _settings_in(answers: Iterable[PeerAnswer], strange: set[int] | None = None) -> _Found:
-    """Return the settings in the good answers.  `strange` has the slots of workers whose answers were logged because
-    their form is not known.  Without `strange`, none is logged."""
+    """Return the settings in the good answers.
+
+    An answer of an unknown form is logged once for each slot.  `strange` has the slots for which this was done.
+    Without `strange`, nothing is logged.
+    """
     found = {}
     for answer in answers:
         if answer.is_good:
@@ -167,7 +173,8 @@ def _apply_earlier(subject: Subject, found: _Found) -> None:
 
 
 def apply_settings(subject: Subject, found: Iterable[WorkerSettings], *, drains: bool, levels: bool) -> None:
-    """Apply the settings of other workers: a drain only if `drains`, and the log level only if `levels`."""
+    """Apply the settings of other workers: a drain only if `drains` is set, and the log level only if `levels` is
+    set."""
     verdicts = subject.routes.verdicts
     for settings in found:
         if levels:
@@ -175,8 +182,8 @@ def apply_settings(subject: Subject, found: Iterable[WorkerSettings], *, drains:
         known = dict(verdicts.revocations())
         for one in settings.revocations:
             revocation = Revocation(one.subject, one.name, one.issuer)
-            # A revocation that has come meanwhile may hold for longer.  Applying a revocation again would drop kept
-            # verdicts.
+            # A revocation that an operator has made meanwhile may end later.  If a revocation is already known, do not
+            # apply it again, because this would drop remembered verdicts.
             if revocation not in known or known[revocation] < one.for_s - _SAME_S:
                 verdicts.revoke(revocation, one.for_s)
         if drains and settings.is_draining and not subject.engine.drain.is_set:

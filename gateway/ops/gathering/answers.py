@@ -1,10 +1,11 @@
 """Merges the answers of several workers to one request of the admin API.
 
-Every function takes the answers in the order of the workers, at least one, and returns the answer of the whole gateway.
+Every function gets at least one answer, in the sequence of the workers, and returns the answer of the whole gateway.
 
-A stream may be in the memory of several workers: its owner follows it at the origin, and other workers keep bytes of
-streams that are read often.  Such copies have the same id and become one row.  The row has the tail, the length and the
-state of the copy with the latest contact.  Readers, reads, hits and memory are added up.
+A stream may be in the memory of several workers: its owner follows the stream at the origin, and other workers keep
+bytes of streams that are read often.  Such copies of a stream have the same id and are merged to one row.  The row has
+the tail, the length and the state of the copy with the latest contact with the origin.  Readers, reads, hits and memory
+are added up.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ _MEASURES: Final[Mapping[By, Callable[[StreamRow], int]]] = {
 
 
 def merge_overviews(answers: Sequence[Overview]) -> Overview:
-    """Sum the figures.  The gateway is ready if all workers are.  The shares of spared load are copied from the first
-    worker, and the caller replaces them."""
+    """Sum the figures.  The gateway is ready if all workers are ready.  The shares of spared load are copied from the
+    first worker.  The caller must replace these shares."""
     first = answers[0]
     requests: dict[str, dict[str, int]] = {}
     for mode in dict.fromkeys(chain.from_iterable(one.requests for one in answers)):
@@ -74,7 +75,7 @@ def merge_overviews(answers: Sequence[Overview]) -> Overview:
 
 
 def merge_origins(_: Asked, answers: Sequence[ShownOrigins]) -> ShownOrigins:
-    """Sum the counts of each origin, and choose the worst of its states."""
+    """Merge the states of each origin: sum its counts, and choose its worst state."""
     found: dict[str, list[ShownOrigin]] = defaultdict(list)
     for one in answers:
         for origin in one.origins:
@@ -97,8 +98,8 @@ def _merged_origin(copies: Sequence[ShownOrigin]) -> ShownOrigin:
 
 
 def merge_pages(asked: Asked, answers: Sequence[StreamPage]) -> StreamPage:
-    """Merge pages that begin at the same place.  Each worker's page has its first `limit` streams, so the first `limit`
-    of all of them are complete."""
+    """Merge pages that begin after the same stream.  Each worker's page has the first `limit` streams of this worker.
+    The first `limit` streams of the merged pages are therefore complete."""
     limit = asked.query.limit
     rows = sorted(_merged_rows(chain.from_iterable(one.streams for one in answers)), key=_name)
     is_last = len(rows) <= limit and all(one.next is None for one in answers)
@@ -107,15 +108,16 @@ def merge_pages(asked: Asked, answers: Sequence[StreamPage]) -> StreamPage:
 
 
 def merge_tops(asked: Asked, answers: Sequence[TopStreams]) -> TopStreams:
-    """Rank the streams by their sums.  A stream that is not among the busiest at any worker is missing, however busy it
-    is in total.  To make this unlikely, each worker is asked for many more streams than are shown."""
+    """Rank the streams by their sums over all workers.  If a stream is not among the busiest streams at any worker, it
+    is missing, even if its sum is great.  To make this unlikely, each worker is asked for many more streams than are
+    shown."""
     query = asked.query
     rows = _merged_rows(chain.from_iterable(one.streams for one in answers))
     return TopStreams(query.by, sorted(rows, key=_MEASURES[query.by], reverse=True)[: query.limit])
 
 
 def merge_details(_: Asked, answers: Sequence[StreamDetail]) -> StreamDetail:
-    """Merge the copies of one stream.  The result has the tape's runs of the copy with the most bytes."""
+    """Merge the copies of one stream.  The details of the tape are those of the copy with the most bytes."""
     largest, owner = max(answers, key=lambda one: one.bytes), _latest(answers)
     sessions = [one.session for one in answers if one.session is not None]
     return replace(
@@ -132,7 +134,8 @@ def _name(row: StreamRow) -> Name:
 
 
 def _latest(copies: Sequence[_Row]) -> _Row:
-    """Return the copy with the latest contact with its origin, if possible one with a tail."""
+    """Return the copy with the most recent state.  Copies with a tail are preferred, then copies of followed streams,
+    then copies with the latest contact with the origin."""
     return min(copies, key=lambda one: (one.tail is None, not one.is_followed, one.contacted_s))
 
 
@@ -163,7 +166,7 @@ def _merged_row(copies: Sequence[_Row]) -> _Row:
 
 
 def merge_tail_pages(asked: Asked, answers: Sequence[Tails]) -> Tails:
-    """Merge pages of tails that begin at the same place."""
+    """Merge pages of tails that begin after the same stream."""
     limit, tails = asked.query.limit, _furthest(answers)
     names = sorted(tails)
     is_last = len(names) <= limit and all(one.next is None for one in answers)
@@ -177,8 +180,8 @@ def merge_tails(_: Asked, answers: Sequence[Tails]) -> Tails:
 
 
 def _furthest(answers: Iterable[Tails]) -> dict[str, str | None]:
-    """Return the furthest tail of each stream.  Offsets of one stream sort by their text, sequence numbers by their
-    length first.  A worker with older facts has an earlier offset."""
+    """Return the furthest tail of each stream.  A worker that has not contacted the origin for longer has an earlier
+    tail.  Offsets of one stream are compared as texts.  Sequence numbers are compared by their length first."""
     found: dict[str, str | None] = {}
     for one in answers:
         for name, tail in one.tails.items():
@@ -192,12 +195,12 @@ def _order(tail: str) -> tuple[int, str]:
 
 
 def merge_counts(_: Asked, answers: Sequence[Counts]) -> Counts:
-    """Return the counts of the worker that holds the longest part of the stream."""
+    """Return the counts of the worker whose answer has the most runs."""
     return max(answers, key=lambda one: len(one.runs))
 
 
 def merge_revoked(_: Asked, answers: Sequence[Revoked]) -> Revoked:
-    """Sum the ended reads."""
+    """Sum the numbers of ended live reads."""
     return Revoked(sum(one.live_reads for one in answers))
 
 
@@ -244,7 +247,7 @@ def _merged_plan(plans: Sequence[PlanInEffect]) -> PlanInEffect:
 
 
 def merge_drains(_: Asked, answers: Sequence[Draining]) -> Draining:
-    """The gateway drains if any worker does."""
+    """Return that the gateway drains if at least one worker drains."""
     return Draining(any(one.is_draining for one in answers))
 
 

@@ -1,9 +1,10 @@
 """The counters of workers that have ended, so that the sums of `/metrics` never fall.
 
-If a sum falls, Prometheus assumes that it has begun again at 0, and counts the events at the other workers a second
-time.  Each worker therefore writes its counters to a file of its slot before it shows them, and from time to time.  The
-next worker of the slot adds the counters of the file to its own.  While a slot has no worker, the file stands for it.
-At most the counts since the latest write are lost, and none of these has been shown.
+If a sum falls, Prometheus assumes that the sum has begun again at 0, and counts the events at the other workers a
+second time.  Each worker therefore writes its counters to a file of its slot, at regular times and each time before it
+shows them.  The next worker of the slot adds the counters in the file to its own.  While a slot has no worker, the
+counters in the file are shown.  If a worker dies, at most the counts since its latest write are lost.  These counts
+were never shown, so no sum falls.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from prometheus_client.metrics_core import Metric
 from gateway.ops.gathering.families import Key, RawFamily, is_counted, key_of, raw_family, read_families
 
 _KEEP_EVERY_S: Final = 10.0
-"""Seconds between two writes, if no one asks for metrics."""
+"""Seconds between two writes if there is no request for metrics."""
 _SAMPLES_PER_S: Final = 500
-"""The most samples written per second in the long run.  Writes of many samples are rarer, so that they take less than
-one percent of the processor's time."""
+"""The most samples that the regular writes contain per second, on average.  A worker with many samples writes them
+less often, so that the writes take less than one percent of the processor's time."""
 
 _log = logging.getLogger("gateway.admin")
 
@@ -35,17 +36,17 @@ class EndedCounts:
         self._folder = Path(folder)
         self._slot = slot
         self._before: dict[str, RawFamily] = {one[0]: one for one in self.of_slot(slot)}
-        """The counters of the slot's earlier workers, by the name of their family."""
+        """The families of counters of the slot's earlier workers, by the name of the family."""
         self.keep_after_s = _KEEP_EVERY_S
         """Seconds until the counters should be written again."""
         self._collecting = asyncio.Lock()
-        """Held by one collection at a time, so that no earlier counters are written after later ones."""
+        """Held during a collection, so that no earlier counters are written after later counters."""
 
     def __repr__(self) -> str:
         return f"<EndedCounts of slot {self._slot}: {len(self._before)} families>"
 
     def of_slot(self, slot: int) -> list[RawFamily]:
-        """Return the counters that a slot's workers have written."""
+        """Return the counters in the file of a slot."""
         try:
             return read_families(self._file(slot).read_bytes())
         except FileNotFoundError:
@@ -55,8 +56,8 @@ class EndedCounts:
             return []
 
     async def collect(self, families: Iterable[Metric]) -> bytes:
-        """Return the families of this worker with the counters of its predecessors, as JSON, after writing the
-        counters.  Takes turns of the loop between families."""
+        """Add the counters of this worker's predecessors to its families, write the counters to the file, and return
+        all families as JSON.  Other tasks run between the families."""
         async with self._collecting:
             return await self._collect(families)
 
@@ -70,13 +71,13 @@ class EndedCounts:
             if (earlier := before.pop(family.name, None)) is not None:
                 _add(raw[3], earlier[3])
             samples += len(raw[3])
-            # The values of labels may be members of enums.
+            # Use orjson, because the values of labels may be members of enums, which it accepts.
             text = orjson.dumps(raw)
             every.append(text)
             if is_counted(family.type):
                 counted.append(text)
             await asyncio.sleep(0)
-        # Families that only earlier workers had, such as the families of a cache plan.
+        # The rest are families that only earlier workers had, such as the families of a cache plan.
         rest = [orjson.dumps(raw) for raw in before.values()]
         self._keep(_joined([*counted, *rest]))
         self.keep_after_s = max(_KEEP_EVERY_S, samples / _SAMPLES_PER_S)
@@ -86,7 +87,7 @@ class EndedCounts:
         file = self._file(self._slot)
         fresh = file.with_suffix(".new")
         try:
-            # No fsync: the file has to survive this process, not the machine.
+            # Do not call fsync, because the file need not survive a crash of the machine.
             fresh.write_bytes(text)
             fresh.replace(file)
         except OSError as error:

@@ -2,16 +2,16 @@
 
 `GATHERINGS` has, for each endpoint, the request to the workers, and the function that merges their answers.
 
-A look-up ignores workers that refuse it, because a stream need not be in the memory of every worker.  A change has to
+A look-up ignores workers that refuse it, because a stream may be in the memory of only some workers.  A change has to
 be made by every worker.  If a worker has not made the change, the answer is an error that names the worker.
 
 A purge is sent to the workers twice.  In the first round, a worker that has purged a stream may fetch it again from an
-owner that has not purged yet.  Before the second round begins, all owners have purged, so no earlier byte is left after
-it.
+owner that has not purged yet.  Before the second round begins, all owners have purged.  After the second round, no
+worker therefore has bytes from before the purge.
 
 While an upgrade ends, the previous version still answers the clients that are connected to it.  A revocation and a
-purge therefore also go to the workers of the previous version.  If any of these workers has not made the change, the
-answer is an error.
+purge are therefore also sent to the workers of the previous version.  If one of these workers has not made the change,
+the answer is an error.
 """
 
 from __future__ import annotations
@@ -84,14 +84,14 @@ Asked = ApiRequest[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class Gathering:
-    """How one endpoint's answer is gathered."""
+    """The way to gather the answer of one endpoint from the workers."""
 
     merge: Callable[[Asked, Sequence[Any]], object]
-    """Merges the workers' answers, in the order of the slots."""
+    """Merges the workers' answers, which are in the sequence of the slots."""
     target: Callable[[Asked], str] | None = None
-    """The target of the requests to the workers; None for the target of the request to the gateway."""
+    """Returns the target of the requests to the workers; None if it is the target of the request to the gateway."""
     shape: Any = None
-    """The type of a worker's answer; None for the type of the endpoint's."""
+    """The type of a worker's answer; None if it is the type of the endpoint's answer."""
     rounds: int = 1
     reaches_before: bool = False
     """Whether the request is also sent to the previous version, while that version drains."""
@@ -163,8 +163,8 @@ _ANSWERED: Final = (
 def make_adapters() -> None:
     """Make the adapters for the requests and answers between workers.
 
-    The supervisor calls this before it starts workers.  Making the adapters takes nine tenths of the processor time of
-    a worker's start, and clients of a dead worker wait for its successor.
+    The supervisor calls this before it starts workers.  Otherwise, making the adapters would take nine tenths of the
+    processor time of a worker's start, while clients of a dead worker wait for its successor.
     """
     for shape in (*_ASKED, *_ANSWERED):
         adapter_of(shape)
@@ -181,8 +181,8 @@ class Gathered:
         before: Callable[[], Peers | None],
         purging: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        """`subject` and `counts` belong to this worker.  `before` makes sessions with the workers of the previous
-        version; None if that version has ended.  A purge is made inside `purging`."""
+        """`subject` and `counts` belong to this worker.  `before` opens sessions with the workers of the previous
+        version, and returns None if that version has ended.  A purge is made inside the context of `purging`."""
         self._purging = purging
         self._subject = subject
         self._peers = peers
@@ -203,7 +203,8 @@ class Gathered:
         async def answered(asked: Asked, body: bytes, request: web.Request) -> object:
             target = gathering.target(asked) if gathering.target is not None else request.rel_url.raw_path_qs
             given = body if endpoint.changes else b""
-            # The store of a worker that is dead now learns by the count that it has missed a purge.
+            # Count the purge.  If a worker is dead now, the count shows its successor that the store has missed a
+            # purge.
             is_counted = endpoint.path == "/api/purge" and not asked.body.soft
             with self._purging() if is_counted else nullcontext():
                 return await gathered(asked, target, given)
@@ -222,7 +223,8 @@ class Gathered:
                 found += [_parsed(shape.validate_json, answer) for answer in good]
                 earlier.append(before)
             if is_change and self._subject.is_replaced:
-                # Since the request arrived.  The next version may have begun to serve before the change was made here.
+                # This version was replaced after the request had arrived.  The next version may have begun to serve
+                # before the change was made here.
                 raise replaced()
             # Raise an error of the previous version only now, when this version has made the whole change.
             for before in earlier:
@@ -248,8 +250,8 @@ class Gathered:
         return unready_workers(self._peers.slots, ready)
 
     async def exposition(self, accept: str) -> tuple[bytes, str]:
-        """Merge the metrics of all workers.  A worker that does not answer is represented by the counters that it has
-        written last."""
+        """Merge the metrics of all workers.  If a worker does not answer, the counters in the file of its slot are used
+        instead."""
         found: dict[int, list[RawFamily]] = {}
         for answer in await self._peers.ask_all("GET", FAMILIES):
             if answer.is_good:
@@ -286,8 +288,8 @@ def done_by_all(answers: Sequence[PeerAnswer]) -> list[PeerAnswer]:
 
 
 def done_before(answers: Sequence[PeerAnswer]) -> list[PeerAnswer]:
-    """Return the answers to a change from those workers of the previous version that have not ended.  Raises Refused if
-    one of them has not made the change."""
+    """Return the answers to a change from the workers of the previous version that have not ended.  Raises Refused if
+    one of these workers has not made the change."""
     living = [answer for answer in answers if not answer.has_ended]
     if failed := _failed(living):
         where = "done by the workers of this version, but not by all workers of the version before, which drains"
@@ -305,7 +307,7 @@ def _reasons(failed: Sequence[PeerAnswer]) -> str:
 
 
 def _refusal(answer: PeerAnswer) -> Refused:
-    """Return a worker's refusal."""
+    """Return a worker's refusal, with the worker's status and text."""
     try:
         text = str(orjson.loads(answer.body)["error"])
     except (ValueError, TypeError, KeyError):

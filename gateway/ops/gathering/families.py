@@ -1,11 +1,11 @@
 """Merges the metric families of several workers.
 
-Counters and histograms are summed: each event happens at one worker.  `GAUGES` has the way to merge each gauge, because
-the sum of a gauge need not be meaningful.  Labels stay as they are.  `worker_families` has the few figures that are
+Counters and histograms are summed, because each event happens at one worker.  The sum of a gauge may have no meaning,
+so `GAUGES` states how each gauge is merged.  Labels are not changed.  `worker_families` has the few figures that are
 more useful for each worker than in total.
 
-Between workers, a family is a list of JSON (`RawFamily`).  With many routes there are many thousands of samples, so
-families are merged one after another, while the caller takes turns of the loop.
+Workers send each family to each other as a JSON list (`RawFamily`).  With many routes there are many thousands of
+samples.  Families are therefore merged one after another, so that the caller can let other tasks run between them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Merge(Enum):
     MOST = "most"
     LEAST = "least"
     MEAN = "mean"
-    """The mean of the values that are not 0: a worker without a figure states 0."""
+    """The mean of the values that are not 0, because a worker without a figure reports 0."""
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -78,7 +78,7 @@ GAUGES: Final[Mapping[str, Merge]] = {
     f"{_P}origin_ejected": Merge.MOST,
     f"{_P}origin_in_flight": Merge.SUM,
     f"{_P}origin_waiting": Merge.SUM,
-    # A state is 1 if the breaker of any worker has this state.
+    # The value of a state is 1 if the breaker of at least one worker is in this state.
     f"{_P}origin_breaker_state": Merge.MOST,
     f"{_P}fleet_member_reached": Merge.LEAST,
     f"{_P}fleet_member_share": Merge.LEAST,
@@ -111,16 +111,16 @@ GAUGES: Final[Mapping[str, Merge]] = {
     f"{_P}route_info": Merge.MOST,
     f"{_P}build_info": Merge.MOST,
 }
-"""For each gauge, how the workers' values are merged."""
+"""The way to merge the workers' values of each gauge."""
 
 AT_EVERY_WORKER: Final = frozenset({f"{_P}reloads"})
-"""Counters of events that happen at all workers at once, and count as one event."""
+"""The counters of events that happen at all workers and that count as one event."""
 
 _COUNTED: Final = frozenset({"counter", "histogram"})
 
 RawFamily = list[Any]
-"""A family in the form that workers exchange: name, help text, type, samples.  A sample has a name, labels, a value,
-and an exemplar or None."""
+"""A family in the form that workers send to each other: name, help text, type, samples.  A sample has a name, labels, a
+value, and an exemplar or None."""
 
 Key = tuple[str, tuple[tuple[str, str], ...]]
 """The name and the labels of a series."""
@@ -132,12 +132,12 @@ def key_of(name: str, labels: Mapping[str, str]) -> Key:
 
 
 def is_counted(kind: str) -> bool:
-    """Return whether the values of families of this type never fall."""
+    """Return whether the values of a family of this type can only grow."""
     return kind in _COUNTED
 
 
 def raw_family(family: Metric) -> RawFamily:
-    """Return a family in the form that workers exchange."""
+    """Return a family in the form that workers send to each other."""
     samples = [
         [one.name, one.labels, float(one.value), None if one.exemplar is None else list(one.exemplar)]
         for one in family.samples
@@ -146,7 +146,7 @@ def raw_family(family: Metric) -> RawFamily:
 
 
 def read_families(text: bytes) -> list[RawFamily]:
-    """Parse the families of one worker.  Raises ValueError for any other text."""
+    """Parse the families of one worker.  Raises ValueError if the text has another form."""
     found = orjson.loads(text)
     if not isinstance(found, list) or not all(isinstance(one, list) and len(one) == 4 for one in found):
         raise ValueError("no families")

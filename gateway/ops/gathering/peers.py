@@ -1,12 +1,12 @@
 """Sends requests to all workers of this gateway over their private admin sockets.
 
-The supervisor holds each worker's socket open.  A request to a worker that starts again therefore waits in the socket's
-queue, and the new worker answers it.  A dead worker is not asked, because it has no data that could be shown or purged.
-Its successor takes over the settings of operators (`adoption`).  If no process listens at a worker's socket, the worker
-has ended and gets no successor, so it is not asked again.
+The supervisor keeps each worker's socket open.  While a worker starts again, a request to it therefore waits in the
+socket's queue, and the new worker answers it.  A dead worker is not asked, because it has no data that could be shown
+or purged.  Its successor takes over the settings of operators (`adoption`).  If no process listens at a worker's
+socket, the worker has ended and gets no successor, so it is not asked again.
 
-A question is over when every living worker has answered.  A worker that was replaced meanwhile is asked once more, so
-no change is lost between two generations.
+A request to all workers is over when every living worker has answered.  If a worker was replaced meanwhile, its
+successor gets the request too, so that no change is lost between two generations.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from aiohttp import ClientError, ClientSession, ClientTimeout, DummyCookieJar, U
 from yarl import URL
 
 LOOK_S: Final = 2.0
-"""The most seconds for all answers to a question that changes nothing."""
+"""The most seconds for all answers to a request that changes nothing."""
 CHANGE_S: Final = 10.0
 """The most seconds for all workers to make a change."""
 _AGAIN_S: Final = 0.02
@@ -29,8 +29,8 @@ _AGAIN_S: Final = 0.02
 _LOST: Final = 502
 _GONE: Final = 503
 _ENDED: Final = frozenset({errno.ECONNREFUSED, errno.ENOENT})
-"""The errors of a connection to a socket at which no process listens any more.  The file of a socket is removed only
-when all workers of its version have ended."""
+"""The errors of a connection attempt that show that no process listens at the socket any more.  ENOENT shows this too,
+because the file of a socket is removed only when all workers of its version have ended."""
 _LATE: Final = 504
 _BASE: Final = URL("http://worker")
 _JSON: Final = {"Content-Type": "application/json"}
@@ -44,10 +44,12 @@ class PeerAnswer:
     status: int
     body: bytes
     has_ended: bool = False
-    """Whether no process listens at the worker's socket: it has ended, and its slot gets no further worker."""
+    """Whether no process listens at the worker's socket.  The worker has then ended, and its slot gets no further
+    worker."""
 
     earlier: str = ""
-    """The worker's name, if its version is earlier than the previous one; its slot is then no name."""
+    """The worker's name, if its version is earlier than the previous version; otherwise empty.  `slot` does not show
+    the number of such a worker."""
 
     @property
     def name(self) -> str:
@@ -56,7 +58,7 @@ class PeerAnswer:
 
     @property
     def is_late(self) -> bool:
-        """Whether the worker may live, but has not answered in time."""
+        """Whether the worker may still live, but has not answered in time or has dropped the connection."""
         return self.status in (_LATE, _LOST)
 
     @property
@@ -71,9 +73,9 @@ class Peers:
     def __init__(
         self, paths: Sequence[str], generation: Callable[[int], int | None], earlier: Mapping[int, str] | None = None
     ) -> None:
-        """`paths` are the sockets of the slots.  `generation` returns the number of the worker that lives in a slot;
-        None if the slot has no worker.  `earlier` has the names of the workers whose versions are earlier than the
-        previous one."""
+        """`paths` are the sockets of the slots.  `generation` returns the generation of the worker in a slot; None if
+        the slot has no worker.  `earlier` has, by slot, the names of the workers whose versions are earlier than the
+        previous version."""
         self._paths = tuple(paths)
         self.generation = generation
         self.earlier = earlier or {}
@@ -94,7 +96,8 @@ class Peers:
     async def ask_all(
         self, method: str, target: str, body: bytes = b"", within_s: float = LOOK_S, but: int | None = None
     ) -> list[PeerAnswer]:
-        """Ask every living worker, except the worker of the slot `but`.  Return the answers in the order of slots."""
+        """Ask every living worker except the worker of the slot `but`.  Return the answers in the sequence of the
+        slots."""
         loop = asyncio.get_running_loop()
         until = loop.time() + within_s
         found: dict[int, tuple[int, PeerAnswer]] = {}
@@ -116,7 +119,7 @@ class Peers:
             found.update({answer.slot: (alive[answer.slot], answer) for answer in answers})
 
     async def ask_one(self, slot: int, method: str, target: str, body: bytes, within_s: float) -> PeerAnswer:
-        """Ask the worker of one slot, or its successor if that has begun to listen."""
+        """Ask the worker of one slot, which may be a successor that has begun to listen."""
         return await self._ask(slot, method, target, body, within_s)
 
     async def _ask(self, slot: int, method: str, target: str, body: bytes, within_s: float) -> PeerAnswer:

@@ -1,8 +1,9 @@
 """The private admin application of one worker, which only the workers of the same gateway reach.
 
-It has the endpoints of the public admin port, and answers for this worker alone.  It needs no guard: its socket is in a
-folder that only the gateway's user may enter.  `PRIVATE` endpoints have more detail than the public endpoints.  They
-serve merged answers that cannot be made from public answers.
+The application has the endpoints of the public admin port, and its answers concern this worker alone.  It needs no
+authorisation, because its socket is in a folder that only the gateway's user may enter.  Further endpoints
+(`_private_endpoints`) give more detail than the public endpoints.  Some merged answers can be made only from this
+detail.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class WorkerSamples:
     """The samples of one worker."""
 
     started_at: float
-    """When the worker was started, in monotonic seconds, which all workers of a machine share."""
+    """The time at which the worker was started, in monotonic seconds, which all workers of a machine share."""
     samples: list[Sample]
     now: Sample
 
@@ -73,8 +74,8 @@ class WorkerOverview:
 @with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class WorkerPurged:
-    """The streams that one worker has purged, as hashes of their names.  Workers may hold copies of one stream, which
-    count once."""
+    """The streams that one worker has purged, as hashes of their names.  The hashes show which workers had copies of
+    the same stream, so that the stream is counted once."""
 
     names: list[int]
 
@@ -100,7 +101,7 @@ class WorkerSettings:
     is_draining: bool
     level: Level
     is_level_set: bool = False
-    """Whether an operator has set the level at this version of the gateway."""
+    """Whether an operator has set the log level at this version of the gateway."""
 
 
 def private_application(subject: Subject, partitions: PartitionIds, counts: EndedCounts) -> web.Application:

@@ -1,7 +1,7 @@
 """Merges the samples of several workers into one history.
 
-Workers take their samples at different moments.  The merged history has the moments of the worker that has the most
-samples.  At each moment, it has the sum of each worker's latest sample.
+Workers take their samples at different moments.  The merged history uses the moments of the worker with the most
+samples.  For each moment, it has the sum of the latest samples of all workers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _K = TypeVar("_K", bound=Hashable)
 
 
 def merge_samples(workers: Iterable[Sequence[Sample]]) -> list[Sample]:
-    """Return the merged samples, oldest first.  Each worker's samples are in order."""
+    """Return the merged samples, oldest first.  Each worker's samples must also be sorted by time."""
     every = [samples for samples in workers if samples]
     if not every:
         return []

@@ -1,5 +1,5 @@
-"""The orders of a fleet among the workers of one member (`gateway.engine.fleet_orders.Siblings`), over their private
-admin sockets."""
+"""Exchanges the operator's orders between the workers of one member of a fleet, over their private admin sockets
+(`gateway.engine.fleet_orders.Siblings`)."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from gateway.protocol.fleet_orders import OrderNews, OutcomeAsk, Since
 from gateway.workers.shared_memory import SharedMemory
 
 NEWS: Final = "/worker/orders"
-"""POST: the value of `FLEET_ORDERS` that asks for orders.  The answer is `OrderNews`."""
+"""The path of a POST whose body is a `Since` in the form of `FLEET_ORDERS`.  The answer is an `OrderNews`."""
 OUTCOME: Final = "/worker/order"
-"""POST: the sender, and the value of `FLEET_ORDERS` that asks for an outcome.  The answer is `Affected`."""
+"""The path of a POST whose body has the sender, and an `OutcomeAsk` in the form of `FLEET_ORDERS`.  The answer is an
+`Affected`."""
 
 
 class SiblingOrders:
-    """Asks the other workers of this member."""
+    """Sends requests about orders to the other workers of this member."""
 
     def __init__(self, peers: Peers, shared: SharedMemory, slot: int, member: str) -> None:
-        """`slot` is that of this worker, and `member` is the name of this member."""
+        """`slot` is the slot of this worker, and `member` is the name of this member."""
         self._peers = peers
         self._shared = shared
         self._slot = slot
@@ -62,8 +63,8 @@ def _affected(body: bytes) -> Affected:
 async def take_over_orders(orders: FleetOrders, earlier: Peers) -> None:
     """Carry out the orders that the workers of the previous version know.
 
-    Another member that was cut off when an order was given learns of it by a member that knows it, which may be this
-    one alone."""
+    If another member could not be reached when an order was given, it later gets the order from a member that knows it.
+    After the upgrade, this member may be the only one that knows the order."""
     answers = await earlier.ask_all("POST", NEWS, Since({}, is_new=True).rendered().encode())
     for answer in answers:
         if answer.is_good:

@@ -1,4 +1,4 @@
-"""The admin port of one worker: its private application, and the answers that it gathers for the public port."""
+"""The admin part of one worker: its private application, and the answers that it gathers for the public port."""
 
 from __future__ import annotations
 
@@ -31,10 +31,11 @@ from gateway.workers.shared_memory import SlotState
 _STOP_S: Final = 1.0
 """The most seconds for the last answers on the private socket."""
 _FOLLOW_S: Final = 0.5
-"""Seconds between two requests to the previous version while it ends, and to workers that were late."""
+"""Seconds between two requests to the previous version while it ends, and between two requests to late workers."""
 _LAST_ANSWERS_S: Final = 3.0
-"""Seconds for which a version that is replaced answers the workers of the next version after it has begun to refuse
-changes.  Each of these workers asks at least once in this time: a round of questions takes at most 2 s."""
+"""A version that is replaced answers the workers of the next version for this number of seconds after it has begun to
+refuse changes.  Each of these workers asks at least once in this time, because a round of questions takes at most
+2 s."""
 
 
 class WorkerAdmin:
@@ -55,12 +56,12 @@ class WorkerAdmin:
         self._timer: Timer | None = None
         self._tasks = Tasks()
         self._has_answered = asyncio.Event()
-        """Whether the workers of the next version have had the time to ask for the last revocations; also set if there
-        is no next version."""
+        """Set once the workers of the next version have had the time to ask for the last revocations.  It is also set
+        if there is no next version."""
         self._has_answered.set()
         self._untold: dict[Origin, bool] = {}
-        """The origins whose state is being reported to the other workers, and whether each origin has changed since the
-        report began."""
+        """The origins whose state is being reported to the other workers.  The value states whether the origin's state
+        has changed since the latest report began."""
         subject.engine.origins.on_change = self._tell
         if (fleet := subject.engine.fleet) is not None:
             fleet.orders.siblings = SiblingOrders(self._peers, place.shared, place.slot, fleet.field.name)
@@ -90,7 +91,7 @@ class WorkerAdmin:
         self._keep_later()
 
     def begin_last_answers(self) -> None:
-        """Note that this version refuses changes from now on, because the next version replaces it."""
+        """Record that this version refuses changes from now on, because the next version replaces it."""
         self._has_answered.clear()
         self._subject.engine.clock.call_later(_LAST_ANSWERS_S, self._has_answered.set)
 
@@ -144,8 +145,8 @@ class WorkerAdmin:
             self._tasks.start(self._tell_latest(origin), f"news of {origin.authority}")
 
     async def _tell_latest(self, origin: Origin) -> None:
-        """Report the state again and again until it has not changed since the latest report.  Only one report is sent
-        at a time, so that no earlier state arrives after a later state."""
+        """Report the state of an origin, and repeat this while the state has changed since the latest report began.
+        Only one report is sent at a time, so that no earlier state arrives after a later state."""
         slot = self._place.slot
         try:
             while self._untold[origin]:
@@ -155,7 +156,8 @@ class WorkerAdmin:
             del self._untold[origin]
 
     def _sends_checks(self) -> bool:
-        """Return whether this is the first of the workers that serve."""
+        """Return whether this worker sends health checks: it has the lowest slot of the workers that serve, or no
+        worker serves."""
         serving = self._place.shared.serving()
         return not serving or serving[0] == self._place.slot
 

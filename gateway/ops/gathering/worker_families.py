@@ -1,6 +1,6 @@
 """The families with a label `worker`: figures that are more useful for each worker than in total.
 
-They show whether the workers share the load, and whether one of them fails again and again.
+These figures show whether the workers share the load evenly, and whether a worker fails repeatedly.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _LABELS = ("worker",)
 def worker_families(
     families: Mapping[int, Iterable[RawFamily]], generations: Mapping[int, int | None]
 ) -> Iterator[Metric]:
-    """Return the families.  `families` has the families of the workers that have answered, by slot.  `generations` has
-    the number of the worker that lives in each slot; None for a slot without a worker."""
+    """Return the families with the label `worker`.  `families` has, by slot, the families of the workers that have
+    answered.  `generations` has the generation of the worker in each slot; None for a slot without a worker."""
     values = {
         slot: {name: value for *_, samples in found for name, labels, value, _ in samples if not labels}
         for slot, found in families.items()
