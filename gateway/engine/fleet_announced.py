@@ -1,4 +1,4 @@
-"""The members of a fleet by Redis: each member announces itself there, and finds the others by their announcements.
+"""Finds the members of a fleet in Redis: each member announces itself there, and reads the others' announcements.
 
 An announcement has the member's name and URL.  It expires `LIFE_S` after its latest renewal, so a member that has died
 disappears.  A member removes its announcement when it stops in order.  All workers of a member share one announcement:
@@ -134,7 +134,8 @@ def listed_members(
 
 
 class MembersInRedis:
-    """Announces this gateway, and finds the others (`gateway.engine.fleet_discovery.MembersSource`)."""
+    """Announces this gateway in Redis, and finds the other members there
+    (`gateway.engine.fleet_discovery.MembersSource`)."""
 
     def __init__(
         self,

@@ -196,7 +196,7 @@ class FoundMembers:
         except OSError as error:
             self._report_failure(str(error))
         except Exception as error:
-            # The looks must go on, and the start must not fail.
+            # Report the error instead of raising it: the looks must continue, and the start must not fail.
             name = type(error).__name__
             self._report_failure(f"the {self.source.noun[1]} could not be used ({name})", error)
         self.has_answer = has_answer

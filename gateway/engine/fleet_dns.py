@@ -1,4 +1,5 @@
-"""The members of a fleet by DNS: the addresses of one name, such as the name of a headless service in Kubernetes.
+"""Finds the members of a fleet in DNS: they are the addresses of one name, such as the name of a headless service in
+Kubernetes.
 
 A member is named by its address, HOST:PORT.  The port is the one in `fleet.members_dns`, which is the same at all
 members.  Each member asks only for addresses of the kind of its own address, IPv4 or IPv6.  Otherwise, a member with an
@@ -87,7 +88,7 @@ def member_at(place: Address) -> MemberConfig:
 
 
 class MembersInDns:
-    """Looks the members up (`gateway.engine.fleet_discovery.MembersSource`)."""
+    """Looks up the members in DNS (`gateway.engine.fleet_discovery.MembersSource`)."""
 
     def __init__(self, name: str, own: Address, look_up: LookUp, answering: Callable[[], Collection[Address]]) -> None:
         """`answering` returns the present members that answer probes."""
@@ -106,7 +107,7 @@ class MembersInDns:
         return f"<MembersInDns {self.where}>"
 
     async def look(self) -> Finding:
-        """Look the name up."""
+        """Look up the name."""
         own = self._own
         records = await self._look_up(self._name, is_v6=":" in own.host, within_s=_LOOK_UP_S)
         answering, places = self._answering(), places_at(records.addresses, own.port)
@@ -119,4 +120,4 @@ class MembersInDns:
         )
 
     async def close(self) -> None:
-        """Do nothing: a look-up leaves nothing open."""
+        """Do nothing, because nothing stays open after a look-up."""

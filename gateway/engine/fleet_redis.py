@@ -267,7 +267,7 @@ class OrdersByRedis:
         except OSError as error:
             self._report(str(error))
         except Exception as error:
-            # The looks must go on.
+            # Report the error instead of raising it, because the looks must continue.
             self._report(f"its entries cannot be used ({type(error).__name__})", error)
         else:
             self._report("")

@@ -46,7 +46,7 @@ class PassedReads:
         """Hashes of the streams that had a passed read.  Several streams share one element of this array.  The element
         has the hash of the latest of these streams."""
         self.answered: Final[Batch[PassedRead]] = Batch(PassedRead.look, backlog=backlog)
-        """The reads whose owner has answered or died."""
+        """The reads that have to continue, because their owner has answered or died."""
 
     def __repr__(self) -> str:
         return f"<PassedReads {self.answered!r}>"

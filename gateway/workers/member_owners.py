@@ -57,7 +57,7 @@ class MemberOwners:
         self.epoch = 0
         """A number that changes when the owners may have changed."""
         self._known: dict[int, int] = {}
-        """The owners of the cells that were asked for."""
+        """The owners of cells that were computed since the last change."""
 
     def __repr__(self) -> str:
         return f"<MemberOwners {[self._names[index] for index in sorted(self._reached)]}>"

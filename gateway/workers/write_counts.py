@@ -30,7 +30,7 @@ class WriteCounts:
         return f"<WriteCounts of place {self._place} of {self._places}>"
 
     def of(self, index: int) -> tuple[int, int]:
-        """Return the counts of appends and of other writes to the paths with this hash."""
+        """Return two counts for the paths with this hash: of appends, and of other writes."""
         at, places = self._at + 2 * index * self._places, self._places
         return sum(self._words[at : at + places]), sum(self._words[at + places : at + 2 * places])
 

@@ -93,7 +93,7 @@ class Reading:
             except BaseException:
                 traceback.print_exc()
             finally:
-                # This process must not go on with the supervisor's program.
+                # This process must not continue to run the supervisor's code.
                 os._exit(1)
         theirs.close()
         self._selector.register(ours, selectors.EVENT_READ, self._hear)

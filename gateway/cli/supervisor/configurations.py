@@ -15,7 +15,7 @@ worker accepts connections, the worker has to take the later configuration first
 client is served by rules that a completed reload has replaced.  If a worker that serves refuses a configuration, it
 keeps its earlier configuration, and the outcome of the round reports this.
 
-A round ends in bounded time, whatever a disk or a worker does.
+A round ends in bounded time, even if a disk or a worker hangs.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Configurations:
         self._announcer = announcer
         self._has_file = has_file
         self._waiting: list[Asker | None] = []
-        """The requests for the next round; None stands for a SIGHUP."""
+        """The requests for the next round.  None among them means a SIGHUP."""
         self._round: ReloadRound | None = None
         self._reading: Reading | None = None
         self._taken_by: float | None = None

@@ -99,7 +99,7 @@ class Workers:
         except BaseException:
             traceback.print_exc()
         finally:
-            # This process must not go on with the supervisor's program.
+            # This process must not continue to run the supervisor's code.
             with suppress(OSError):
                 sys.stdout.flush()
                 sys.stderr.flush()

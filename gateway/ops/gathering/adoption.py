@@ -166,8 +166,8 @@ def _apply_siblings(subject: Subject, found: Collection[WorkerSettings], *, drai
 
 
 def _apply_earlier(subject: Subject, found: _Found) -> None:
-    """Apply the settings of the previous version, and of still earlier versions that drain.  The level is that of the
-    previous version, if no operator has set the level of this version."""
+    """Apply the settings of the previous version, and of still earlier versions that drain.  If no operator has set the
+    log level of this version, use the level of the previous version."""
     for answer, settings in found.items():
         apply_settings(subject, [settings], drains=False, levels=subject.level_changes == 0 and not answer.earlier)
 
