@@ -1,10 +1,10 @@
-"""The times of refusals that look like the 404 for an absent stream.  `gateway.auth.guard` decides which refusals do.
+"""The delays of refusals that look like the 404 for an absent stream.  `gateway.auth.guard` selects these refusals.
 
-The gateway makes both answers itself, so their fields are equal.  Both answers also take similar times, so that a
-client cannot distinguish them.  A refusal
-needs no request to the origin, so it is delayed by a time that the origin has recently taken for a 404.  A read that
-arrives during the delay is refused at the same moment, as if both reads shared one fetch.  Later reads are refused at
-once, for as long as the gateway would answer them with a remembered 404 if the stream were absent.
+The gateway writes the 404 and the refusal itself, so their fields are equal.  Their response times are also similar.  A
+client therefore cannot distinguish the two.  The gateway can refuse without a request to the origin, so it delays the
+refusal.  The delay is a time that the origin has recently taken for a 404.  A read that arrives during the delay is
+refused at the same moment, as if both reads shared one fetch.  Later reads are refused without a delay, for as long as
+a remembered 404 would answer them if the stream were absent.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class AbsenceTimes:
         self._others: deque[float] = deque(maxlen=_MOST_TIMES)
         """The seconds that the origin has taken for other answers."""
         self._refused: OrderedDict[tuple[Hashable, Hashable], tuple[float, float]] = OrderedDict()
-        """For each stream's name and kind of request, the time at which the refusal is sent, and the time until which
-        the refusal is repeated.
+        """The key is a stream's name and a kind of request.  The value is the time at which the refusal is sent, and
+        the time until which the refusal is repeated.
         """
 
     def __repr__(self) -> str:

@@ -19,7 +19,7 @@ class Asked(NamedTuple):
     """The canonical path in the client's request."""
     actions: tuple[Action, ...]
     forked: str | None = None
-    """The canonical path of the stream to fork, for which the client needs read permission; None for no fork."""
+    """The canonical path of the stream to fork; None for no fork.  The client needs permission to read this stream."""
     authorization: Sequence[str] = ()
     """The values of the Authorization fields."""
     cookies: Sequence[str] = ()

@@ -33,8 +33,9 @@ class Explanation(NamedTuple):
 
 
 def explain(guard: Guard, asked: Asked, heard: Heard | None = None, *, has_asked: bool = False) -> Explanation:
-    """Authorise the request, and explain the verdict.  `heard` is the answer of a service.  `has_asked` means that the
-    services and key sets of the rules have been asked.
+    """Authorise the request, and explain the verdict.
+
+    `heard` is the answer of a service.  `has_asked` means that the services and key sets of the rules have been asked.
     """
     principal: Principal | None = None
     decides: Rule | None = None

@@ -60,8 +60,8 @@ class ForwardRule(NamedTuple):
     parameter: str
     """The query parameter that is sent to the service as a bearer token; empty for none."""
     sends_target: bool
-    """Whether the target of the request is sent to the service.  Without the target, a verdict applies to all streams
-    that its permissions name.
+    """Whether the target of the request is sent to the service.  If it is not sent, a verdict applies to all streams
+    that match its permissions.
     """
     sends_client: bool
     """Whether the client's address is sent to the service."""
@@ -74,15 +74,15 @@ class ForwardRule(NamedTuple):
     none.
     """
     keep_s: float
-    """The seconds for which an answer without `max-age` is kept, if it allows the request."""
+    """The seconds for which an allowing answer without `max-age` is kept."""
     keep_refusal_s: float
-    """The seconds for which an answer without `max-age` is kept, if it refuses the request."""
+    """The seconds for which a refusing answer without `max-age` is kept."""
     most_keep_s: float
     timeout_s: float
 
     @property
     def shown_url(self) -> str:
-        """The URL as logs and probes show it: without its query, which may hold a secret."""
+        """The URL as logs and probes show it: without its query, which may contain a secret."""
         return self.url.partition("?")[0]
 
 
@@ -149,10 +149,10 @@ def inquire(rule: ForwardRule, asked: Asked) -> Inquiry | None:
 
 
 def is_by_cookie(rule: ForwardRule, asked: Asked) -> bool:
-    """Return whether a page of another site may have made the user's browser send the request, with the user's cookies.
+    """Return whether a page of another site may have caused the request, so that the browser added the user's cookies.
 
-    A header field that a page may send only with the site's consent (CORS) rules this out.  A token in the query does
-    not rule it out, because the page may have invented the token.
+    The answer is no if the request has a header field that a page may send only with the site's consent (CORS).  A
+    token in the query does not change the answer, because the page may have invented the token.
     """
     if "cookie" not in rule.headers or not asked.cookies:
         return False
@@ -172,7 +172,7 @@ class ForwardVerdict(NamedTuple):
     live_until: float
     """When the verdict on a live read expires (Unix seconds)."""
     refused: Principal | None = None
-    """The principal of a refusal (403), without permissions; None if the credential is not valid (401)."""
+    """The principal that a 403 refuses, without permissions; None after a 401, because the credential is not valid."""
     challenge: str | None = None
 
 

@@ -1,8 +1,8 @@
-"""The rules that have led to a verdict, and whether reloaded rules would lead to the same verdict.
+"""The rules that have led to a verdict.  After a reload, they show whether the new rules lead to the same verdict.
 
-The credential of a live read is not kept, so the read cannot be authorised again after a reload.  Instead, the read's
-verdict stays valid while the relevant rules are unchanged.  The relevant rules are the rule that decided and the rules
-before it, which did not apply to the credential.
+The gateway does not keep the credential of a live read, so it cannot authorise the read again after a reload.  Instead,
+the read's verdict stays valid while two kinds of rules are unchanged: the rule that decided, and the rules before it,
+which did not apply to the credential.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Grounds(NamedTuple):
 
     route: str
     rules: Rules
-    """All rules up to the rule that decided, which comes last.  For a public stream, all rules of the route."""
+    """All rules up to and including the rule that decided.  For a public stream: all rules of the route."""
     is_public: bool = False
 
     @property

@@ -47,10 +47,10 @@ if TYPE_CHECKING:
     from gateway.auth.keys import KeyRing
 
 MOST_KNOWN: Final = 1 << 14
-"""The bound on the number of remembered tokens.  So many tokens take some 15 MB."""
+"""The bound on the number of remembered tokens.  This number of tokens takes about 15 MB."""
 MOST_PATTERNS: Final = 1 << 16
-"""The most patterns in the permissions of remembered tokens, which take up to 110 MB.  A pattern counts as one, plus
-one for each 64 of its characters.
+"""The bound on the number of patterns in the permissions of remembered tokens.  This number of patterns takes up to 110
+MB.  A pattern counts as one, plus one for each 64 of its characters.
 """
 _BEARER: Final = re.compile(r"[Bb][Ee][Aa][Rr][Ee][Rr] +([A-Za-z0-9._~+/-]+=*) *")
 _MALFORMED: Final = "invalid_request"
@@ -119,11 +119,11 @@ class Guard:
             self.verdicts.begin_edition()
 
     def follow(self, successor: Guard | None) -> None:
-        """Use the rules of another guard, which has replaced this one, for the requests that still wait here.
+        """Use the rules of `successor`, the guard that has replaced this one, for the requests that still wait here.
 
-        `successor` is None if no guard has replaced this one.  The requests were parsed under the earlier rules.  If
-        the new rules look for credentials in other places, `judge` raises Undecided for these requests, also after
-        further reloads.
+        `successor` is None if no guard has replaced this one.  The waiting requests were parsed under the earlier
+        rules.  If the new rules look for credentials in other places, `judge` raises Undecided for these requests, also
+        after further reloads.
         """
         if self._rules:
             self.replace(successor.rules if successor is not None and successor._reads_like(self) else ())
@@ -139,7 +139,7 @@ class Guard:
     def _use(self, rules: Rules) -> None:
         self._rules = rules
         self._grounds = [Grounds(self.realm, rules[: number + 1]) for number in range(len(rules))]
-        """For each rule, the rules up to and including it (`Grounds`).  A verdict holds while these are unchanged."""
+        """`_grounds[i]` holds the rules 0 to i.  A verdict of rule i is valid while these rules are unchanged."""
         self._public_grounds = Grounds(self.realm, rules, is_public=True)
 
     def is_public(self, path: str) -> bool:
@@ -169,9 +169,9 @@ class Guard:
         """Authorise the request, and return the verdict that allows it.
 
         Raises an AuthRefused if the request is refused, and Undecided if a service or key set must be asked first.
-        `may_verify` is called before a token is verified or a service is asked.  It may raise a GatewayError, if the
-        client has sent too many invalid credentials.  `failed` is called for an invalid credential.  `heard` is the
-        answer of a service that the request has waited for.
+        `may_verify` is called before a token is verified or a service is asked.  It may raise a GatewayError if the
+        client has sent too many invalid credentials.  `failed` is called for an invalid credential.  `heard` is a
+        service's answer for which the request has waited.
         """
         if not self._rules:
             # No rules are left: `follow` found that the reloaded rules cannot judge this request.  Answer 503, so that
@@ -262,7 +262,7 @@ class Guard:
                     try:
                         token = read_token(sent)
                     except BadCredential as error:
-                        # Go on, because the token may be for the service of a later rule.
+                        # Try the later rules, because the token may be for the service of one of them.
                         unread = unread or error
                         continue
                     if token.issuer == rule.tokens.issuer:
@@ -361,7 +361,7 @@ class Guard:
         raise Unauthenticated(None, verdict.challenge or self._challenge())
 
     def _keys(self, keys: KeyRing | KeySource) -> tuple[Keys, int]:
-        """Return the keys of an issuer, and their version.  Raises Undecided if no rule names the source any more."""
+        """Return the keys of an issuer, and their version.  Raises Undecided if no rule uses the source any more."""
         if not isinstance(keys, KeySource):
             return keys, 0
         found = self.verdicts.key_sets.find_set(keys)

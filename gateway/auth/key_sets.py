@@ -130,7 +130,7 @@ class KeySets:
         return f"<KeySets {list(self._sets.values())}>"
 
     def keep_sources(self, sources: Iterable[KeySource]) -> None:
-        """Keep the key sets of these sources, create new ones, and forget all others."""
+        """Keep the key sets of these sources, create the missing ones, and drop the key sets of all other sources."""
         self._sets = {one: self._sets.get(one) or KeySet(one, self._now) for one in sources}
 
     def look(self) -> tuple[KeySet, ...]:
@@ -138,5 +138,5 @@ class KeySets:
         return tuple(self._sets.values())
 
     def find_set(self, source: KeySource) -> KeySet | None:
-        """Return the key set of a source; None if no rule names the source."""
+        """Return the key set of a source; None if no rule uses the source."""
         return self._sets.get(source)

@@ -3,9 +3,9 @@
 A pattern matches paths by segments.  `*` matches one segment, and `**` at the end matches any number of segments, also
 none.  `{sub}` matches the value of a claim of the token, which must be exactly one segment.
 
-Patterns are matched against canonical paths (`gateway.protocol.target`).  Some paths are ambiguous: an origin may
-decode an escaped slash, remove an empty segment, or treat a backslash as a slash, and then use another stream.  Only
-the pattern `/**`, which allows all streams, matches ambiguous paths.
+Patterns are matched against canonical paths (`gateway.protocol.target`).  A path is ambiguous if an origin may
+interpret it as the path of another stream: the origin may decode an escaped slash, remove an empty segment, or treat a
+backslash as a slash.  Only the pattern `/**`, which allows all streams, matches ambiguous paths.
 """
 
 from __future__ import annotations

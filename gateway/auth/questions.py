@@ -24,7 +24,7 @@ class KeySource(NamedTuple):
 
     @property
     def shown_url(self) -> str:
-        """The URL as logs show it: without its query, which may hold a secret."""
+        """The URL as logs show it: without its query, which may contain a secret."""
         return self.url.partition("?")[0]
 
 

@@ -1,9 +1,9 @@
 """The validity of remembered verdicts: their expiry, revocations, and changes of rules and keys.
 
 A verdict is the decision to allow a request.  It is valid until its expiry, and only during the edition in which it was
-made.  The edition is a number that grows with each revocation and with each change of rules.  All requests are then
-authorised again, but remembered tokens need not be verified again.  A revocation or a change of rules also ends the
-live reads that it concerns.  `gateway.auth.forward_auth` decides how long the verdict of a service is kept.
+made.  The edition is a number that grows with each revocation and with each change of rules.  After such a change, all
+requests are authorised again, but remembered tokens need not be verified again.  A revocation or a change of rules also
+ends the live reads that it concerns.  `gateway.auth.forward_auth` decides how long the verdict of a service is kept.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ class LiveRenewal(Protocol):
         """The present verdict; None while no verdict is being renewed."""
 
     def begin_read(self, channel: RenewedChannel, allowed: Allowed, net: str) -> None:
-        """Give a channel's read the present verdict, which may be newer than `allowed`, and renew this verdict from now
-        on.  `net` is the read's client network.
+        """Give a channel's read the present verdict, which may be newer than `allowed`.  Renew this verdict from now
+        on. `net` is the read's client network.
         """
 
     def stay(self, channel: RenewedChannel, allowed: Allowed, net: str) -> None:
-        """Begin a read like `begin_read`, with a verdict that later requests find.  The channel may then stay with the
-        renewal."""
+        """Begin a read like `begin_read`, but make the verdict available to later requests.  The channel may keep this
+        renewal between its reads."""
 
     def end_read(self, channel: RenewedChannel) -> None:
-        """End the use of the verdict by a channel.  Called at the end of the channel's read, or, if the channel stays,
-        when it closes."""
+        """End a channel's use of the verdict.  Called at the end of the channel's read.  For a channel that keeps the
+        renewal, called when the channel closes."""
 
     def clock_stepped(self) -> None:
         """Called after a step of the wall clock."""
@@ -67,7 +67,7 @@ class RenewedChannel(Protocol):
     verdict: Allowed | None
     """The verdict of the live read in progress."""
     renewing: LiveRenewal | None
-    """The verdict renewal that the channel stays with between its reads; None if it stays with no renewal."""
+    """The verdict renewal that the channel keeps between its reads; None if it keeps no renewal."""
 
     @property
     def outlasts_reads(self) -> bool:
@@ -108,7 +108,7 @@ class Allowed:
         self.renewal = renewal
         """The data for the renewal of a service's verdict; None for any other verdict."""
         self.renewing: LiveRenewal | None = None
-        """Renews the verdict while live reads have it; None before the first live read."""
+        """Renews the verdict while live reads use it; None before the first live read."""
         self.grounds = grounds
         """The rules that have led to the verdict; None if there are no rules."""
         self.scheme: str | None = None
@@ -206,20 +206,20 @@ class Verdicts:
         return len(ended)
 
     def remaining_s(self, revocation: Revocation) -> float:
-        """Return the seconds for which a revocation still holds; 0 if it has ended or was never made."""
+        """Return the remaining seconds of a revocation; 0 if it has ended or was never made."""
         return max(0.0, self._revoked.get(revocation, 0.0) - self.wall())
 
     def revocations(self) -> list[tuple[Revocation, float]]:
-        """Return the revocations in effect, each with the seconds for which it still holds."""
+        """Return the revocations in effect, each with its remaining seconds."""
         now = self.wall()
         return [(revocation, until - now) for revocation, until in self._revoked.items() if until > now]
 
     def end_reads_without_grounds(self, rules: Mapping[str, Rules]) -> None:
-        """End live reads that the new rules would not allow.  `rules` has the rules of each route by its name."""
+        """End the live reads that the new rules would not allow.  `rules` maps the name of each route to its rules."""
         self._end_reads(lambda grounds, key_id: not grounds.stand_in(rules.get(grounds.route, ()), key_id))
 
     def end_reads_of_keys(self, source: KeySource, ids: Collection[str | None]) -> None:
-        """End live reads whose tokens were verified with a key of this source, if `ids` contains the key's id."""
+        """End the live reads whose tokens were verified with a key of this source, if `ids` contains the key's id."""
         self._end_reads(lambda grounds, key_id: grounds.key_source == source and (None in ids or key_id in ids))
 
     def _end_reads(self, has_lapsed: Callable[[Grounds, str], bool]) -> None:

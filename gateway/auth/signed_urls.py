@@ -10,8 +10,8 @@ A signed URL has these query parameters:
     network    the client network (CIDR); optional
 
 `offset`, `live` and `cursor` are not signed, because they change with each request.  All other parameters are signed.
-If the other parameters were not signed, a client could vary them, and each variant might be another stream.  The value
-of a signed cookie is a query with the same parameters, but `streams` is required.
+Otherwise a client could change such a parameter, and the changed URL might name another stream.  The value of a signed
+cookie is a query with the same parameters, but `streams` is required.
 
 The signed text has seven lines: a version, the actions, the pattern, the expiry, the network, the key's id, and the
 other parameters in canonical form.

@@ -113,7 +113,7 @@ def verify(token: Unverified, rule: TokenRule, keys: Keys, wall: float) -> Princ
     """Verify a token with these keys of the rule's issuer at `wall` (Unix seconds); return its principal (the
     authenticated party).
 
-    Raises BadCredential, or Undecided if the token's key may be found by a fetch.
+    Raises BadCredential, or Undecided if a fetch may find the token's key.
     """
     header, claims = token.header, token.claims
     alg, kid, typ = header.get("alg"), header.get("kid"), header.get("typ")

@@ -1,19 +1,20 @@
 """Authorisation of each request on a route with rules (`[[route.auth]]`).
 
 `gateway.server.interpreting` takes the credentials out of the query, so that they reach neither the cache's keys, nor
-the log, nor the origin.  The request handler then lets the route's guard decide whether the request is allowed.  This
-decision is called a verdict.
+the log, nor the origin.  The route's guard then decides whether the request is allowed.  This decision is called a
+verdict.
 
 The credential is usually in the header section, so verdicts on reads are kept with the section, one for each stream.
 Later reads of the stream with the same section need only a look-up.  If the query holds a credential, such as a
-signature, the verdict is kept for this credential and the stream.  If the credential's parameters have unusual
-spellings, or if the request line holds a host, the verdict is kept under the whole request line instead.
+signature, the verdict is kept for this credential and the stream.  There are two exceptions: the credential's
+parameters have unusual spellings, or the request line contains a host.  The verdict is then kept under the whole
+request line.
 
-A challenge of a route with token rules names the protected resource metadata (RFC 9728), from which clients learn where
-to get a token.  Every URL below the route is a resource.  Its metadata is at the URL with
-`/.well-known/oauth-protected-resource` inserted between host and path (section 3.1).  The `resource` in the metadata is
-the URL that the client has requested, as section 3.3 demands.  The metadata does not depend on whether the stream
-exists.
+A challenge of a route with token rules contains the URL of the protected resource metadata (RFC 9728), from which
+clients learn where to get a token.  Every URL below the route is a resource.  The URL of its metadata is its own URL
+with `/.well-known/oauth-protected-resource` inserted between host and path (section 3.1).  The `resource` in the
+metadata is the URL that the client has requested, as section 3.3 demands.  The metadata does not depend on whether the
+stream exists.
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ _OF_THE_ORIGIN: Final = {
     "GET": re.compile(r"jwks\.json"),
     "POST": re.compile(r"subscriptions/[^/%\\]+/(?:callback|ack|release)"),
 }
-"""For each method, the paths below the protocol's reserved path (`_RESERVED`) for which only the origin authorises
-requests.  A POST concerns a subscription, and carries a token of the origin in Authorization.  A GET fetches the
+"""Requests that only the origin authorises: for each method, the paths below the protocol's reserved path
+(`_RESERVED`).  A POST concerns a subscription, and carries a token of the origin in Authorization.  A GET fetches the
 origin's public keys.
 """
 _OVERRIDES: Final = frozenset({"x-http-method-override", "x-http-method", "x-method-override"})
@@ -126,8 +127,8 @@ class Authoriser:
     ) -> bool:
         """Authorise the request.  Returns False if the verdict has to wait for a key set or a service.
 
-        In that case, `answerer` later resumes the request and calls `authorise` again, with the waiting request as
-        `waited`.  No request waits twice.  Raises a GatewayError if the request is refused.
+        After a result of False, `answerer` later resumes the request and calls `authorise` again, with the waiting
+        request as `waited`.  No request waits twice.  Raises a GatewayError if the request is refused.
         """
         request = context.request
         if is_of_the_origin(request.method, meaning.target.path):
@@ -168,7 +169,8 @@ class Authoriser:
         # show neither.
         if allowed.renewal is not None:
             allowed.scheme = request.scheme
-        # Keep no verdict under a credential that a public stream did not need.  Clients can invent any number of these.
+        # Keep no verdict under a credential if the stream is public.  Clients can invent any number of such
+        # credentials.
         is_needless = bool(meaning.parameters) and context.is_public
         if alias is not None and not is_needless and not _depends_on_client(allowed) and self.verdicts.holds(allowed):
             self._remember(alias, context.stream, allowed)
@@ -270,10 +272,10 @@ def _depends_on_client(allowed: Allowed) -> bool:
 def headers_for_origin(
     headers: CIMultiDict[str], config: RouteConfig, guard: Guard, allowed: Allowed | None
 ) -> CIMultiDict[str]:
-    """Return a relayed request's headers, without the checked credentials, and with the names of the principal (the
-    authenticated party) and its tenant.
+    """Return a relayed request's headers.  The checked credentials are removed, and the names of the principal (the
+    authenticated party) and its tenant are added.
 
-    `allowed` is None for a request that only the origin authorises, which keeps its credentials.
+    `allowed` is None for a request that only the origin authorises.  Such a request keeps its credentials.
     """
     headers = headers.copy()
     # Remove headers that replace the method, because the origin must carry out exactly the request that was authorised.
@@ -414,5 +416,5 @@ def _of_guard(guard: Guard) -> dict[str, Any] | None:
 
 
 def names_metadata(guard: Guard) -> bool:
-    """Return whether challenges of the route name its metadata."""
+    """Return whether challenges of the route contain the URL of its metadata."""
     return any(isinstance(rule, JwtRule) for rule in guard.rules)

@@ -2,20 +2,20 @@
 
 Several certificates may have the same name.  Among the certificates with the same kind of key, handshakes use the one
 that expires last.  An `ssl.SSLContext` presents one certificate for each kind of key, and the client chooses one that
-it can verify.  The contexts of a listener differ only in their certificates.  If a client sends no server name, or an
+it can verify.  The contexts of a listener differ only in their certificates.  If a client sends no server name or an
 unknown name, its handshake uses the first certificate in the configuration, or a certificate that has all names of the
-first certificate.  A context in use never changes.  A reload makes new contexts for later handshakes, and open
-connections keep the earlier contexts.
+first certificate.  A context in use never changes.  A reload makes new contexts for later handshakes.  Open connections
+keep the earlier contexts.
 
 A TLS session can be resumed only under its original server name (RFC 6066 section 3).  Session keys belong to the
-context that the handshake begins with.  Each name therefore has a first context of its own, without certificates, and
-the handshake then switches to the context with the certificates.  Clients can invent names, so the number of first
-contexts is bounded.  First contexts of names in the certificates are never evicted.  First contexts of names that match
-a wildcard have a bound of their own.  First contexts of names in no certificate have another bound.  Contexts of one
-kind therefore do not evict contexts of the other kind.
+context with which the handshake begins.  Each name therefore has a first context of its own, without certificates.  The
+handshake then switches to the context with the certificates.  Clients can invent names, so the number of first contexts
+is bounded.  First contexts of names in the certificates are never evicted.  First contexts of names that match a
+wildcard have one bound, and first contexts of names in no certificate have another.  The two groups therefore do not
+evict each other's contexts.
 
-If a pair of files becomes unusable, its last usable version stays in use, but with the current client authorities.
-Otherwise a listener with a broken pair would still admit clients of an authority that has been removed.
+If a pair of files becomes unusable, its last usable version stays in use, but with the current client authorities. With
+the earlier authorities, the listener would still admit clients of an authority that has been removed.
 
 `CertificateReloader` reads the files again when they change.  If the new files are unusable, the log states the reason
 and the previous certificates stay in use.  A reload of the whole configuration loads the certificates as well

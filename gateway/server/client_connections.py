@@ -5,8 +5,8 @@ of all connections).
 refused connections.  A new connection calls `admit_connection`, and a connection that has ended calls `unregister`.
 
 Each client network may have at most its share of the connections.  While `max_connections` are open, a new connection
-may displace an idle one.  The idle connection is taken from a network with the most connections, and only if the new
-connection's network has fewer.  A trusted proxy stands for many clients, so its connections belong to no network.
+may displace an idle one.  The idle connection must belong to a network with the most connections, and the new
+connection's network must have fewer.  A trusted proxy stands for many clients, so its connections belong to no network.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ _ABORT_S: Final = 1.0
 _LATE_TURNS: Final = 32
 """After a deadline, a late event loop gets this many turns to process events that were due before the deadline."""
 LATE_BODY_S: Final = 0.002
-"""Request bodies that miss a time limit (late bodies) fail one after another, this many seconds apart.  Each failure
-takes about a millisecond, in which the gateway writes the answer, ends the origin's connection, and starts the next
-waiting upload.
+"""Request bodies that miss a time limit (late bodies) fail one after another, with pauses of this many seconds.  Each
+failure takes about a millisecond, in which the gateway writes the answer, ends the origin's connection, and starts the
+next waiting upload.
 """
 LATE_BODIES_S: Final = 2.0
 """All bodies that became late at the same time fail within this many seconds."""

@@ -44,7 +44,7 @@ def absence_times_of(context: RequestContext) -> AbsenceTimes | None:
 def conceal_absence(
     recorder: ResponseRecorder, context: RequestContext, absence_times: AbsenceTimes, *, is_from_origin: bool
 ) -> Answered:
-    """Answer a request for an absent stream with the same answer as a refusal."""
+    """Answer a request for an absent stream in the same way as a refused request."""
     if is_from_origin and context.mode not in LIVE:
         # Do not note the time of a live read, because it may have waited long before its stream was deleted.
         absence_times.note(context.mode, recorder.now() - context.began - context.undecided_s, is_absent=True)

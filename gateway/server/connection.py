@@ -62,8 +62,8 @@ class Connection(RecognisingConnection):
     __slots__ = ()
 
     def __init__(self, clients: Clients, client: str | None = None, *, is_local: bool = False) -> None:
-        """`client` is the client's address from a PROXY header, or None without such a header.  `is_local` means that
-        the peer is the client itself, even if its address is a trusted proxy's."""
+        """`client` is the client's address from a PROXY header; None without such a header.  `is_local` means that the
+        peer is the client itself, even if the peer's address is in the list of trusted proxies."""
         super().__init__(clients)
         clients.unadmitted += 1
         self._repeats = clients.repeats
@@ -161,7 +161,7 @@ class Connection(RecognisingConnection):
         request of another client may have been answered while this request waited.
         """
         data, self._unparsed = self._unparsed, b""
-        # Clear the flag before answering, because the code at the end of the answer may take more input.
+        # Clear the flag before the answer, because the code at the end of the answer may take more input.
         self._is_busy = False
         if not self._answers_known(data):
             self._unparsed, self._is_busy = data, True
@@ -345,8 +345,8 @@ class Connection(RecognisingConnection):
             self._drop_request()
 
     def _drop_request(self) -> None:
-        """Drop the parts of the request that a live answer does not need.  Without this, an idle reader would hold
-        these parts until the reader leaves.
+        """Drop the parts of the request that a live answer does not need.  Otherwise an idle reader would keep these
+        parts in memory until the reader leaves.
         """
         self._candidate = None
         if self.sse_route is not None:

@@ -1,14 +1,15 @@
-"""Passes new connections to the worker with the fewest, before a byte is read from them.
+"""Passes new connections to the worker with the fewest connections, before any of their bytes is read.
 
-The kernel spreads connections over the workers at random.  If connections are few and long, as from a CDN or over
-HTTP/2, one worker could have twice its share for hours.  A worker with clearly more connections than another one
-(`gateway.workers.balance`) therefore sends the descriptor of a new connection to that worker (SCM_RIGHTS in unix(7)).
-Only a few connections a second are passed, because many short connections would gain nothing by it.
+The kernel spreads connections over the workers at random.  If there are few connections and they are long, as from a
+CDN or over HTTP/2, one worker could have twice its share for hours.  A worker with clearly more connections than
+another one (`gateway.workers.balance`) therefore sends the descriptor of a new connection to that worker (SCM_RIGHTS in
+unix(7)). Only a few connections are passed each second, because passing many short connections has no benefit.
 
-A connection of another member of a fleet is passed to the worker that its greeting names, with that greeting.
+A connection of another member of a fleet begins with a greeting, which names a worker.  The connection is passed to
+this worker, together with the greeting.
 
-Descriptors are sent over sockets that the supervisor keeps open.  If a worker dies, the next worker of its slot takes
-the connections that wait there.
+Descriptors are sent over sockets that the supervisor keeps open.  If a worker dies, connections may wait at its socket.
+The next worker with the same slot accepts them.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from gateway.workers.balance import Allowance, lighter_slot
 from gateway.workers.place import WorkerPlace
 
 _MOST_AT_ONCE: Final = 16
-"""The most connections taken in a turn of the loop."""
+"""The most connections accepted from other workers in one call of `Balancer._take`."""
 _MOST_BYTES: Final = 512
-"""The longest message: the number of a listener, and the bytes that were read from the connection."""
+"""The longest message.  A message has the number of a listener, and the bytes that were read from the connection."""
 
 
 class Passing(Enum):
@@ -36,16 +37,16 @@ class Passing(Enum):
 
     DONE = 0
     REFUSED = 1
-    """No worker takes connections there."""
+    """The worker accepts no connections."""
     LATER = 2
-    """The worker takes no further connection at this moment."""
+    """The worker accepts no further connection now.  It may accept one later."""
 
 
 Factory = Callable[[], asyncio.BaseProtocol]
 
 
 class Balancer:
-    """Passes connections to other workers, and takes connections that others pass."""
+    """Passes connections to other workers, and accepts connections from other workers."""
 
     def __init__(self, place: WorkerPlace) -> None:
         self._place = place
@@ -65,21 +66,22 @@ class Balancer:
         return f"<Balancer of slot {self._place.slot}, {len(self._factories)} listeners>"
 
     def factory(self, listener: int, factory: Factory) -> Factory:
-        """Return the factory of the connections that are accepted at a listener, by its index."""
+        """Return the factory for connections that are accepted at the listener with this index."""
         self._factories[listener] = factory
         return lambda: _Arrival(self, listener, factory)
 
     def add(self, listener: int, factory: Factory) -> None:
-        """Take the connections of this listener that are passed by `send`."""
+        """Accept the connections that other workers pass for this listener with `send`."""
         self._factories[listener] = factory
 
     def start(self) -> None:
-        """Take connections that other workers pass.  Call this when all listeners have factories."""
+        """Begin to accept connections from other workers.  Call this when all listeners have factories."""
         self._place.arrivals_socket.setblocking(False)
         asyncio.get_running_loop().add_reader(self._place.arrivals_socket.fileno(), self._take)
 
     def passes(self, transport: asyncio.BaseTransport, listener: int) -> bool:
-        """Pass a new connection to another worker, unless it should stay here.  Returns whether it was passed."""
+        """Pass a new connection to another worker if that worker has clearly fewer connections.  Returns whether the
+        connection was passed."""
         place, now = self._place, self._now()
         if not self._passes or not self._allowance.has_room(now):
             return False
@@ -89,13 +91,13 @@ class Balancer:
         if slot is None:
             return False
         if self.send(listener, transport, slot, b"") is not Passing.DONE:
-            # If the other worker is busy, its queue may be full.  The connection then stays here.
+            # If the other worker is busy, its queue may be full.  This worker then keeps the connection.
             return False
         self._allowance.use(now)
         return True
 
     def send(self, listener: int, transport: asyncio.BaseTransport, slot: int, read: bytes) -> Passing:
-        """Send a connection to the worker of a slot, with the bytes that were read from it."""
+        """Send a connection to the worker of a slot, together with the bytes that were read from the connection."""
         place = self._place
         if self._is_stopped or slot not in place.shared.owning():
             return Passing.REFUSED
@@ -114,8 +116,8 @@ class Balancer:
         return Passing.DONE
 
     def stop(self, *, is_last: bool) -> None:
-        """Pass no further connection.  With `is_last`, take the connections that others have passed, and then take no
-        more."""
+        """Pass no further connections.  With `is_last`, also accept the connections that other workers have already
+        passed, and then accept no more."""
         self._passes = False
         if is_last and not self._is_stopped:
             self._is_stopped = True
@@ -125,11 +127,11 @@ class Balancer:
             self._sender.close()
 
     async def settled(self) -> None:
-        """Wait until the connections that have been taken have their protocols."""
+        """Wait until all accepted connections have their protocols."""
         await self._tasks.finished()
 
     def _take(self) -> bool:
-        """Take some connections.  Returns whether there may be more."""
+        """Accept some connections from other workers.  Returns whether more connections may be waiting."""
         for _ in range(_MOST_AT_ONCE):
             try:
                 data, descriptors, _, _ = socket.recv_fds(self._place.arrivals_socket, _MOST_BYTES, 1)
@@ -161,7 +163,7 @@ async def _connect(factory: Factory, sock: socket.socket, read: bytes) -> None:
 
 
 class _Arrival(asyncio.Protocol):
-    """A connection that has just been accepted."""
+    """A connection that has just been accepted at a listener of this worker."""
 
     def __init__(self, balancer: Balancer, listener: int, factory: Factory) -> None:
         self._balancer = balancer
@@ -170,7 +172,7 @@ class _Arrival(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         if self._balancer.passes(transport, self._listener):
-            # This closes the descriptor.  The connection lives on, because the message holds another descriptor.
+            # This closes the descriptor.  The connection stays open, because the message holds another descriptor.
             transport.abort()  # type: ignore[attr-defined]
             return
         protocol: Any = self._factory()

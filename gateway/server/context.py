@@ -83,8 +83,8 @@ class RequestContext:
     allowed: Allowed | None = None
     """The verdict of authorisation; None on a route without rules."""
     stream: NamedStream | None = None
-    """The stream that the verdict is remembered for.  None if the verdict is remembered for the request line, or not at
-    all.
+    """The stream for which the verdict is remembered.  None if the verdict is remembered for the request line, or not
+    at all.
     """
     parties: Parties = NO_PARTIES
     """The principal (the authenticated party) and its tenant, for the rate limits that count the request."""
@@ -95,7 +95,7 @@ class RequestContext:
     is_public: bool = False
     """Whether the request reads a public stream."""
     is_passed: bool = False
-    """Whether another worker asks, and passes the answer on to a client."""
+    """Whether the request comes from another worker, which passes the answer on to a client."""
     speaks_s2: bool = False
     """Whether refusals use S2's error format while the route is unknown."""
 
@@ -133,9 +133,11 @@ class ResponseRecorder:
         """Record the end of a request in the metrics, the log and the trace, and free its channel (the HTTP/1.1
         connection or HTTP/2 stream).
 
-        Does nothing if the request's end was recorded before.  Does nothing if the request has a live answer, which
-        records its own end.  `answered` is the answer's head; None if the answer was not sent in full.  Without a full
-        answer, the channel is freed only if a relay was answering.
+        Does nothing if the request's end was recorded before, or if the request has a live answer, which records its
+        own end.
+
+        `answered` is the answer's head; None if the answer was not sent in full.  In that case, the channel is freed
+        only if the request was being relayed.
         """
         stage, observed = context.stage, context.observed
         if stage is _ENDED or stage is _LIVE:
@@ -164,15 +166,15 @@ class ResponseRecorder:
             if mode not in _LIVE_MODES:
                 usage.add(sent_bytes, is_answered=is_answered)
             else:
-                # When the live read itself ends, the usage counts one request, the read's duration, and the bytes of a
-                # live answer.  Add the bytes of an answer that was not live.  Subtract the request if it was not
+                # The usage counts a live read at the end of the read: one request, its duration, and the bytes of a
+                # live answer.  Here, add the bytes of an answer that was not live.  Subtract the request if it was not
                 # answered.
                 usage.sent_bytes += sent_bytes
                 usage.requests -= not is_answered
         if observed is not None:
             self._observers.request_ended(observed, answered, mode, outcome, route, began, sent)
         if answered is not None or stage is _RELAYED:
-            # Free the channel even if the client has left: its connection may have been kept only for this answer.
+            # Free the channel even if the client has left.  The connection may have been kept only for this answer.
             request.channel.response_written(request)
 
     def refuse(self, context: RequestContext, error: GatewayError) -> Answered:
@@ -238,8 +240,8 @@ def learn_hit(
 ) -> None:
     """Remember the answer to the context's request.
 
-    The gateway may repeat the answer until `trust_s` seconds have passed since the origin last confirmed the stream.
-    An answer that names a `tail` is repeated only until the tail moves.
+    The answer may be repeated until `trust_s` seconds have passed since the origin last confirmed the stream.  An
+    answer that contains a `tail` is repeated only until the tail changes.
     """
     if not context.request.channel.learns:
         return

@@ -1,7 +1,7 @@
 """Sends an answer to its client.
 
-Every wait is bounded.  An answer that cannot be completed is never ended properly.  Its connection is dropped instead,
-so that a truncated body does not look complete.
+Every wait is bounded.  If an answer cannot be completed, its connection is dropped, so that a truncated body does not
+look complete.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Delivery:
         """Body bytes handed to the connection."""
 
     def whole_answer(self, answer: Answer) -> Answered | None:
-        """Send an answer whose body is small and in memory.  Returns None, and sends nothing, for any other answer."""
+        """Send an answer if its body is small and in memory.  For any other answer, send nothing and return None."""
         parts = answer.parts
         if parts is None:
             return self.text(answer.status, answer.headers, answer.body)

@@ -1,12 +1,12 @@
-"""Answers the requests of other members of the fleet, at the listener for members, and those of the other workers of
-this member.
+"""Answers the requests of other members of the fleet at the listener for members, and the requests of this member's
+other workers.
 
-A member is answered as another worker is (`gateway.server.hop`), once its connection has proved that it knows the
-fleet's secret.
-All other requests are refused, and so are those of members with another configuration: their routes may have another
-meaning.  The answer then has no statement, so the other member asks the next owner.
+A member must first prove that it knows the fleet's secret.  Its requests are then answered like the requests of another
+worker (`gateway.server.hop`).  All other requests are refused.  Requests from members with another configuration are
+also refused, because the same path may belong to another route there.  Such a refusal contains no statement about a
+stream, so the other member asks the next owner.
 
-A request from a member causes no request to a third member.  It may join one that this member has sent before.
+A request from a member causes no request to a third member.  It may join a request that this member has already sent.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class FleetHandler(HopHandler):
             request.keeps_alive = False
             return self._refuse_left(context)
         if fleet.is_replaced:
-            # The sender's next connection reaches the version that goes on.
+            # The sender's next connection reaches the new version of the gateway, which stays.
             request.keeps_alive = False
         if request.method == PROBE:
             context.outcome = Outcome.HIT
@@ -96,20 +96,21 @@ class FleetHandler(HopHandler):
         return self._engine.drain.is_set and not self._fleet.is_replaced
 
     def _state(self, *, shows_orders: bool = True) -> CIMultiDict[str]:
-        """Return the header with the state of this member."""
+        """Return the header field with the state of this member."""
         answer = self._fleet.answer(is_leaving=self._is_leaving)
         if not shows_orders:
             answer = answer._replace(orders=NO_ORDERS, knows_all_orders=False)
         return CIMultiDict({FLEET: answer.rendered()})
 
     def _has_other_orders(self, sender: MemberField) -> bool:
-        """Return whether a gateway that is not in the list may know orders that this member does not know.  This member
-        cannot fetch them."""
+        """Return whether the sender is not in the list of members, but may know orders that this member does not know.
+        This member cannot fetch such orders."""
         fleet = self._fleet
         return fleet.orders.is_behind(sender.peer, sender.orders) and not fleet.is_listed(sender.name)
 
     async def _after_orders(self, context: RequestContext, sender: MemberField) -> Answered | None:
-        """Answer the request of a member that knows purges which this member may not have carried out yet."""
+        """Answer the request of a member that knows purges which this member may not have executed yet.  Execute these
+        purges first."""
         fleet = self._fleet
         has_caught_up = await fleet.orders.caught_up(_order_sender(sender))
         if fleet.has_left(sender):
@@ -120,12 +121,15 @@ class FleetHandler(HopHandler):
         return found if found is None or isinstance(found, Answered) else await found
 
     def _refuse_left(self, context: RequestContext) -> Answered:
-        """Refuse a process that has left the list.  It learns which process refuses it, because it may have removed
-        this one, too.  But it does not learn which orders there are, because it cannot fetch them."""
+        """Refuse a process that has left the list.
+
+        The refusal names this process, because the other process may have removed this one from its list, too.  The
+        refusal does not say which orders exist, because the other process cannot fetch them.
+        """
         return self._refuse(context, NOT_LISTED, self._state(shows_orders=False), _LEFT)
 
     def _about_orders(self, context: RequestContext, sender: MemberField, asked: str) -> Answered | Work:
-        """Answer a request for orders, or for the outcome of an order."""
+        """Answer a request for orders, or a request for the outcome of an order."""
         orders, now = self._fleet.orders, self._engine.clock.now
         try:
             if not asked.startswith("done"):
@@ -159,7 +163,7 @@ class FleetHandler(HopHandler):
 class MemberHopHandler(HopHandler):
     """Answers the requests of other workers of the same member of a fleet.
 
-    If the other worker knows purges that this one has not carried out yet, this one does so first."""
+    If the other worker knows purges that this worker has not executed yet, this worker executes them first."""
 
     def _begin(self, context: RequestContext, undecided: object = None) -> Answered | Work | None:
         fleet, sender = self._engine.fleet, MemberField.parse(context.request.headers.get(FLEET, ""))

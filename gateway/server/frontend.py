@@ -298,7 +298,8 @@ class Frontend:
         if self.others_are_empty is not None and all(are_empty):
             await self.others_are_empty(accepts_until - now())
         if (fleet := self._engine.fleet) is not None:
-            # A member that is refused before it was told would not wait for answers that are on their way.
+            # Wait until the other members know that this member leaves.  Without this notice, a refused member would
+            # not wait for the answers that are on their way.
             await fleet.until_told(accepts_until - now())
         await self.listeners.stop_accepting()
         for clients in self.every_clients:

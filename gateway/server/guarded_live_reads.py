@@ -1,14 +1,14 @@
 """Live reads on routes with rules: their verdicts, and their ends.
 
 A verdict is a decision to allow a request (`gateway.auth.remembered_verdicts`).  The channel (the HTTP/1.1 connection
-or HTTP/2 stream) keeps the verdict of its live read until the read ends.  A revocation or a change of rules therefore
-examines all connections to find the reads that must end (`Verdicts.revoke` decides which).  There is no register of
-live reads.  A register would cost an entry and an object for each read, and a long-poll client starts a new read after
-each message.
+or HTTP/2 stream) keeps the verdict of its live read until the read ends.  There is no register of live reads.  A
+register would cost an entry and an object for each read, and a long-poll client starts a new read after each message.
+A revocation or a change of rules therefore examines all connections to find the reads that must end (`Verdicts.revoke`
+decides which).
 
-A read has an object of its own only if it must end at a set time.  This object replaces the channel's `live_use`, and
-passes the end of the read on to the object that it has replaced.  Verdicts of services are renewed for all their live
-reads together (`gateway.server.verdict_renewal`).
+A read has an object of its own only if it must end at a set time.  This object replaces the channel's `live_use`.  When
+the read ends, the object calls the replaced `live_use`.  The verdict of a service is renewed once for all live reads
+that have it (`gateway.server.verdict_renewal`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SPREAD_S: Final = 5.0
 
 
 class GuardedReads:
-    """Keeps the verdicts of live reads, and ends reads whose verdicts no longer hold.
+    """Keeps the verdicts of live reads, and ends reads whose verdicts are no longer valid.
 
     `connections` returns all open connections of clients.
     """
@@ -63,7 +63,7 @@ class GuardedReads:
 
     def ends_in_s(self, allowed: Allowed, most_s: float) -> float | None:
         """Return the seconds until a live read has to end because its credential expires.  None if the read ends
-        earlier, after `most_s`.
+        earlier, after `most_s` seconds.
         """
         if allowed.renewal is not None:
             return None
@@ -95,8 +95,8 @@ class GuardedReads:
         channel.live_use = _EndingUse(channel, self._services.wheel, 0.0)
 
     def end_at_expiry(self, channel: Channel) -> None:
-        """If the channel's live read has a verdict, make the read end when its credential expires.  Without this, only
-        the origin would end a relayed read.
+        """If the channel's live read has a verdict, end the read when its credential expires.  This timer is necessary
+        for a relayed read, which otherwise only the origin would end.
         """
         left_s, use = self._left_s(channel.verdict), channel.live_use
         if left_s == math.inf:

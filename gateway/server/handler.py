@@ -1,6 +1,6 @@
 """The request handler, which answers every request that has no remembered answer.
 
-The handler has the request interpreted (`gateway.server.interpreting`), calls the engine and delivers the answer.
+The handler lets `gateway.server.interpreting` interpret the request, calls the engine and delivers the answer.
 Writes, and reads whose answers must not be shared, go to a relay.  `ResponseRecorder.refuse` turns each `GatewayError`
 into a response, also in relays.
 """
@@ -147,8 +147,8 @@ class RequestHandler:
             self._recorder.record_end(context, answered)
 
     def _give_up(self, context: RequestContext, outcome: Outcome) -> None:
-        """Record that the handler has failed to answer.  The channel (the HTTP/1.1 connection or HTTP/2 stream) then
-        answers with a 500, or is aborted."""
+        """Record that the handler has failed to answer.  Afterwards, the channel (the HTTP/1.1 connection or HTTP/2
+        stream) answers with a 500, or is aborted."""
         if context.stage is _HANDLED:
             context.outcome, request = outcome, context.request
             if outcome is _FAILED and not request.has_begun and request.method != "HEAD":
@@ -156,10 +156,8 @@ class RequestHandler:
             self._recorder.record_end(context, None)
 
     def _begin(self, context: RequestContext, undecided: UndecidedRequest | None = None) -> Answered | Work | None:
-        """Begin the answer.  Return the answer's head if the answer has been sent, and otherwise the work that is left
-        for a task.
-
-        Returns None if the answer needs no task.
+        """Begin the answer.  Return the answer's head if the answer has been sent.  Return the remaining work if it
+        needs a task.  Return None if the answer needs no task.
 
         `undecided` is the request's earlier state if the request had to wait for its authorisation.
         """
@@ -344,8 +342,8 @@ class RequestHandler:
         return self._recorded(context, waiting) if observed is None else self._observed(context, observed, waiting)
 
     def _resume(self, context: RequestContext, waiting: DeferredRequest) -> Answered | Work | None:
-        # isinstance is fast only for an exact match, and slow for an abstract class.  Test for `WaitingRead`, the
-        # most frequent class, first.
+        # Test for `WaitingRead`, the most frequent class, first.  isinstance is fast for an exact match, and slow for
+        # an abstract class.
         if not isinstance(waiting, WaitingRead):
             if isinstance(waiting, WaitingPassedRead):
                 return self._pass_on(context, waiting.meaning, waiting.passed)

@@ -248,8 +248,8 @@ def _from_tail(target: str, at: str) -> str:
 def refusal(status: int, text: bytes, *, is_s2: bool) -> tuple[CIMultiDict[str], bytes]:
     """Return the headers and the body of an answer to bytes that are not an acceptable request.
 
-    The body is one line of text, or S2's JSON.  Such bytes name no route.  `is_s2` means that all routes are S2 routes,
-    so that the body is S2's JSON.
+    The body is one line of text, or S2's JSON.  Such bytes belong to no route, so `is_s2` selects S2's JSON.  It is set
+    if all routes are S2 routes.
     """
     headers = plain_text()
     if is_s2:

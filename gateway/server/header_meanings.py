@@ -1,8 +1,8 @@
-"""The meaning of header sections: requests that differ only in headers without influence on the answer count as equal.
+"""The meaning of header sections: requests count as equal if they differ only in headers that do not affect the answer.
 
-Which readers share a stream's bytes is decided in `gateway.protocol.sharing`.
+`gateway.protocol.sharing` decides which readers share a stream's bytes.
 
-A section's meaning is its text without the lines that have no influence on any answer of a route:
+A section's meaning is its text without the lines that do not affect any answer of a route:
 
 - trace ids, user agents, and cookies that are not credentials;
 - Accept, except on routes to S2;
@@ -17,8 +17,8 @@ Routes differ in these lines, so a section has one meaning for each kind of rout
 the remembered answers of its requests, by request line.  The Host header stays in every meaning, so requests with the
 same meaning and request line go to the same route.
 
-There may be as many kinds as routes, and a client can send a new section with each request.  To save time, a section is
-read only for the kinds of routes that have an entry for the same request line.
+There may be as many kinds of routes as routes, and a client can send a new section with each request.  To save time,
+the gateway reads a section only for the kinds of routes that have an entry for the same request line.
 
 Clients send the same header section with many request lines.  From a section's second appearance on, `Sections` keeps
 the section with its meanings and the client's address.  The section's lines are then not read again.
@@ -179,7 +179,7 @@ class Section:
         self.text = text
         """The text, beginning with the line break after the request line."""
         self.mark = object()
-        """Stands for the section where a reference to the section would keep its text in memory."""
+        """Represents the section where a reference to `Section` would keep the section's text in memory."""
         self.kinds = kinds
         """The kinds of routes that the section has been read for."""
         self.keys = keys
@@ -240,7 +240,7 @@ class Section:
 
 
 NO_SECTION: Final = Section(b"")
-"""Stands for the section of a request that cannot be remembered."""
+"""Used as the section of a request that cannot be remembered."""
 
 
 class _Kind:
@@ -392,7 +392,8 @@ class Sections:
         for meanings, text in section.keys:
             if (meaning := meanings.get(text)) is not None and (known := meaning.known.get(rest)) is not None:
                 named = _named(known, None, credentials)
-                # A line without a verdict is not kept, so nobody without valid credentials can displace others' lines.
+                # A line without a verdict is not kept.  A client without valid credentials therefore cannot displace
+                # the lines of other clients.
                 if known.has_recurring_lines and section.has_verdict(named):
                     lines.keep(line, rest, named, known.verdict_key)
                 return make(Presented, (known, line, named, None)), section

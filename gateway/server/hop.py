@@ -1,12 +1,12 @@
 """Answers the shared requests of the other workers, at this worker's own Unix socket (`gateway.engine.owner_upstream`).
 
-The worker that has accepted the client applies limits and authorisation, and records the request.  It describes the
-read in a header field (`gateway.protocol.worker_headers`), and this worker's engine answers the read.  The answer looks
-like the origin's own, with the additional field `HOP_RECORD`.  An answer that the other worker passes on to its client
-looks like any answer to a client.
+One worker has accepted the client.  This worker applies limits and authorisation, and records the request.  It sends
+the read to the owner of the stream, and describes the read in a header field (`gateway.protocol.worker_headers`).  The
+owner's engine answers the read.  The answer looks like the origin's own, with the additional field `HOP_RECORD`.  If
+the asking worker passes the answer on unchanged, the answer looks like any answer to a client.
 
-This worker relays nothing for others.  If the origin's reply is for one reader alone, the answer gives the reason, and
-the other worker relays its clients' requests itself.
+The owner relays nothing for other workers.  If the origin's reply is for one reader alone, the owner's answer states
+the reason, and the asking worker relays its clients' requests itself.
 """
 
 from __future__ import annotations
@@ -71,15 +71,15 @@ from gateway.upstream.flight import METADATA
 from gateway.upstream.origin_call import Handed
 
 _PASSED: Final = ("Accept-Encoding", "Via", "CDN-Loop")
-"""The headers that the origin gets from the other worker's request, in addition to the credentials."""
+"""The headers of the asking worker's request that the origin gets, in addition to the credentials."""
 _MANY: Final = 1 << 20
 _BACKLOG: Final = 1_024
 
 C = TypeVar("C", bound=Clients)
 
 HEAD_TIMES: Final = 4
-"""The bounds on heads from other workers, as a multiple of the bounds on clients' heads.  `HOP` repeats the query, and
-quoting turns each of its bytes into three."""
+"""The bounds on heads from other workers, as a multiple of the bounds on clients' heads.  The field `HOP` repeats the
+query, and quoting turns each of its bytes into three."""
 
 # Enum members are slow to reach in Python 3.11.
 _CATCHUP, _HEAD = Mode.CATCHUP, Mode.HEAD
@@ -99,7 +99,7 @@ class HopInterpreter:
     """Converts the requests of other workers into reads."""
 
     def __init__(self, routes: Callable[[str], Route | None], handed: Handed) -> None:
-        """`handed` states which processes ask."""
+        """`handed` states whether the requests come from workers or from members."""
         self._routes = routes
         self._handed = handed
 
@@ -200,7 +200,7 @@ class HopLiveAnswers(LiveAnswers):
     def _rendering_of(
         self, node: str, begun: Subscription | WaitingPoll | None, asked_at: float | None = None
     ) -> Rendering:
-        """`asked_at`: when the request has arrived, if it is known."""
+        """`asked_at` is the time at which the request arrived; None if it is unknown."""
         engine = self._engine
         dress = partial(self._dress_live, begun, asked_at)
         return Rendering(node, dress, engine.clock, engine.drain, NoMetrics(), NO_ACCESS_LOG)
@@ -240,7 +240,7 @@ class HopLiveAnswers(LiveAnswers):
 
     @staticmethod
     def _refuse_lost(begun: Subscription | WaitingPoll) -> None:
-        """Raise the error that keeps the stream from being followed now, if there is one.
+        """Raise the error of the stream's follower if the stream cannot be followed now.
 
         Without this check, `_hand` would cut the answer at once, perhaps before its head.  The other worker would then
         conclude that this worker has died.
@@ -251,7 +251,7 @@ class HopLiveAnswers(LiveAnswers):
 
     @staticmethod
     def _hand(request: LiveRequest, topic: Topic, before: set[LiveReader]) -> None:
-        """Cut the connection as soon as the stream is no longer followed."""
+        """Cut the connection of the new readers as soon as the stream is no longer followed."""
         for reader in topic.readers_now - before:
             topic.hand(reader, request.channel.abort)
 
@@ -260,7 +260,7 @@ class _HopLiveRequests(LiveRequests):
     """Begins the answers to live requests of other workers, each separately."""
 
     def _remember(self, alias: bytes | None, request: LiveRequest) -> None:
-        """Do nothing: workers repeat no live request."""
+        """Do nothing: workers do not repeat live requests."""
 
 
 class HopHandler(RequestHandler):
@@ -277,7 +277,8 @@ class HopHandler(RequestHandler):
         *,
         is_relative: bool = False,
     ) -> None:
-        """`is_relative` is as in `HopStatements`.  It states that other members ask, and not other workers."""
+        """`is_relative` is as in `HopStatements`.  It also means that the requests come from other members, not from
+        other workers."""
         # Do not call `super().__init__`, because this handler relays, remembers and records nothing.
         self._node = node
         self._engine = engine
@@ -322,7 +323,7 @@ class HopHandler(RequestHandler):
             return self._recorder.refuse(context, error)
 
     def _look(self, request: Request, group: Group) -> None:
-        """Apply the writes of other processes to the path before the read begins."""
+        """Apply the writes of other processes to the streams of the path before the read begins."""
         if self._others is not None:
             self._others.look(group)
 
@@ -368,11 +369,11 @@ class HopHandler(RequestHandler):
         return await self._deliver(context, read, answer)
 
     async def _answer_facts(self, context: RequestContext, meaning: RequestMeaning, read: Read) -> Answered | None:
-        """Answer a HEAD from memory if possible, because the other worker does not ask for the tail."""
+        """Answer a HEAD from memory if possible.  The asking worker does not need the present tail."""
         fetches, stream = self._engine.fetches, self._engine.store.find(read.key)
         for start in (METADATA, START):
             if stream is not None and self._statements.facts(read) is None:
-                # Another read may be asking the origin for the same facts.
+                # Another read may be fetching the same metadata from the origin.
                 await fetches.join_earlier(stream, start, read.route, read.source.client)
         if (said := self._statements.facts(read)) is None:
             return await self._answer_shared(context, meaning, read)
@@ -411,7 +412,8 @@ class HopHandler(RequestHandler):
 def hop_clients(
     limits: LimitsConfig, engine: Engine, make_handler: Callable[[Admission], HopHandler], most: int, kind: type[C]
 ) -> C:
-    """Make the registry of the connections of other processes: at most `most`, with one handler."""
+    """Make the registry of the connections of other processes.  It admits at most `most` connections, and all of them
+    share one handler."""
     unlimited = limits.model_copy(
         update={"max_connections": most, "client_connections": most, "client_live_reads": _MANY}
     )
@@ -438,7 +440,7 @@ class HopServer:
         owner: str,
         kind: type[HopHandler] = HopHandler,
     ) -> None:
-        """`owner` is the name of this process, and `kind` the class of the handler."""
+        """`owner` is the name of this process.  `kind` is the class of the handler."""
 
         def make_handler(admission: Admission) -> HopHandler:
             return kind(node, engine, routes, admission, authoriser, owner)

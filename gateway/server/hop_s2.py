@@ -1,6 +1,6 @@
 """Reads the requests of other workers for S2 streams (`gateway.server.hop`).
 
-Other workers send the requests of `gateway.upstream.s2_client`, as to an S2 origin.  A question for the tail is a read
+Other workers send the same requests as to an S2 origin (`gateway.upstream.s2_client`).  A check of the tail is a read
 of no records.
 """
 
@@ -32,10 +32,10 @@ from gateway.upstream.s2_client import PROBE
 def s2_read(
     route: Route, asked: HopAsk, target: Target, headers: CIMultiDict[str], sent: CIMultiDict[str]
 ) -> tuple[S2Read, S2ReadRecords | S2CheckTail | None]:
-    """Parse another worker's request: return the read, and whether it reads records or checks the tail.
+    """Parse another worker's request.  Return the read, and whether it reads records or checks the tail.
 
     The second result is None for a probe, which reads no records (`s2_client.PROBE`).  `sent` holds the headers for the
-    origin; the name of the basin is added to it.  Raises BadRequest.
+    origin.  This function adds the name of the basin to `sent`.  Raises BadRequest.
     """
     path = parse_path(target.path)
     wanted = parse_read(path, target.query, headers) if path is not None else None
@@ -48,18 +48,19 @@ def s2_read(
     url, shared, config = route.url + path.stream, Shared(key, Handed.BY_WORKER), route.config
     source = S2Source(route, named, url, sent, route.bounds, route.live_bounds, shared)
     is_session = isinstance(wanted, S2ReadRecords) and not wanted.form.is_unary
-    # The other worker treats the tails in a session as the origin's own.  A session therefore uses no tail from memory.
+    # The other worker treats the tails in a session as the origin's own.  In a session, therefore use no tail from
+    # memory.
     trust_s = config.tail_heard_s if config.consistency == "bounded-staleness" and not is_session else 0.0
     return S2Read(key, source, asked.client, config.live_linger_s, trust_s, is_handed=True), wanted
 
 
 class HopS2Answers(S2Answers):
-    """Answers other workers.  Marks the answers whose tail comes from memory, not from the origin."""
+    """Answers other workers.  Marks an answer if its tail comes from memory, not from the origin."""
 
     def __init__(
         self, reads: S2Reads, recorder: ResponseRecorder, live: LiveAnswers, said: Callable[[], HopSaid]
     ) -> None:
-        """`said` returns the statement about this worker's record that goes with every answer."""
+        """`said` returns the statement about this worker's record that is added to every answer."""
         super().__init__(reads, recorder, live)
         self._said = said
 

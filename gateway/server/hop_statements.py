@@ -1,4 +1,4 @@
-"""The statements about its streams that an owner adds to its answers to other workers
+"""The statements about an owner's streams, which the owner adds to its answers to other workers
 (`gateway.protocol.worker_headers`)."""
 
 from __future__ import annotations
@@ -30,23 +30,24 @@ class HopStatements:
     """Makes the statements (`HopSaid`) of this worker for the header field `HOP_RECORD`."""
 
     def __init__(self, engine: Engine, owner: str, *, is_relative: bool = False) -> None:
-        """`is_relative`: times are stated relative to the request, because the asking process has another clock.  They
-        are stated relative to the time of the statement, which is later, if the time of the request is not given."""
+        """`is_relative` means that the asking process has another clock.  Times are then stated relative to the arrival
+        of the request.  If the arrival time is not given, they are relative to the time of the statement, which is
+        later."""
         self._engine = engine
         self._owner = owner
         self._now = engine.clock.now
         self._is_relative = is_relative
 
     def _stated(self, at: float, asked_at: float | None = None) -> float:
-        """Return a time of this process's clock as it is stated to the asking process, whose request has arrived at
-        `asked_at`.  That process adds the time at which it sent the request."""
+        """Return a time of this process's clock in the form for the asking process.  That process's request arrived at
+        `asked_at`.  If the form is relative, that process adds the time at which it sent the request."""
         if not self._is_relative:
             return at
         return at - (self._now() if asked_at is None else asked_at)
 
     def _lifetime(self, stream: Stream) -> Lifetime | None:
-        """Return the lifetime as it is stated to the asking process; its expiry is relative if that process has another
-        clock."""
+        """Return the stream's lifetime in the form for the asking process.  The expiry is relative if that process has
+        another clock."""
         lifetime = stream.expiry.stated
         if lifetime is None or lifetime.expires_at is None or not self._is_relative:
             return lifetime
@@ -62,11 +63,13 @@ class HopStatements:
         return HopSaid(self._owner, at, life, name, stream.identity, lifetime=self._lifetime(stream))
 
     def live(self, topic: Topic, start: str, asked_at: float | None = None, *, is_unconfirmed: bool = False) -> HopSaid:
-        """Return the statement for a live answer, which begins now with the bytes in memory after `start`, if there
-        are any.  `asked_at` is as in `_stated`.  `is_unconfirmed`: the origin has failed to confirm these bytes.
+        """Return the statement for a live answer, which begins with the bytes in memory after `start`, if there are
+        any.
 
-        The bytes are as old as their confirmation, and the tail is as old as the latest data from the origin.  What
-        follows the first tail in the answer comes from the origin at once.
+        `asked_at` is as in `_stated`.  `is_unconfirmed` means that the origin has failed to confirm these bytes.
+
+        The bytes are as old as their confirmation.  The tail is as old as the latest data from the origin.  All data
+        after the first tail in the answer comes directly from the origin.
         """
         stream, as_of = topic.stream, self._now()
         if stream.tape.knows_after(start) and (at := stream.confirmed_at(start)) > -math.inf:
@@ -76,16 +79,16 @@ class HopStatements:
         return self.said(stream, as_of, asked_at)._replace(is_stale=is_unconfirmed)
 
     def failed(self, key: StreamKey) -> HopSaid:
-        """Return the statement for an answer without bytes, because the origin has failed to answer."""
+        """Return the statement for an answer without bytes that is sent because the origin has failed to answer."""
         stream = self._engine.store.find(key)
         remembered = self._remembered(stream)
         return self.said(stream if remembered is not None else None)._replace(remembered=remembered)
 
     def facts(self, read: Read) -> HopSaid | None:
-        """Return the statement for a HEAD that is answered from memory, without the present tail; None if the origin
-        must be asked.
+        """Return the statement for a HEAD that is answered from memory, without the present tail.  Return None if the
+        origin must be asked.
 
-        This worker answers its own readers from memory under the same conditions.
+        This worker applies the same conditions to its own readers.
         """
         stream = self._engine.store.find(read.key)
         if stream is None or stream.tape.tail is None or read.route.unshared.reason(read.key, HEAD) is not None:
@@ -97,7 +100,7 @@ class HopStatements:
         return self.said(stream)._replace(as_of=remembered.contacted_at, is_stale=True, remembered=remembered)
 
     def _remembered(self, stream: Stream | None) -> Remembered | None:
-        """Return the facts in memory; None if there are none, or if the stream may have ended."""
+        """Return the metadata in memory; None if there is none, or if the stream may have ended."""
         clock = self._engine.clock
         if stream is None or stream.content_type is None or not stream.outlasts_failure(clock.now(), clock.wall()):
             return None
@@ -114,9 +117,10 @@ class HopStatements:
         )
 
     def alone(self, alone: Alone, key: StreamKey | None = None) -> HopSaid:
-        """Return the statement for the asking worker if the origin's reply is for one reader alone.
+        """Return the statement for an answer that says: the origin's reply is for one reader alone.
 
-        `key` is the key of the stream, whose lifetime does not depend on the reader; None for an S2 stream."""
+        `key` is the key of the stream; None for an S2 stream.  The stream's lifetime is included, because it does not
+        depend on the reader."""
         stream = self._engine.store.find(key) if key is not None else None
         lifetime = self._lifetime(stream) if stream is not None else None
         return HopSaid(self._owner, self._stated(self._now()), alone=alone, lifetime=lifetime)
@@ -129,14 +133,14 @@ class HopStatements:
             answer.headers[HOP_SAVED] = str(answer.saved_bytes)
 
     def restate(self, read: Read, answer: Answer, asked_at: float | None = None) -> None:
-        """Turn the headers of an answer for a client into headers of an answer for another worker, whose request has
-        arrived at `asked_at`."""
+        """Turn the headers of an answer for a client into headers of an answer for another worker.  That worker's
+        request arrived at `asked_at`."""
         headers = answer.headers
         stated = headers.get("Cache-Control") if answer.status >= 400 else None
         for name in OWN:
             headers.popall(name, None)
         if stated is not None and stated != "no-store":
-            # Keep the origin's own Cache-Control.  An error without it gets `no-store` from each worker.
+            # Keep the origin's own Cache-Control.  An error without Cache-Control gets `no-store` from each worker.
             headers["Cache-Control"] = stated
         stream = answer.run.stream if answer.run is not None else self._engine.store.find(read.key)
         if stream is not None and answer.status == 200:
@@ -146,7 +150,8 @@ class HopStatements:
             return
         as_of: float | None = None
         if answer.status in (404, 410):
-            # A remembered error is repeated for `absent_s` after the origin was asked, whoever repeats it.
+            # State when the origin was asked, because every worker repeats an error only for `absent_s` after this
+            # time.
             as_of = self._engine.negative_cache.asked_at(read.key, read.start, read.source.headers)
         elif stream is not None:
             as_of = self._as_of(read, answer, stream)
@@ -169,9 +174,9 @@ class HopStatements:
             headers[SURROGATE_KEY] = " ".join(sorted(stream.surrogate_keys))
 
     def _as_of(self, read: Read, answer: Answer, stream: Stream) -> float:
-        """Return the latest time at which the origin had confirmed everything in the answer."""
+        """Return the latest time at which the origin had confirmed the whole answer."""
         if answer.parts is None and answer.outcome is Outcome.MISS:
-            # The origin has been asked for this answer, or another owner, which may have had it in memory.
+            # This answer was fetched from the origin, or from another owner, which may have had it in memory.
             return min(self._now(), stream.contacted_at or math.inf)
         as_of = self._now() if stream.is_followed else stream.contacted_at
         if answer.parts is not None and not answer.parts.is_empty:

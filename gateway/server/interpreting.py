@@ -59,10 +59,10 @@ _MOST_REMEMBERED_CHARS: Final = 256
 
 
 class HeaderFacts:
-    """The values that a request handler derives from a header section, computed once for all requests with that
-    section.
+    """The values that a request handler derives from a header section.
 
-    The facts do not depend on the request line, so the section keeps them (`gateway.http.request_parser.Fields.facts`).
+    The values do not depend on the request line, so they are computed once for all requests with the same section.  The
+    section keeps them (`gateway.http.request_parser.Fields.facts`).
     """
 
     __slots__ = (
@@ -95,7 +95,7 @@ class HeaderFacts:
                 self.host_name = None
         self.nodes: tuple[str, ...] = ()
         self.is_looping = is_looping(headers, node)
-        """Whether the request has passed this gateway before, or more gateways than a sensible chain has."""
+        """Whether the request has passed this gateway before, or has passed too many gateways."""
         try:
             self.nodes = passed_nodes(headers)
         except LoopDetected:
@@ -146,8 +146,8 @@ class RequestMeaning:
     target: Target
     key: StreamKey
     shares: bool
-    """Whether other clients' requests may share the answer.  If they may, a change that this request makes is also
-    recorded on the shared tape (the stream's content in memory).
+    """Whether other clients' requests may share the answer.  If they may, a change by this request is also recorded on
+    the shared tape (the stream's content in memory).
     """
     facts: HeaderFacts
     read: Read | None
