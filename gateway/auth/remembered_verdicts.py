@@ -46,7 +46,7 @@ class LiveRenewal(Protocol):
 
     def begin_read(self, channel: RenewedChannel, allowed: Allowed, net: str) -> None:
         """Give a channel's read the present verdict, which may be newer than `allowed`.  Renew this verdict from now
-        on. `net` is the read's client network.
+        on.  `net` is the read's client network.
         """
 
     def stay(self, channel: RenewedChannel, allowed: Allowed, net: str) -> None:

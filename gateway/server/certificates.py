@@ -14,8 +14,8 @@ is bounded.  First contexts of names in the certificates are never evicted.  Fir
 wildcard have one bound, and first contexts of names in no certificate have another.  The two groups therefore do not
 evict each other's contexts.
 
-If a pair of files becomes unusable, its last usable version stays in use, but with the current client authorities. With
-the earlier authorities, the listener would still admit clients of an authority that has been removed.
+If a pair of files becomes unusable, its last usable version stays in use, but with the current client authorities.
+With the earlier authorities, the listener would still admit clients of an authority that has been removed.
 
 `CertificateReloader` reads the files again when they change.  If the new files are unusable, the log states the reason
 and the previous certificates stay in use.  A reload of the whole configuration loads the certificates as well

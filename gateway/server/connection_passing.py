@@ -3,7 +3,7 @@
 The kernel spreads connections over the workers at random.  If there are few connections and they are long, as from a
 CDN or over HTTP/2, one worker could have twice its share for hours.  A worker with clearly more connections than
 another one (`gateway.workers.balance`) therefore sends the descriptor of a new connection to that worker (SCM_RIGHTS in
-unix(7)). Only a few connections are passed each second, because passing many short connections has no benefit.
+unix(7)).  Only a few connections are passed each second, because passing many short connections has no benefit.
 
 A connection of another member of a fleet begins with a greeting, which names a worker.  The connection is passed to
 this worker, together with the greeting.

@@ -285,7 +285,8 @@ class RequestInterpreter:
             )
             context.is_session = request.body is not None and is_session(request.headers)
             if s2 is not None and sharing.web_origin is not None:
-                # Have the origin answer this web origin, because a shared answer carries no CORS headers of the origin.
+                # Relay the read, so that the origin itself answers this web origin.  A shared answer has no CORS
+                # headers of the origin.
                 context.why_alone, s2 = Ground.ORIGIN, None
                 route.notice(Ground.ORIGIN, request.headers)
             return RequestMeaning(

@@ -1,14 +1,13 @@
 """Joins: live requests that are remembered, so that the next reader's equal request need not be parsed.
 
-When one event wakes a thousand clients, each of them sends its request again.  The first such request is parsed and
+If one event wakes a thousand clients, each of them sends its request again.  The first such request is parsed and
 handled.  The resulting read is kept under the request line and the header section's meaning.  The meaning is the
-section without the headers that have no influence on the answer (`gateway.server.header_meanings`), so it is the same
-for the other clients.  For each later request, the engine decides whether the reader may wait without a request to the
-origin.
+section without the headers that do not affect the answer (`gateway.server.header_meanings`), so it is the same for the
+other clients.  For each later request, the engine decides whether the reader may wait without a request to the origin.
 
-A long-poll is *late* if its bytes are in memory when it arrives, because messages follow faster than its client can
-ask.  Other clients may be late at the same offset.  The second of them is therefore parsed, and its answer is
-remembered until the tail moves.
+A long-poll is *late* if its bytes are in memory when it arrives.  This happens if messages follow each other faster
+than the client can send requests.  Other clients may be late at the same offset.  The second of their requests is
+therefore parsed, and its answer is remembered until the tail moves.
 """
 
 from __future__ import annotations
@@ -54,28 +53,28 @@ class SseHead:
 
 
 class LatePolls(NamedTuple):
-    """Long-polls of a join that have come after the bytes that they ask for.
+    """The late long-polls of a join, which arrived after the bytes that they read.
 
-    The first of them is answered like one that waits.  The second is parsed, so that its answer is remembered.
+    The first of them is answered like a long-poll that waits.  The second is parsed, so that its answer is remembered.
     """
 
     version: Version
-    """The stream's version.  After it has changed, an earlier answer states another tail."""
+    """The stream's version.  After the version has changed, an earlier answer states an outdated tail."""
     parsed: set[bytes | None]
-    """The web origins whose second late long-poll has been parsed.  An answer names one web origin."""
+    """The web origins whose second late long-poll has been parsed.  An answer contains one web origin."""
 
 
 @dataclass(slots=True)
 class Join(Known):
     """A remembered live request."""
 
-    # Each long-poll of one client names another offset.
+    # Each long-poll of one client has another offset.
     has_recurring_lines = False
     read: Read
     mode: Mode
     origin: bytes | None
-    """The web origin that the first request's answer names; None if answers name no web origin.  Each later answer
-    names the web origin of its own client.
+    """The web origin in the answer to the first request; None if answers contain no web origin.  Each later answer
+    contains the web origin of its own client.
     """
     facts: CommonFacts | None = None
     """The fields that the log records of all these requests have in common; None without an access log."""
@@ -116,7 +115,7 @@ class Joins:
         """Joins by their keys and meanings."""
         self.exact: dict[bytes, tuple[Join, Section]] = {}
         """Joins by the exact bytes of a request, each with its header section.  This is the fastest look-up for clients
-        that send equal bytes.  `Sections` no longer keeps a section whose cost is 0.  Such a section must be looked up
+        that send equal bytes.  A section with a cost of 0 is no longer kept by `Sections`, and must be looked up
         again."""
         self._size = 0
         self.beginnings = Beginnings()
@@ -160,8 +159,8 @@ class Joins:
         return known.known if isinstance(known, Presented) else known
 
     def found_by_meaning(self, join: Join, section: Section) -> None:
-        """Let further requests with the exact bytes of the first request be found by these bytes.  `section` is the
-        header section of these bytes.
+        """From now on, find the join by the exact bytes of the first request.  `section` is the header section of these
+        bytes.
 
         The section of the first request is not kept, unless another request had the same section before.
         """
@@ -183,5 +182,5 @@ class Joins:
 
 
 def _cost(meaning: Meaning, join: Join) -> int:
-    # Count the request's bytes twice: `exact` has them, and also the text of the request's section.
+    # Count the request's bytes twice, because `exact` and the text of the request's section both contain them.
     return _COST + len(join.key) + len(meaning.text) + 2 * len(join.alias)

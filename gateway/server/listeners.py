@@ -62,8 +62,8 @@ class Inherited:
     """Certificates by the index of their listener.  All workers have the same contexts, because a TLS session can be
     resumed only where the context has the session's keys."""
     until_accepting: Callable[[Callable[[], Awaitable[Change]], Callable[[], None]], Awaitable[None]] | None = None
-    """Tells the supervisor that this worker is prepared, and waits until the worker may accept connections.  None if
-    the worker may accept at once.  The first argument is called when the supervisor hands a configuration over.  The
+    """Reports to the supervisor that this worker is prepared, and waits until the worker may accept connections.  None
+    if the worker may accept at once.  The first argument is called when the supervisor hands a configuration over.  The
     second argument counts a configuration that the supervisor could not read."""
 
 
@@ -240,7 +240,7 @@ class Listeners:
             raise
 
     def _pass_members_on(self, balancer: Balancer, index: int, factory: Callable[[], asyncio.BaseProtocol]) -> None:
-        """Pass connections of other members to the workers that they name."""
+        """Pass each connection of another member to the worker that the connection's greeting names."""
         assert self.members is not None
         balancer.add(index, factory)
         self.members.pass_on = partial(balancer.send, index)
@@ -302,7 +302,7 @@ class Listeners:
 
     @property
     def _further(self) -> int:
-        """The number of descriptors that all queues have in addition to their first ones (`gateway.server.sockets`)."""
+        """The number of further descriptors of all queues (`gateway.server.sockets`)."""
         return sum(queue.further for listening in self._open for queue in listening.queues)
 
     def _factory(self, index: int) -> Callable[[], asyncio.BaseProtocol]:

@@ -60,8 +60,8 @@ class LiveRequest(NamedTuple):
     is_chunked: bool = True
     """Whether the answer may be chunked.  HTTP/1.0 has no chunks."""
     ends_in_s: float | None = None
-    """Seconds after which the answer ends, because the client's credential expires or a reload has put the route under
-    rules.  None if the answer certainly ends earlier.
+    """Seconds after which the answer ends.  It ends because the client's credential expires, or because a reload has
+    put the route under rules.  None if the answer certainly ends earlier.
     """
     line: bytes | None = None
     """The request's line, if it differs from the line of the join's first request."""

@@ -1,8 +1,8 @@
 """Live requests: the beginning of answers to SSE and long-poll reads.
 
 A live request joins readers that wait for the same answer, or gets an answer of its own.  A late long-poll gets an
-answer that others have had (`gateway.server.joins`).  If the origin need not be asked, the answer begins at once.  If
-the origin has to be asked, the answer begins when the engine has found the stream's tail (its end).
+answer that other clients have had (`gateway.server.joins`).  If the origin need not be asked, the answer begins at
+once.  Otherwise the answer begins when the engine has found the stream's tail (its end).
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ class LiveRequests:
         self._sse = engine.sse
         self._negative_cache = engine.negative_cache
         self._refusals = engine.negative_cache.groups
-        """Streams of which the origin has recently refused a reader; mostly empty."""
+        """Streams for which the origin has recently refused a reader.  Usually empty."""
 
     async def begin_answer(self, context: RequestContext, read: Read) -> Answer | None:
-        """Begin a live answer to the request, and return None.  If the answer is not live, return the answer, and the
+        """Begin a live answer to the request, and return None.  If the answer is not live, return it, so that the
         caller sends it.
 
         Raises Uncacheable if the read has to be relayed, or another GatewayError.
@@ -128,9 +128,10 @@ class LiveRequests:
             join.group.remembered(join.line, section)
 
     def join(self, channel: Channel, join: Join, section: Section, presented: Presented | None = None) -> bool:
-        """Begin a live answer to a GET that was not parsed.  `join` is the remembered equal request,
-        `section` the header section.  `presented` has the request's line and credentials if they differ from the
-        remembered request's.
+        """Begin a live answer to a GET that was not parsed.
+
+        `join` is the remembered equal request, and `section` is the header section of this request.  `presented` has
+        this request's line and credentials if they differ from the remembered request's.
 
         Returns False, without any effect, if the request has to be parsed.
         """
@@ -201,21 +202,21 @@ class LiveRequests:
 
     def _must_parse(self, join: Join, section: Section) -> bool:
         """Return whether a late long-poll (one whose bytes are in memory) has to be parsed, so that its answer is
-        remembered for the others."""
+        remembered for other clients."""
         if join.mode is _SSE or (version := self._engine.version_if_late(join.read)) is None:
             return False
         origin = section.origin if join.origin is not None else None
         if join.late is None or join.late.version is not version:
             join.late = LatePolls(version, set())
         elif origin in join.late.parsed:
-            # Its answer could not be remembered.
+            # Another late long-poll has been parsed already, but its answer could not be remembered.
             return False
         join.late.parsed.add(origin)
         return True
 
     def answer_late(self, read: Read, alias: bytes | None) -> Answer | None:
-        """Return the answer to a late long-poll if others have asked for the same; else None.  `alias` has the
-        request's bytes.  The caller must call `Answer.close`."""
+        """Return the answer to a late long-poll if other clients have sent the same request; otherwise return None.
+        `alias` has the request's bytes.  The caller must call `Answer.close`."""
         known = self._joins.find(alias) if alias is not None else None
         if isinstance(known, Join):
             return self._engine.answer_late_poll(read) if known.late is not None else None
@@ -224,7 +225,7 @@ class LiveRequests:
         # The answer is out of date, or no verdict on this client is kept.
         answer = self._engine.answer_late_poll(read)
         if answer is None and self._remembered is not None:
-            # This request is going to be a join, which takes the answer's place.
+            # This request will become a join, which takes the place of the remembered answer.
             self._remembered.forget(known)
         return answer
 

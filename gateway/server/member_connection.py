@@ -1,10 +1,11 @@
-"""The connections of other members, which are answered once the members have proved themselves
+"""The connections of other members.  A connection is answered only after its member has proved itself
 (`gateway.protocol.member_session`).
 
-Whoever can reach the listener can open connections.  So the connections of which nothing is proved have small bounds of
-their own, in total and for each address.  Beyond a bound, one of them is cut: the oldest one without a greeting, unless
-more than half of them have sent one, else the oldest one with a greeting.  So neither silent strangers nor strangers
-that greet take the places of members, which are among these connections for one round trip.
+Any host that can reach the listener can open connections.  Unproved connections (from members that have not proved
+themselves) therefore have small bounds of their own, in total and for each address.  Beyond a bound, one unproved
+connection is cut.  If more than half of the unproved connections have sent a greeting, the oldest connection with a
+greeting is cut.  Otherwise the oldest connection without a greeting is cut.  Strangers therefore cannot displace
+members, whether or not the strangers send greetings.  A member's connection is unproved for only one round trip.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from gateway.server.connection_passing import Passing
 
 MOST_UNPROVED: Final = 256
 MOST_UNPROVED_OF_ADDRESS: Final = 32
-"""The most connections, in total and of one address, whose members have not proved themselves."""
+"""The most unproved connections, in total and of one address."""
 _LOOK_S: Final = 0.05
 _AGAIN_S: Final = 0.02
 _MOST_TRIES: Final = 50
-"""How often a connection is passed on to a worker that is busy, and the seconds between two attempts.  The queue of a
-worker has room for few connections: 10, unless `net.unix.max_dgram_qlen` in sysctl(8) has another value."""
+"""The seconds between two attempts to pass a connection on to a busy worker, and the number of attempts.  The queue of
+a worker has room for only 10 connections, unless `net.unix.max_dgram_qlen` in sysctl(8) has another value."""
 _REFUSED: Final = b"Only members of the fleet are answered here\n"
 
 
@@ -37,19 +38,19 @@ class MemberClients(Clients):
     worker: int
     """The number of this worker."""
     pass_on: Callable[[asyncio.BaseTransport, int, bytes], Passing] = staticmethod(lambda *_: Passing.REFUSED)
-    """Passes a connection on to another worker, with the greeting that has been read from it."""
+    """Passes a connection on to another worker, together with the greeting that has been read from the connection."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
         self._unproved: dict[MemberConnection, str | None] = {}
-        """The addresses of the connections of which nothing is proved.  The latest is last."""
+        """The addresses of the unproved connections.  The latest is last."""
 
     def allow(self, most: int) -> None:
-        """Allow this number of connections from now on."""
+        """Allow this number of connections in total from now on."""
         self.use_limits(self.limits.model_copy(update={"max_connections": most, "client_connections": most}))
 
     def accepted(self, connection: MemberConnection) -> None:
-        """Record a new connection, and cut another one if there are too many."""
+        """Record a new connection.  Cut an unproved connection if there are too many of them."""
         unproved, address = self._unproved, connection.client
         same = [one for one, its in unproved.items() if its == address]
         cut: MemberConnection | None = None
@@ -67,18 +68,18 @@ class MemberClients(Clients):
         self._unproved.pop(connection, None)
 
     async def finish(self, timeout_s: float) -> None:
-        """Wait until the answers in progress are whole, for at most `timeout_s` seconds, and close each connection that
-        has none."""
+        """Wait for at most `timeout_s` seconds until the answers in progress are complete.  Close each connection that
+        has no answer in progress."""
         now = asyncio.get_running_loop().time
         ends_at = now() + timeout_s
         self.close_idle()
         while not await self.emptied(max(0.0, min(_LOOK_S, ends_at - now()))) and now() < ends_at:
-            # A connection stays open after an answer that has begun before.
+            # A connection stays open after an answer that began before the first call of `close_idle`.
             self.close_idle()
 
 
 def _least(unproved: list[MemberConnection]) -> MemberConnection:
-    """Return the connection to cut.  The oldest is first."""
+    """Return the connection to cut, from connections in the order of their arrival."""
     greeted = sum(one.session is not None for one in unproved)
     is_greeted = greeted > len(unproved) // 2
     return next(one for one in unproved if (one.session is not None) == is_greeted)
@@ -98,7 +99,7 @@ class MemberConnection(Connection):
         self._tries = 0
         self._sealing: SealingTransport
         self.session: Session | None = None
-        """None before the greeting."""
+        """The session of the connection; None before the greeting."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._sealing = SealingTransport(transport)
@@ -133,7 +134,8 @@ class MemberConnection(Connection):
         if wanted is not None and wanted != members.worker:
             match members.pass_on(cast("asyncio.Transport", self._sealing), wanted, data):
                 case Passing.DONE:
-                    # This closes the descriptor.  The connection lives on, because the message holds another one.
+                    # This closes the descriptor.  The connection stays open, because the message holds another
+                    # descriptor.
                     self.abort()
                     return
                 case Passing.LATER if self._tries < _MOST_TRIES:

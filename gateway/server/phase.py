@@ -99,7 +99,7 @@ class PhasedChannel:
         self.verdict: Allowed | None = None
         """The verdict of the live read in progress; None on a route without rules."""
         self.renewing: LiveRenewal | None = None
-        """The verdict renewal that an HTTP/1.1 connection stays with between its reads
+        """The verdict renewal that an HTTP/1.1 connection keeps between its reads
         (`gateway.server.verdict_renewal`)."""
 
     @property

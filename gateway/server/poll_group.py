@@ -98,8 +98,8 @@ class PollGroup:
         *,
         keeps: bool,
     ) -> None:
-        """`origin` is the web origin that the first client's answer names.  Each other client's answer names that
-        client's own web origin.  `facts` is the common part of the clients' log records; None without an access log.
+        """`origin` is the web origin in the first client's answer.  Each other client's answer contains that client's
+        own web origin.  `facts` is the common part of the clients' log records; None without an access log.
         """
         self._topic = topic
         self._rendering = rendering
@@ -116,7 +116,7 @@ class PollGroup:
         self._note: Note | None = None
         """The record of the first client's answer, if the request handler has made one."""
         self._noted: Channel | None = None
-        """The client that `_note` belongs to."""
+        """The client to which `_note` belongs."""
         self._watch: LiveNote | None = None
         """The timer for interim lines, which the log gets for clients that still wait.  None while only the first
         client waits."""
@@ -266,7 +266,8 @@ class PollGroup:
             channel.release(keeps=rendered.keeps)
 
     def relay(self, at: str) -> None:
-        """Have each client's request handled again on its own, as a read of the bytes after the offset `at`."""
+        """Let the request handler handle each client's request again on its own, as a read of the bytes after the
+        offset `at`."""
         self._waiter = None
         self._end_watch()
         for channel, (_, _, section, own) in list(self._channels.items()):

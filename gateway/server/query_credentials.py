@@ -1,17 +1,16 @@
 """The keys of remembered verdicts of authorisation: the stream, and the credentials in the request's query.
 
 A verdict is kept with the header section in which the client presents its credential.  A query may contain a
-credential, such as the signature of a signed URL.  Then each client has different request lines.  Each long-poll also
-has a new line, because its offset and cursor have moved on.  `CredentialLines.divide` divides a line into the
-credentials and the rest.  The rest selects the answer, so that clients with different signed URLs share remembered
-answers, and wait together for live ones.  The credentials, with the stream, select the verdict.
+credential, such as the signature of a signed URL.  The request lines of such clients all differ.  Each long-poll of one
+client also has a new line, because its offset and cursor have changed.  `CredentialLines.divide` divides a line into
+the credentials and the rest.  The rest selects the answer, so that clients with different signed URLs share remembered
+answers, and wait together for live answers.  The credentials and the stream select the verdict.
 
 A line is divided before it is parsed, so it may be malformed.  Both parts keep the spelling and the order of their
 parameters.  Together they therefore determine every parameter, its value, and whether the line is well-formed.  An
 answer, a join or a verdict is remembered under a part only if the whole line was parsed, and if the parser found the
-same credentials.
-If both parts of a later line are found, the parser would therefore find the same stream, offset and credentials in that
-line.
+same credentials.  If both parts of a later line are found, the parser would therefore find the same stream, offset and
+credentials in that line.
 """
 
 from __future__ import annotations
@@ -42,9 +41,9 @@ _VERDICT_COST: Final = 600
 class NamedStream(NamedTuple):
     """A stream as GETs name it, without the parameters of one read.
 
-    A verdict on one read of a stream holds for all its reads with the same header section and the same credentials.
-    The parameters `offset`, `live` and `cursor` have no influence on the verdict.  The path belongs to the key: an
-    origin may serve one stream under several paths, and rules can tell these apart.
+    A verdict on one read of a stream is valid for all its reads with the same header section and the same credentials.
+    The parameters `offset`, `live` and `cursor` do not affect the verdict.  The path is a part of the key, because an
+    origin may serve one stream under several paths, and rules may treat these paths differently.
     """
 
     route: Route
@@ -68,7 +67,7 @@ def verdict_cost(key: VerdictKey, allowed: Allowed) -> int:
 
 
 class StreamNames:
-    """The names of streams that verdicts are remembered for."""
+    """The names of streams for which verdicts are remembered."""
 
     def __init__(self) -> None:
         self._names: dict[NamedStream, NamedStream] = {}

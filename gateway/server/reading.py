@@ -75,8 +75,8 @@ class ReadingConnection(WritingConnection):
         self._is_busy = False
         """Whether new input must not be answered from memory, because an earlier answer may be unfinished or unsent."""
         self._is_taking = False
-        """Whether a caller further up the stack is beginning requests.  If so, that caller also begins the next
-        request.  At other times, the next request is begun by `_resume` at the end of an answer.
+        """Whether a caller further up the stack is beginning requests.  That caller then also begins the next request.
+        Otherwise, `_resume` begins the next request at the end of an answer.
         """
         self._is_waiting = False
         """Whether the unparsed input waits for its turn (`gateway.server.turns`)."""

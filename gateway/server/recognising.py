@@ -2,7 +2,7 @@
 
 Such a request is answered by a remembered answer (`remembered.py`).  A live request instead joins the live readers of
 its stream by a *join*, which is a remembered live request (`joins.py`).  Requests are equal if they have the same line
-and differ only in headers without influence on the answer.
+and differ only in headers that do not affect the answer.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class RecognisingConnection(ReadingConnection):
     __slots__ = ("_beginning", "_repeats", "client", "proxies")
 
     _repeats: bool
-    """Whether requests are first looked up by their exact bytes, which pays only while clients send equal bytes.  True
-    if the latest request with a remembered answer or join had exactly the bytes of the remembered request."""
+    """Whether requests are first looked up by their exact bytes, which saves time only while clients send equal bytes.
+    True if the latest request with a remembered answer or join had exactly the bytes of the remembered request."""
     _beginning: Beginning | None
     """The beginning of the line of the client's latest long-poll with credentials that has joined a group.  If the next
     line begins in the same way, it need not be divided.  None if there is no such line, or no room to keep its
@@ -66,15 +66,15 @@ class RecognisingConnection(ReadingConnection):
         clients, transport = self._clients, self.transport
         if (find := clients.find) is None or transport is None:
             return False
-        # A look-up in `exact` has to hash all bytes, which costs as much as `find`.  It pays only while clients send
-        # equal bytes.
+        # A look-up in `exact` has to hash all bytes, which costs as much as `find`.  It saves time only while clients
+        # send equal bytes.
         if self._repeats and (exact := clients.exact.get(data)) is not None:
             answer, section = exact
             key = answer.verdict_key
         elif self._repeats and (live := clients.joins.exact.get(data)) is not None and live[1].cost:
             return self._joins(*live)
         elif data[0] != _GET or (found := find(data, self._beginning)) is None:
-            # Have all other requests parsed, because only GETs have remembered answers.
+            # All other requests must be parsed, because only GETs have remembered answers.
             return False
         else:
             known, section = found
@@ -119,7 +119,8 @@ class RecognisingConnection(ReadingConnection):
         if presented is not None:
             kept = presented.allowed
             if not has_joined and kept is not None and section.allowed.get(presented.key) is not kept:
-                # The verdict that is kept with the beginning may have lapsed, and the section may have a later one.
+                # The verdict in `presented`, which is kept with the beginning, may have lapsed.  The section may have a
+                # later one.
                 presented = presented._replace(allowed=None)
                 has_joined = self._joins(known, section, presented)
             # SSE readers need no beginning, because they seldom ask again.

@@ -8,8 +8,8 @@ is not read either.
 A small request body is collected before the request is sent (`request_body`).  Only this step needs a task.
 
 Interim replies of the origin go to the client (RFC 9110 section 15.2), and an expectation of 100 Continue goes to the
-origin (`Expectation`).  In two cases the gateway itself asks the client for its body.  Either the origin must not get
-the head before the body is whole, or another origin may need the body after a redirect.
+origin (`Expectation`).  In two cases the gateway itself asks the client for its body: if the origin must not get the
+head before the body is whole, and if another origin may need the body after a redirect.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ from gateway.upstream.reply import Reply
 _log = logging.getLogger("gateway.front")
 
 SESSION_IDLE_S: Final = 600.0
-"""Seconds for which a client may send nothing in an S2 append session.  Then the gateway drops the client's connection.
+"""Seconds for which a client may send nothing in an S2 append session.  After this time, the gateway drops the client's
+connection.
 """
 
 # Module names are faster to look up than enum members, and every relay needs these members.
@@ -117,8 +118,8 @@ class Relays:
         # Check before 100 Continue is sent, so that the client never sends a body whose Content-Length is too large.
         body.check(request.head, self.limits)
         # Send a DELETE only after its body has arrived.  An origin may delete the stream once it has the head.  If the
-        # rest of the body then failed to arrive, the DELETE would have succeeded at the origin, but count as failed
-        # here.
+        # rest of the body then failed to arrive, the DELETE would have succeeded at the origin, but the gateway would
+        # count it as failed.
         is_delete = context.mode is _DELETE
         if is_expecting(request) and not body.unread_bytes:
             if not is_delete and not self._keeps_bodies(meaning.route):

@@ -1,18 +1,18 @@
 """Remembered answers: whole responses from memory, repeated as bytes for equal requests.
 
-The first time, a request goes to the request handler.  If the answer needs neither the origin nor further work, it is
-remembered under a key of two parts: the request line, and the meaning of the header section.  The meaning is the
-section without the headers that have no influence on the answer (`gateway.server.header_meanings`).  All keys are made
-of requests that the HTTP parser has accepted.
+The first request of its kind is parsed and handled.  If its answer needs neither the origin nor further work, the
+answer is remembered under a key of two parts: the request line, and the meaning of the header section.  The meaning is
+the section without the headers that do not affect the answer (`gateway.server.header_meanings`).  All keys are made of
+requests that the HTTP parser has accepted.
 
-A rendered answer is valid up to the time `until`.  `until` is the end of the second that the answer's Date and Age
-state, or an earlier time at which the stream expires or the origin has to be asked again.  Two events make an answer
-invalid earlier:
+A rendered answer is valid up to the time `until`.  This is the end of the second that the answer's Date and Age state.
+`until` is earlier if the stream expires earlier, or if the origin has to be asked earlier.  Two events make an answer
+invalid before `until`:
 
 - `forget_stream`, when the stream ends or loses bytes (or S2 records).  If an answer's bytes were read before that
   call, the answer is not remembered after the call.
-- A change of the stream's `Version`: the stream needs revalidation, or the tail (the stream's end) that the answer
-  names has moved.
+- A change of the stream's `Version`.  The stream then needs revalidation, or its tail (its end) is no longer the tail
+  in the answer.
 
 Answers take memory in addition to the tape (the stream's bytes in memory): keys, heads, joined bodies, and body bytes
 that the tape does not hold.  This memory is borrowed from the cache's budget.
@@ -124,7 +124,7 @@ class RememberedAnswer(Known):
         """The fields that all access-log records of this answer have in common; None without an access log."""
         self.trust_s = trust_s
         self.tail = tail
-        """The stream's tail that the answer names; None if the answer depends on no tail."""
+        """The stream's tail that the answer contains; None if the answer depends on no tail."""
         self.mode = mode
         self.outcome = outcome
         self.body_bytes = sum(map(len, body))

@@ -122,10 +122,10 @@ class Channel(Protocol):
     """The verdict of the live read in progress; None on a route without rules.  The channel drops the verdict when it
     ends `live_use`."""
     renewing: LiveRenewal | None
-    """The verdict renewal that an HTTP/1.1 connection stays with between its reads (`gateway.server.verdict_renewal`);
-    None if the connection stays with no renewal."""
+    """The verdict renewal that an HTTP/1.1 connection keeps between its reads (`gateway.server.verdict_renewal`); None
+    if the connection keeps no renewal."""
     outlasts_reads: bool
-    """Whether further reads may follow: on an HTTP/1.1 connection they may, on an HTTP/2 stream they may not."""
+    """Whether further reads may follow on the channel.  True for HTTP/1.1 connections, False for HTTP/2 streams."""
 
     @property
     def carrier(self) -> int:

@@ -4,9 +4,9 @@ Only time spent waiting for the client counts towards the time limits and the ra
 client may be unable to send.  While input of the connection waits for the gateway (`gateway.server.turns`), the body's
 next bytes may have arrived already.
 
-A client could keep its connection's input waiting with frames that carry nothing of the body.  The gateway's delay is
-therefore deducted for at most `client_idle_timeout_s` in one wait for the next piece, and for at most
-`client_body_timeout_s` in all waits of a body.  So such a client doubles these two times at most.
+A client could keep its connection's input waiting with frames that contain nothing of the body.  The deduction of the
+gateway's delay is therefore bounded: by `client_idle_timeout_s` in one wait for the next piece, and by
+`client_body_timeout_s` in all waits of a body.  Such a client can at most double these two times.
 
 A small body is collected before the request takes a connection to the origin, so that a slow client holds no such
 connection.  A body with a Content-Length is collected for as long as the client's limits allow.  The client of a

@@ -73,7 +73,7 @@ class S2Answers:
         return None
 
     async def answer_probe(self, context: RequestContext, read: S2Read) -> Answered:
-        """Answer another worker's question for the tail.  Raises a GatewayError."""
+        """Answer another worker's check of the tail.  Raises a GatewayError."""
         return await self._deliver(context, await self._reads.probe_tail(read))
 
     def _dress(self, context: RequestContext, answer: S2Answer) -> None:

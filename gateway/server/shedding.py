@@ -6,9 +6,9 @@ answer.  A slice is bounded by its time, because an HTTP/2 connection with a hun
 connections.  Bytes that several connections share are divided among these connections, unless the cache holds the bytes
 too (`gateway.limits.memory`).
 
-To close a connection that holds much takes up to a millisecond: the kernel frees the connection's buffers, and the
-fetch that fills them ends.  If clients exceed their bound on memory, each turn of the loop therefore drops only one
-connection.  If the process is short of memory, all are dropped at once.
+Dropping a connection that holds much memory takes up to a millisecond: the kernel frees the connection's buffers, and
+the fetch that fills them ends.  If clients exceed their bound on memory, each turn of the loop therefore drops only one
+connection.  If the process is short of memory, all these connections are dropped at once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gateway.limits.memory import Charges, Holding, victims
 from gateway.server.client_connections import ClientConnection, Clients
 
 SLICE_S: Final = 0.0001
-"""After these seconds, a turn of the loop visits no further connection."""
+"""A turn of the loop visits no further connection after this many seconds."""
 PAUSE_S: Final = 0.001
 """Seconds between two slices.  A request needs five to ten turns of the loop.  With slices in consecutive turns, a
 request that a sample overlapped took two to three times as long as others."""

@@ -6,14 +6,14 @@ In each turn of the loop, libuv accepts one connection for each descriptor.  Wit
 each turn would accept, read and end one connection.  The system calls between turns would empty the processor's caches
 each time.  Several descriptors of one socket accept several connections in a turn.
 
-A further descriptor has a cost.  Each connection wakes all descriptors, and each descriptor that comes too late takes
-some 4 µs to find that another has accepted the connection.  The gateway therefore looks at the length of the queue
-after every few connections.  If the queue stays long, the number of further descriptors rises to the queue's length at
-once, because a client that waits behind a burst of others loses a turn of the loop for each of them.  The number falls
-only after the queue has stayed shorter for a while.  It is 0 while clients connect one at a time.
+A further descriptor has a cost.  Each connection wakes all descriptors.  A descriptor takes about 4 µs to find that
+another descriptor has accepted the connection.  The gateway therefore looks at the length of the queue after every few
+connections.  If the queue stays long, the number of further descriptors rises to the queue's length at once.  Otherwise
+a client that waits behind a burst of others would lose a turn of the loop for each of them.  The number falls only
+after the queue has stayed shorter for a while.  It is 0 while clients connect one at a time.
 
-Python's own event loop accepts a whole queue in a turn, so it gets no further descriptors.  If such a descriptor were
-closed under that loop, the connections that the loop has just accepted there would also be reset.
+Python's own event loop accepts a whole queue in a turn, so it gets no further descriptors.  Under that loop, closing a
+further descriptor would also reset the connections that the loop has just accepted there.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class UnixSocket:
     """A listening Unix socket and its file."""
 
     def __init__(self, path: str, mode: str, backlog: int) -> None:
-        """Must be called with the folder locked, as `open` does: only one socket at a time may be made in a folder."""
+        """Must be called with the folder locked, as in `open`.  Only one socket at a time may be made in a folder."""
         self.path = Path(path)
         _remove_stale(self.path)
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -255,11 +255,13 @@ _WITHOUT_SYN: Final = b"".join(
 def accept_queued(listening: socket.socket, *, is_shared: bool = False) -> list[socket.socket]:
     """Accept every connection in the kernel's queue of a listening socket, then close the socket.
 
-    The close resets connections that reach the queue after the last look at it.  New connections are therefore ignored
-    first.  Their clients repeat the SYN after a second, and reach the next process or are refused.
+    The close resets connections that arrive in the queue after this function has last looked at the queue.  The kernel
+    is therefore first told to ignore new connections.  Their clients repeat the SYN after a second, and reach the next
+    process or are refused.
 
-    A process that shares the socket (`is_shared`) would get no new connections either.  For a shared socket, nothing is
-    therefore ignored: the queue outlives this close as long as the other process holds the socket.
+    If another process shares the socket (`is_shared`), that process would not get the new connections either.  New
+    connections to a shared socket are therefore not ignored.  The queue outlives this close as long as the other
+    process holds the socket.
     """
     accepted: list[socket.socket] = []
     listening.setblocking(False)
@@ -274,7 +276,7 @@ def accept_queued(listening: socket.socket, *, is_shared: bool = False) -> list[
 
 
 def _ignore_new(listening: socket.socket) -> None:
-    """Have the kernel ignore each SYN to a TCP socket; no effect on other systems than Linux."""
+    """Make the kernel ignore each SYN to a TCP socket.  Has no effect on other systems than Linux."""
     if sys.platform != "linux" or listening.family == socket.AF_UNIX:
         return
     instructions = ctypes.create_string_buffer(_WITHOUT_SYN, len(_WITHOUT_SYN))

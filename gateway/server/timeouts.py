@@ -37,7 +37,7 @@ class WheelTimer:
         self._callback = callback
         self._tick = NEVER
         self.put_off_s = 0.0
-        """By how many seconds `put_off` has put off the deadline, in all."""
+        """The seconds by which `put_off` has put off the deadline, in all."""
 
     @property
     def is_set(self) -> bool:
@@ -236,8 +236,8 @@ class TimedConnection(Handling, asyncio.Protocol):
                 self._close()
 
     def _is_kept_waiting(self) -> bool:
-        """Return whether the client's input waits for its turn, and if so, set the next check.  The client has done its
-        part in time, so the passed deadline must not end the connection.
+        """Return whether the client's input waits for its turn.  If it waits, set the next check.  The client has sent
+        its input in time, so the passed deadline must not end the connection.
         """
         if self.waits.is_waiting:
             self._set_deadline(LOOK_AGAIN_S)

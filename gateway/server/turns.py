@@ -6,11 +6,11 @@ shared fairly among clients, by the cost of their requests (`gateway.limits.queu
 requests of its own client.  It delays the requests of other clients by a millisecond or two.  The loop is never idle
 while a request waits.
 
-Beginning a request means all work before its first wait, some 50 to 150 us.  After that time, a read from memory is
+Beginning a request means all work before its first wait.  It takes 50 to 150 µs.  Afterwards, a read from memory is
 finished, and a read that needs the origin (a miss) has begun its fetch.  A turn begins about a dozen requests.  With
-fewer requests a turn, each request would cost more, because the loop polls the kernel once a turn, and because equal
-work in a row is faster.  During a flood, a turn's time for requests is shorter, because other clients have requests in
-progress that need several turns.  The flood's own requests are late in any case.
+fewer requests in a turn, each request would cost more, because the loop polls the kernel once in each turn, and because
+a series of equal work is faster.  During a flood, a turn's time for requests is shorter, because other clients have
+requests in progress that need several turns.  The requests of the flood itself are late in any case.
 
 The later work for a request, such as its fetch and the parts of its answer, is not queued.  The loop's time for such
 work is subtracted from the time for waiting requests.  The time for waiting requests is at least a quarter of the
@@ -33,9 +33,10 @@ took.  Reading the waiting crumbs of all clients then takes about 3 % of the pro
 nothing else to do.  The first part of each arriving input is read at once, and does not count towards these 3 %.
 Before this limit, a few clients that sent crumbs took over a third of the processor.
 
-`InputWaits` measures for how long input waits, because no limit on a client's time may count the gateway's own delay.
-The deadlines of bodies are in `gateway.server.request_body`, those of heads and idle time in `gateway.server.timeouts`
-and `gateway.server.http2.timeouts`, and those of reading an answer over HTTP/2 in `gateway.server.http2.channel`.
+`InputWaits` measures how long input waits, because no limit on a client's time may count the gateway's own delay.  The
+deadlines of bodies are in `gateway.server.request_body`.  The deadlines of heads and idle time are in
+`gateway.server.timeouts` and `gateway.server.http2.timeouts`.  The deadlines of reading an answer over HTTP/2 are in
+`gateway.server.http2.channel`.
 
 A waiting request stays with its connection, and the connection reads further input up to its usual bound.  Requests
 with remembered answers, and live reads that join other readers, never wait, because they cost less than queueing.
@@ -73,7 +74,8 @@ _LEAST: Final = 0.25
 _QUANTUM_S: Final = 0.0002
 """Seconds that a client may use before the next client: about two requests."""
 LOOK_AGAIN_S: Final = 1.0
-"""If a client's deadline passes while its input waits for its turn, the deadline is checked again after these seconds.
+"""If a client's deadline passes while its input waits for its turn, the deadline is checked again after this many
+seconds.
 """
 INPUT_WAITS: Final = "input_waits"
 """The key under which a transport's extra information has the `InputWaits` of the input that waits in the transport."""
@@ -118,7 +120,7 @@ class InputWaits:
             self._waited_s += now - self._began
 
     def seconds(self, now: float) -> float:
-        """Return for how long input has waited, in all."""
+        """Return the time for which input has waited, in all."""
         return self._waited_s + (now - self._began if self._layers else 0.0)
 
 
@@ -133,7 +135,7 @@ class TurnTaker(Protocol):
 
     @property
     def waits(self) -> InputWaits | None:
-        """Measures for how long the connection's input waits; None if no input waits for its turn."""
+        """Measures how long the connection's input waits; None if no input waits for its turn."""
 
     def take_turn(self) -> None:
         """Begin the next request or read the next part, if any is left.  Call `must_wait` before each further request

@@ -2,17 +2,18 @@
 expires.
 
 All live reads that one remembered verdict allows share one renewal.  A long-poll client begins a read after each
-message, so a renewal for each read would cost more than the read.  Verdicts on equal credentials share the service's
-new answer, in the same way as they shared the first.  The reads end if the service refuses them, or if the verdict
-expires and no new verdict has come.
+message, so a renewal for each read would cost more than the read.  The service's new answer applies to all verdicts on
+equal credentials, like its first answer.  The reads end if the service refuses them, or if the verdict expires before a
+new verdict arrives.
 
-A renewal without reads is idle or rests.  An idle renewal keeps its timer, because the next read of a long-poll client
-may come at once.  A renewal may be idle only if later requests find its verdict.  `KeptRenewals` bounds these renewals.
-All other renewals rest: they have no timer.
+A renewal without reads is either idle or at rest.  An idle renewal keeps its timer, because the next read of a
+long-poll client may come at once.  A renewal may be idle only if later requests find its verdict.  `KeptRenewals`
+bounds the memory of these renewals.  A renewal at rest has no timer.
 
-The HTTP/1.1 connection of a kept renewal's read stays with the renewal until the renewal rests, until the connection
-closes, or until the connection begins a read with another kept verdict.  Further reads of this connection therefore
-change no state of the renewal.  A renewal looks for reads in progress only when it has to act on them.
+A renewal that may be idle is called a kept renewal.  The HTTP/1.1 connection of its read keeps the renewal until one of
+three events: the renewal rests, the connection closes, or the connection begins a read with another kept verdict.
+Further reads of this connection therefore change no state of the renewal.  A renewal looks for reads in progress only
+when it has to act on them.
 """
 
 from __future__ import annotations
@@ -70,14 +71,14 @@ class KeptRenewals:
         self.cost -= self._renewals.pop(renewal, 0)
 
     def rest_idle(self) -> None:
-        """Have all renewals without reads rest."""
+        """Put all renewals without reads to rest."""
         for renewal in list(self._renewals):
             if not renewal.has_reads:
                 renewal.rest()
 
 
 class VerdictRenewal:
-    """Renews one verdict while live reads have it.  Implements `gateway.auth.remembered_verdicts.LiveRenewal`."""
+    """Renews one verdict while live reads use it.  Implements `gateway.auth.remembered_verdicts.LiveRenewal`."""
 
     __slots__ = (
         "_channels",
@@ -109,7 +110,7 @@ class VerdictRenewal:
         self._rng = rng
         self._end_read = end_read
         self._channels: dict[RenewedChannel, str] = {}
-        """The client network of each channel that has a read in progress or stays with the renewal."""
+        """The client network of each channel that has a read in progress or keeps the renewal."""
         self.verdict: Allowed | None = None
         """The present verdict; None while the renewal rests."""
         self._is_kept = False
@@ -124,7 +125,7 @@ class VerdictRenewal:
         return f"<VerdictRenewal {len(self._reading())} reads, {state}>"
 
     def begin_read(self, channel: RenewedChannel, allowed: Allowed, net: str) -> None:
-        """Give a channel's read the present verdict, which may be newer than `allowed`, and renew this verdict from now
+        """Give a channel's read the present verdict, which may be newer than `allowed`.  Renew this verdict from now
         on.  `net` is the read's client network.
         """
         self._channels[channel] = net
@@ -135,8 +136,8 @@ class VerdictRenewal:
         channel.verdict = self.verdict
 
     def stay(self, channel: RenewedChannel, allowed: Allowed, net: str) -> None:
-        """Begin a read like `begin_read`, with a verdict that later requests find.  The channel may then stay with the
-        renewal."""
+        """Begin a read like `begin_read`, but make the verdict available to later requests.  The channel may keep this
+        renewal between its reads."""
         self.begin_read(channel, allowed, net)
         self._is_kept = self._kept.keep(self, _COST + self._inquiry.size)
         if channel.outlasts_reads and (before := channel.renewing) is not self:
@@ -151,7 +152,7 @@ class VerdictRenewal:
 
     @property
     def has_reads(self) -> bool:
-        """Whether live reads have the verdict."""
+        """Whether live reads use the verdict."""
         return any(_reads_by(channel, self) for channel in self._channels)
 
     def rest(self) -> None:
@@ -254,7 +255,7 @@ class VerdictRenewal:
         self.rest()
 
     def _reading(self) -> list[RenewedChannel]:
-        """Return the channels with a read in progress that has the verdict."""
+        """Return the channels with a read in progress that uses the verdict."""
         return [channel for channel in self._channels if _reads_by(channel, self)]
 
 

@@ -377,7 +377,8 @@ class StreamChannel(Handling):
         may_be_slow = not has_taken_all and not is_blocked
         most_s = self._clients.limits.client_write_timeout_s
         if may_be_slow and self._connection.waits.is_waiting and timer.put_off_s < most_s:
-            # The waiting input may make room for the stream.  A client that keeps its input waiting doubles the time.
+            # The waiting input may contain frames that make room for the stream.  A client that keeps its input waiting
+            # can only double the time.
             timer.put_off(LOOK_AGAIN_S)
             return
         if not may_be_slow or self._clients.keeps_up(stream.sent_bytes - self._sent_bytes):

@@ -45,8 +45,8 @@ no field of them is known."""
 FRAMES: Final = 64
 """The number of other frames that are read between two checks: about a fifth of a millisecond of work."""
 _CRUMBS_BYTES: Final = 25 * FRAMES
-"""`FRAMES` frames with fewer bytes than this, and without a request, are crumbs (`gateway.server.turns`).  A frame's
-header has 9 bytes."""
+"""A run of `FRAMES` frames with fewer bytes than this, and without a request, counts as crumbs
+(`gateway.server.turns`).  A frame's header has 9 bytes."""
 REMEMBERED_HEADS: Final = 16
 """Replaces `HEADS` if all requests of the latest input had remembered answers.  Such requests take a tenth of the time
 of others.  The first batch of such input is read without a check of the turn's time.

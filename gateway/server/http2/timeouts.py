@@ -178,7 +178,7 @@ class TimedHttp2Connection(asyncio.Protocol):
     def _check_idle(self) -> None:
         limits, transport = self.clients.limits, self.transport
         if transport is not None and transport.is_closing():
-            # Set a deadline for the client to read the rest, because the client may have gone without reading it.
+            # Set a deadline for the client to read the rest, because the client may have left without reading it.
             if not self._write_timer.is_set:
                 self._expect_progress(transport)
             return
@@ -288,8 +288,8 @@ class TimedHttp2Connection(asyncio.Protocol):
     def _close_if_over(self) -> None:
         """Close the connection if either side is ending it and no request is open."""
         session = self.session
-        # After the client's GOAWAY, go on while input is unread: it may hold requests, and even requests after the
-        # GOAWAY are answered.
+        # After the client's GOAWAY, continue while input is unread.  It may contain requests, and even requests after
+        # the GOAWAY are answered.
         is_ending = (
             session.last_answered_id is not None or self._has_ended or (session.has_goaway and not session.has_more)
         )
