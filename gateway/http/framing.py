@@ -4,11 +4,12 @@ Request and reply parsers share one table of states.  Messages follow one anothe
 and an end.  A syntax error ends the connection, because the start of the next message cannot be found any more (RFC
 9112 section 9.6).
 
-Bodies are framed as in RFC 9112 section 6.  `request_parser` and `reply_parser` find out the length of a body, and
-refuse a message whose length is ambiguous.  The chunks (section 7.1) of a small body or of one event mostly arrive
-whole.  `whole_chunks` reads whole chunks, and the library llhttp reads all other chunks.
+Bodies are framed as in RFC 9112 section 6.  `request_parser` and `reply_parser` find the length of a body, and refuse a
+message whose length is ambiguous.  The chunks (section 7.1) of a small body or of one event mostly arrive whole.
+`whole_chunks` reads whole chunks, and the library llhttp reads all other chunks.
 
-`InterimRate` bounds the rate of interim replies, which an origin may send for as long as it works on a request.
+`InterimRate` bounds the rate of interim replies.  An origin may send interim replies for as long as it works on a
+request.
 """
 
 from __future__ import annotations

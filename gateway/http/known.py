@@ -1,13 +1,13 @@
 """A cache of parsed header sections, which spares most requests the parser.
 
-Requests of one client mostly differ only in the request line, and repeat the header section byte for byte.  A section
-that was part of a valid request is valid after any other plain request line.  The cache returns the section's fields
-with all values derived from them, so that only the request line is parsed.
+The requests of one client mostly differ only in the request line, and repeat the header section byte for byte.  A
+section that was part of a valid request is valid after any other plain request line.  For such a section, the cache
+returns the section's fields with all values derived from them, so that only the request line has to be parsed.
 
-The appends of an idempotent producer differ in two more lines: their sequence number and their length.  Such a line is
+The appends of an idempotent producer differ in two more lines: the sequence number and the length.  Such a line is
 taken out of the section only if it has a form that cannot hide other lines: a known name, a colon, and digits up to the
 end of the line.  If the rest of the section has been parsed before, the appends share the values derived from the rest.
-Only the two numbers are read for each append.
+The gateway then reads only the two numbers of each append.
 
 All other requests go to the parser (`gateway.http.request_parser`): requests that arrive in pieces or several at a
 time, chunked bodies, upgrades, and unusual request lines.

@@ -148,7 +148,7 @@ def request_head(
     # The fast path: all names are known tokens, and there are no control characters.
     is_known_valid = method in _METHODS and target and " " not in target and _KNOWN_TOKENS.issuperset(headers)
     is_known_valid = is_known_valid and "".join(lines).isprintable()
-    # To the pattern, a value with a line end looks like two fields.  The number of lines is therefore compared too.
+    # A value with a line end looks like two fields to the pattern.  The number of lines is therefore compared too.
     if not is_known_valid and (_HEAD.fullmatch(text) is None or text.count("\n") != len(lines) - 1):
         raise InvalidRequest("a request that could be read as another one")
     return text.encode("utf-8", "surrogateescape")

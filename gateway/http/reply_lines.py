@@ -48,13 +48,13 @@ HAS_DATE: Final[Kinds] = 2
 FOR_CONNECTION: Final[Kinds] = 4
 """The field is Connection."""
 UNUSUAL: Final[Kinds] = 8
-"""llhttp has to check the framing: Upgrade, or an unusual Content-Length or Transfer-Encoding."""
+"""llhttp has to check the framing, because the field is Upgrade, or an unusual Content-Length or Transfer-Encoding."""
 CHUNKED: Final[Kinds] = 16
 SHARED: Final[Kinds] = 32
 """Other values are derived from the field, so its line belongs to the shape."""
 NOT_ALIKE: Final[Kinds] = 64
-"""For a reply with this field, the fields for its client are made separately, not once for all replies of its shape.
-Location depends on the request, and Connection may name any other field.
+"""If a reply has this field, the fields for its client are made for this reply alone, not once for all replies of its
+shape.  Location depends on the request, and Connection may contain the name of any other field.
 """
 _KINDS: Final = {
     **dict.fromkeys(
@@ -184,8 +184,8 @@ class Head:
         self.content_length = content_length
         """The Content-Length, which may state the length of an omitted body (HEAD, 304).  None without the field."""
         self.is_delimited = is_delimited
-        """Whether the end of the body can be distinguished from a lost connection (RFC 9112 section 6.3, all cases
-        except the last).
+        """Whether the end of the body can be distinguished from a lost connection.  True for all cases of RFC 9112
+        section 6.3 except the last.
         """
         self.shape = shape
         """The lines shared with other heads.  None if llhttp has parsed the head."""

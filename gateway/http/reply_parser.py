@@ -14,7 +14,7 @@ replies that the gateway could not forward: versions other than HTTP/1, transfer
 below 100, and control characters in a reason phrase.
 
 Interim replies (1xx) are collected apart from the events (`interim`), and their rate is bounded.  An origin may send
-them while it works on a request, to keep the connection alive.  101 is refused, because the gateway never asks for an
+them to keep the connection alive while it works on a request.  101 is refused, because the gateway never requests an
 upgrade.  Trailers and chunk extensions are dropped.  Bounds apply to the length and the number of a head's lines, to an
 incomplete head, and to the framing inside a chunked body.
 
@@ -50,7 +50,7 @@ _DONE, _LAST_DONE = TRANSITIONS[_HEAD_DONE, Step.DONE], TRANSITIONS[_HEAD_DONE, 
 _FIRST: Final = ord("H")
 _HEAD_END: Final = b"\r\n\r\n"
 _CONTROL: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
-"""Bytes that a reason phrase must not contain (RFC 9112 section 4).  In fields, llhttp itself looks for these bytes."""
+"""Bytes that a reason phrase must not contain (RFC 9112 section 4).  In fields, llhttp itself checks for these bytes."""
 _VERSIONS: Final = frozenset({"1.1", "1.0"})
 _NO_BODY: Final = frozenset({204, 304})
 _CHUNKED: Final = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -59,7 +59,7 @@ _CONTENT_LENGTH, _TRANSFER_ENCODING = istr("Content-Length"), istr("Transfer-Enc
 
 
 class ReplyBroken(Exception):
-    """The bytes are not a valid reply, are a reply that must not be forwarded, or answer no request."""
+    """The bytes are not a valid reply, are a reply that must not be forwarded, or belong to no request."""
 
     is_reported = False
     """Whether another request on the same connection already reports this failure."""
@@ -169,7 +169,7 @@ class ReplyParser:
 
     def feed(self, data: bytes, now: float = 0.0) -> list[Event]:
         """Parse bytes that arrive at `now`, in monotonic seconds, and return their events.  Raises ReplyBroken for
-        invalid bytes, and for bytes that no request has asked for."""
+        invalid bytes, and for bytes that belong to no request."""
         self._now = now
         events: list[Event] = []
         while data:
@@ -333,7 +333,7 @@ class ReplyParser:
             events.append(Head(status, reason, headers, length, framing is not _CLOSE, shape, own))
 
     def _longest_line(self) -> int:
-        """Return the number of bytes of the head's longest line, without separators."""
+        """Return the number of bytes of the head's longest line, not counting separators."""
         return max(len(self._reason), max((len(name) + len(value) for name, value in self._head_fields), default=0))
 
     def _transfer_framing(self, codings: list[str]) -> Framing:
@@ -342,8 +342,8 @@ class ReplyParser:
             case ["chunked"]:
                 return _CHUNKS
             case ["identity"]:
-                # Accept `identity`, which RFC 9112 no longer has: some old servers send it for bodies that end with the
-                # connection.
+                # Accept `identity`, which RFC 9112 no longer defines.  Some old servers send it for bodies that end
+                # with the connection.
                 return _CLOSE
         raise self._broken("transfer coding that was not asked for")
 

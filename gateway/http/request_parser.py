@@ -172,8 +172,8 @@ class RequestParser:
         self._refusal = Mark.BROKEN
         """The mark to end with if parsing fails."""
         self._pending_bytes = 0
-        """Bytes received since the last event or change of state.  Too many are refused, because llhttp buffers
-        them."""
+        """Bytes received since the last event or change of state.  Messages with too many of these bytes are refused,
+        because llhttp buffers them."""
         self._keeps_alive = True
         self._framing = b""
         """A substitute head with the same framing, for a body that a second llhttp parser has to read."""

@@ -7,8 +7,8 @@ values.
 two series has no value if one of them is missing.  Every series that a dashboard or an alert reads therefore exists
 from the start at 0, for each configured route.  Other series begin with their first event.  For histograms, `_TIMED`,
 `_FIRST_BYTES` and `_UPSTREAM_FIRST_BYTES` list the modes that exist from the start.  The counters of body bytes exist
-from the start for modes whose answers have bodies.  `NO_ROUTE` stands for requests without a route.  The series of
-`NO_ROUTE` begin with their first event, except for the series of requests that cannot be parsed, which begins at 0 from
+from the start for modes whose answers have bodies.  `NO_ROUTE` is the route label of requests without a route.  Most
+series of `NO_ROUTE` begin with their first event.  Only the series of requests that cannot be parsed begins at 0 from
 the start.  If all series existed from the start, an idle gateway with one route would export 900 more series, which no
 dashboard reads.
 """

@@ -22,10 +22,10 @@ def fleet_families(
     found: FoundMembers | None,
     by_redis: OrdersByRedis | None,
 ) -> Iterator[Metric]:
-    """Return the state of each other member, as this gateway sees it, and of the looks at DNS and Redis.
+    """Return the state of each other member, as this gateway sees it, and the results of the look-ups in DNS and Redis.
 
-    `missed_orders` is None without a fleet, `found` if the configuration lists the members, and `by_redis` without
-    `fleet.redis`.
+    `missed_orders` is None without a fleet.  `found` is None if the configuration lists the members.  `by_redis` is
+    None without `fleet.redis`.
     """
     by_dns = found if found is not None and isinstance(found.source, MembersInDns) else None
     announced = found if found is not None and isinstance(found.source, MembersInRedis) else None

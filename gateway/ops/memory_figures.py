@@ -22,7 +22,7 @@ class MemoryState(NamedTuple):
 
 
 class MemoryFigures:
-    """Metric families of the guard's state, which `look` reads.  The application sets `look`."""
+    """Metric families of the guard's state.  They get the state from `look`, which the application sets."""
 
     def __init__(self) -> None:
         self.look: Callable[[], MemoryState] = MemoryState

@@ -1,11 +1,11 @@
-"""Watches the memory of clients and cache, once a second and more often near the limit, and applies the guard's
+"""Watches the memory of clients and cache once a second, or more often near the limit.  It applies the guard's
 decisions.
 
 The guard can shrink or grow the cache, drop the clients that hold the most, and refuse fetches and live requests while
 their data would not fit.  At the highest pressure, it refuses new connections.
 
-The C library may keep the memory of dropped clients, which then stays resident.  Such memory is returned to the system
-before the next look.  Otherwise the next look would drop further clients because of the same bytes.
+The C library may keep the memory of dropped clients, so that this memory stays resident.  Such memory is returned to
+the system before the next look.  Otherwise the next look would drop further clients because of the same bytes.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class MemoryWatch:
         self._guard = MemoryGuard()
         self._trimmed_at = -_TRIM_S
         self._trim_took_s = 0.0
-        """The seconds that the latest return of freed memory took.  After clients were dropped, these seconds determine
+        """The seconds that the latest return of freed memory took.  After clients were dropped, this value determines
         how soon the next return may follow.
         """
         self._has_shed = False
@@ -240,7 +240,7 @@ class MemoryWatch:
         if found.shed_bytes and not self._has_shed:
             self._has_shed = self._clients.drop_for_memory(found.shed_bytes) > 0
         if found.pressure and not self._has_shed:
-            # If this look has dropped clients, leave the return to a later look, because the connections end in the
+            # If this look has dropped clients, a later look returns their memory, because the connections end in the
             # loop's next turn.
             self._return_freed(_TRIM_S)
 

@@ -66,8 +66,10 @@ _EOF: Final = b"# EOF\n"
 
 
 async def in_turns(families: Iterable[Metric], accept: str) -> tuple[bytes, str]:
-    """Encode the families in the format that the Accept header prefers, with turns of the loop between parts, because
-    with many routes the text takes as long as thousands of requests.  Return the text and the content type."""
+    """Encode the families in the format that the Accept header prefers.  Return the text and the content type.
+
+    The work is divided into parts with turns of the loop between them.  With many routes, the text takes as long as
+    thousands of requests."""
     encode, content_type = choose_encoder(accept)
     text = bytearray()
     for family in families:

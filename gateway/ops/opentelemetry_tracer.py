@@ -9,8 +9,9 @@ continues the client's trace instead, including the client's sampling decision. 
 recorded.  Every request to an origin carries the `traceparent` of its span, sampled or not.  Spans contain the paths of
 streams but no query, header or body, because the query of a signed URL contains its signature.
 
-If an answer is repeated from memory, nothing is sent to an origin.  The client's request then needs a span only if it
-is sampled.  There may be a hundred thousand such answers a second, so the sampling decision comes first.
+If an answer is repeated from memory, the gateway sends nothing to an origin.  The client's request then needs a span
+only if it is sampled.  There may be a hundred thousand such answers a second, so the sampling decision is made before
+the span.
 
 The times of spans come from the gateway's clock.  Spans wait in a bounded queue for the exporting thread, and spans
 that do not fit are dropped.  Only the shutdown waits for the export, for a bounded time.

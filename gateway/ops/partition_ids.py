@@ -3,9 +3,9 @@ reveal the credentials.
 
 A partition's name is a plain digest of the credentials.  With this digest, an attacker could test guesses of the
 credentials.  The public id is a digest of the partition under a secret key (BLAKE2b, RFC 7693 section 2.9).  By default
-the key is drawn at the start, and ids differ after a restart and at other gateways.  An upgrade in place keeps the key:
-while the upgrade ends, a purge by id has to find the stream at the previous version too.  With a configured key, ids
-stay the same.
+the key is chosen at random at the start, so ids differ after a restart and at other gateways.  An upgrade in place
+keeps the key, because a purge by id must still find the stream at the previous version until that version has ended.
+With a configured key, ids stay the same.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class PartitionIds:
     """Maps partitions to ids of 16 hexadecimal digits, under one key."""
 
     def __init__(self, key: str = "") -> None:
-        """`key` is any text.  If `key` is empty, a random key is drawn."""
+        """`key` is any text.  If `key` is empty, a random key is used."""
         self._key = hashlib.sha256(key.encode()).digest() if key else secrets.token_bytes(_KEY_BYTES)
         self._ids: dict[Partition, str] = {}
 

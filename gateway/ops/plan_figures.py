@@ -45,7 +45,7 @@ class PlanFigures:
         applier, store = self._applier, self._engine.store
         if applier.plan is None:
             return None
-        # A removed route takes its counts with it, so a difference may be negative.
+        # The counts of a removed route disappear, so a difference may be negative.
         hits, misses, read, fetched = (
             max(0, now - before) for now, before in zip(self._counted(), self._baseline, strict=True)
         )

@@ -9,8 +9,8 @@ out, because the gateway cannot spare the origin a write.
 
 A request to an origin counts when the request is sent.  A read therefore has to count when the read begins: the number
 of reads includes the ended reads and the open live reads.  Without the open reads, a thousand new SSE readers would
-count as no reads, but the requests to the origin that they cause would count.  Only a live read that does not wait, or
-is relayed, counts when it ends.  Bytes are not split by mode, because answers to writes have almost no bytes.
+count as no reads, although their requests to the origin count.  There is one exception: a live read that does not wait,
+or is relayed, counts when it ends.  Bytes are not split by mode, because answers to writes have almost no bytes.
 
 The share of requests is undefined if the window has no reads.  The share of bytes is undefined if the window has no
 bytes.  A share is below 0 if the origin got more requests than clients began reads, or sent more bytes than the clients
@@ -58,9 +58,8 @@ class Tally:
         return cls(reads, origin_requests, downstream_bytes + saved_bytes, origin_bytes)
 
     def since(self, before: Tally) -> Tally:
-        """Return the counts since `before`.  A removed route takes its counts with it, so negative differences become
-        0.
-        """
+        """Return the counts since `before`.  The counts of a removed route disappear, so negative differences become
+        0."""
         return Tally(
             max(0, self.reads - before.reads),
             max(0, self.origin_requests - before.origin_requests),

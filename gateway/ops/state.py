@@ -61,11 +61,11 @@ class State:
     members: tuple[Member, ...] = ()
     """The other members of the fleet."""
     found: FoundMembers | None = None
-    """The looks for members in DNS or in Redis; None if there are none."""
+    """The look-ups of members in DNS or in Redis; None if there are none."""
     by_redis: OrdersByRedis | None = None
     """The purges and revocations in Redis; None without Redis."""
     missed_orders: int | None = None
-    """How often this member has missed purges or revocations; None without a fleet."""
+    """The number of times that this member has missed purges or revocations; None without a fleet."""
 
     def routes(self) -> set[str]:
         """Routes with tapes or flights."""

@@ -33,9 +33,9 @@ class Outcome(StrEnum):
     PASS = auto()
     """Relayed, without an attempt to store the reply."""
     REFUSED = auto()
-    """A 4xx from the gateway itself."""
+    """A 4xx of the gateway itself."""
     FAILED = auto()
-    """A 5xx from the origin or the gateway."""
+    """A 5xx of the origin or the gateway."""
     ABORTED = auto()
     """The client's connection was dropped before the body was complete."""
 
@@ -74,9 +74,10 @@ def cache_status(
 ) -> str:
     """Return one member of a Cache-Status list, such as `durable-gateway; fwd=uri-miss; fwd-status=200; stored`.
 
-    `node` names this gateway.  `fwd_status` is the origin's status, if it sent one.  `stored` states that the reply was
-    stored.  `detail` is free text.  `by_method` makes a PASS state `fwd=method`: the request was relayed because its
-    method is not GET.  `ttl_s` is a hit's remaining freshness in seconds, negative if stale.
+    `node` is the name of this gateway.  `fwd_status` is the origin's status, if it sent one.  `stored` states that the
+    reply was stored.  `detail` is free text.  `by_method` gives a PASS the parameter `fwd=method`, for
+    a request that was relayed because its method is not GET.  `ttl_s` is a hit's remaining freshness in seconds,
+    negative if stale.
 
     Results without `detail` and `ttl_s` are cached.
     """
@@ -115,7 +116,7 @@ def _render(
 
 @lru_cache(maxsize=1024)
 def _cached(node: str, outcome: Outcome, fwd_status: int | None, stored: bool, by_method: bool) -> str:
-    # `detail` is not part of the key: free text could differ every time and evict the common values.
+    # Do not cache `detail`: it is free text that could differ every time and evict the common values.
     return _render(node, outcome, fwd_status, stored, by_method, None)
 
 

@@ -2,18 +2,18 @@
 
 The header fields are `X-Forwarded-For` and `X-Forwarded-Proto`, or `Forwarded` (RFC 7239).  Each proxy appends the
 address of its peer to a list.  The list is therefore read backwards, from its end.  Addresses of trusted proxies are
-skipped, and the next address is the client.  All members before the client's address are the client's own claim and are
-ignored.  If all addresses are trusted, the first in the list is the client.  A member that is not an address
-(`unknown`, a pseudonym) ends the search: the proxy that wrote it counts as the client.
+skipped.  The next address is the client's.  All members before the client's address are statements of the client
+itself, and are ignored.  If all addresses are trusted, the first in the list is the client's.  A member that is not an
+address (`unknown`, a pseudonym) ends the search.  The proxy that wrote this member then counts as the client.
 
 Only one of these two kinds of fields is read, according to the configuration.  A proxy that writes one kind may forward
 the other kind unchanged from the client.
 
-A PROXY protocol header (versions 1 and 2) names the client whose connection a load balancer forwards.  Parsing is
-strict, because the header sets the identity of another party: a single wrong byte ends the connection.  TCP addresses
-over IPv4 and IPv6 are accepted.  LOCAL (the balancer's own health check), UNKNOWN and Unix sockets name no client.  The
-connection's peer then counts as the client, and is not trusted to name other clients.  In version 2, TLVs (additional
-fields) may follow the addresses, and are skipped.
+A PROXY protocol header (versions 1 and 2) contains the address of the client whose connection a load balancer forwards.
+Parsing is strict, because the header sets the identity of another party: a single wrong byte ends the connection.  TCP
+addresses over IPv4 and IPv6 are accepted.  Headers with LOCAL (the balancer's own health check), UNKNOWN or a Unix
+socket contain no client address.  The connection's peer then counts as the client, and its forwarding headers are not
+trusted.  In version 2, TLVs (additional fields) may follow the addresses, and are skipped.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Final, NamedTuple, Protocol
 FORWARDING: Final = ("forwarded", "x-forwarded-for", "x-forwarded-proto", "x-real-ip")
 """Headers that name a client behind a proxy.  They affect limits and the log, but no shared answer."""
 UNIX: Final = "unix"
-"""The entry of the list of networks that makes peers on a Unix socket trusted."""
+"""The entry in the list of networks that makes peers on a Unix socket trusted."""
 _MOST_HOPS: Final = 64
 _LONGEST_KEPT: Final = 256
 """If the header fields have more characters than this, the result is not cached."""
@@ -80,7 +80,8 @@ class Proxies:
         self._networks = tuple(ipaddress.ip_network(text) for text in texts if text != UNIX)
         self._reads_forwarded = header == "forwarded"
         self.trusts = lru_cache(4_096)(self._trusts)
-        """Returns whether the peer at this address is a trusted proxy; None stands for a peer on a Unix socket."""
+        """Returns whether the peer at this address is a trusted proxy.  The address is None for a peer on a Unix
+        socket."""
         self._read_again = lru_cache(4_096)(self._read)
 
     def writes_x_forwarded(self, peer: str | None) -> bool:
@@ -223,7 +224,7 @@ class ProxyHeader(NamedTuple):
     """A parsed PROXY header."""
 
     client: str | None
-    """The client's address; None if the header names none, so that the connection's peer is the client."""
+    """The client's address.  None if the header contains none, so that the connection's peer is the client."""
     size: int
     """The length of the header in bytes.  The client's data follows."""
 
@@ -269,7 +270,8 @@ def _read_line(data: bytes) -> ProxyHeader | None:
 
 def _address(family: str, text: str) -> str:
     try:
-        # IPv6Address accepts a zone ("%eth0"), which is valid only on the balancer's machine; refused below.
+        # IPv6Address accepts a zone ("%eth0"), which is valid only on the balancer's machine.  The zone is refused
+        # below.
         address = ipaddress.IPv4Address(text) if family == "TCP4" else ipaddress.IPv6Address(text)
     except ValueError:
         raise BadProxyHeader("no address") from None

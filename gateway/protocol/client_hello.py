@@ -1,8 +1,8 @@
 """Parses the server name in a TLS ClientHello (SNI, RFC 6066 section 3) before OpenSSL processes the message.
 
 Only the name is parsed, and only from a ClientHello laid out as in RFC 8446 section 4.1.2.  Any other message yields no
-name; OpenSSL decides whether it is valid.  A name that is not ASCII is refused here: for such a name Python does not
-call its `sni_callback`, but writes a traceback to stderr.
+name, and OpenSSL decides whether it is valid.  A name that is not ASCII is refused here, because Python would not call
+its `sni_callback` for such a name, but would write a traceback to stderr.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ClientHello(NamedTuple):
     """A parsed ClientHello."""
 
     server_name: str | None
-    """The server name in lower case, without a trailing dot; None if the client names no host."""
+    """The server name in lower case, without a trailing dot; None if the client sends no host name."""
 
 
 class _Unreadable(Exception):

@@ -2,8 +2,9 @@
 
 `negotiate` turns Accept-Encoding into an `AcceptedCodings`: the preferred coding, all acceptable codings, and whether
 identity is acceptable.  A client without Accept-Encoding gets identity.  The RFC would allow any coding, but clients
-that send no Accept-Encoding usually cannot decode any.  A member that does not parse counts as refused, so a client
-never receives a coding that it did not ask for.  If a coding is named twice, its lower weight counts.
+that send no Accept-Encoding usually cannot decode any.  If a member of the field cannot be parsed, its coding counts as
+refused.  A client therefore never receives a coding that it did not ask for.  If a coding occurs twice, its lower
+weight counts.
 
 This module negotiates only; `gateway.engine.compression` compresses.
 """
@@ -29,7 +30,7 @@ class Coding(StrEnum):
 
 
 def applied(content_encoding: str | None) -> Coding | None:
-    """Return the coding that a Content-Encoding names; None if it is absent or names another coding."""
+    """Return the coding in a Content-Encoding; None if the field is absent or has another coding."""
     return _BY_NAME.get(content_encoding or "")
 
 
@@ -94,7 +95,7 @@ LONGEST_LIST: Final = 1_024
 
 
 def negotiate(accept_encoding: str | None, cache_control: str | None, offered: tuple[Coding, ...]) -> AcceptedCodings:
-    """Parse a request's Accept-Encoding (several lines joined by commas); `offered` is in order of preference.
+    """Parse a request's Accept-Encoding (several lines joined by commas).  `offered` is in order of preference.
 
     A field longer than `LONGEST_LIST` counts as absent, because a header section has room for a list of 16,000 codings.
     """
@@ -109,9 +110,9 @@ def negotiate_read(
 ) -> AcceptedCodings:
     """Like `negotiate`, for fields of any length.
 
-    The coding with the highest weight wins; among equal weights, the first coding in `offered` wins.  Identity wins
-    only if the field names it with a higher weight.  `Cache-Control: no-transform` in the request means identity only
-    (RFC 9111 section 5.2.1.6).
+    The coding with the highest weight is chosen.  Among equal weights, the first coding in `offered` is chosen.
+    Identity is chosen only if the field contains it with a higher weight.  `Cache-Control: no-transform` in the request
+    permits only identity (RFC 9111 section 5.2.1.6).
     """
     if accept_encoding is None or not offered or "no-transform" in parse_cache_control(cache_control):
         return PLAIN
@@ -128,7 +129,8 @@ def negotiate_read(
 
 
 def _weights(accept_encoding: str) -> dict[str, int]:
-    """Return the weights of the codings in the field, in thousandths, by lower-case name; 0 is a refusal."""
+    """Return the weights of the codings in the field, in thousandths, by lower-case name.  A weight of 0 is a
+    refusal."""
     weights: dict[str, int] = {}
     for member in accept_encoding.split(","):
         if (found := _WEIGHTED_MEMBER.fullmatch(member)) is not None:
@@ -138,7 +140,7 @@ def _weights(accept_encoding: str) -> dict[str, int]:
         else:
             continue
         name = found[1].lower()
-        # RFC 9110 section 8.4.1.3: a recipient treats x-gzip as gzip.
+        # A recipient treats x-gzip as gzip (RFC 9110 section 8.4.1.3).
         name = "gzip" if name == "x-gzip" else name
         weights[name] = min(weight, weights.get(name, weight))
     return weights

@@ -1,5 +1,5 @@
-"""Cursors: query parameters that keep caches between client and gateway from answering two live reads alike (section
-8.1).
+"""Cursors: query parameters that prevent a cache between client and gateway from giving two live reads the same answer
+(section 8.1).
 
 A cursor is the number of 20-second intervals since 2024-10-09T00:00:00Z, as a decimal string.  Requests with different
 cursors have different cache keys, and get the same bytes of the stream.  The cursor returned to a client must be
@@ -7,17 +7,18 @@ greater than the cursor that the client sent.  A client's cursor that is not a p
 absent.
 
 `Cursors` assigns cursors to the live readers of a stream.  Readers that wait together get the same cursor, so that
-their next requests have the same URL.  When the stream has news, the shared cursor rises above all cursors that clients
-have sent.  The shared cursor then stays until the next news, or until a client that already has this cursor gets an
-answer without news.  So all readers get the same cursor, even if some of them send their next requests before others
-are answered.  If the shared cursor did not stay, readers with different cursors would never get equal cursors.
+their next requests have the same URL.  When the stream has new data (news), the shared cursor rises above all cursors
+that clients have sent.  The shared cursor then stays until the next news, or until a client that already has this
+cursor gets an answer without news.  So all readers get the same cursor, even if some of them send their next requests
+before others are answered.  If the shared cursor did not stay, readers with different cursors would never get equal
+cursors.
 
-Any client can raise the shared cursor, because a client may send any cursor.  With news more often than every 20
+Any client can raise the shared cursor, because a client may send any cursor.  If news comes more often than every 20
 seconds, the shared cursor also gets ahead of the clock.  Neither does harm, because the next offset changes the URL of
 all readers in any case.  But the shared cursor must not reach the end of the valid cursors.  A client's cursor above
-2^52 therefore does not raise the shared cursor, unless the shared cursor is as great already.  The answer to such a
-cursor is the next multiple of 2^20.  Readers whose cursors another gateway has raised this far then still get equal
-cursors.
+2^52 therefore does not raise the shared cursor, unless the shared cursor is already at least as great.  The answer to
+such a client's cursor is the next multiple of 2^20.  If another gateway has raised the cursors of several readers this
+far, the readers therefore still get equal cursors.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ MAX_JITTER_INTERVALS: Final = 3600 // INTERVAL_S
 _MAX_CURSOR: Final = 2**53
 _MAX_CHARS: Final = len(str(_MAX_CURSOR))
 _MOST_NOTED: Final = 2**52
-"""A client's cursor above this value does not raise the shared cursor, unless the shared cursor is as great already."""
+"""A client's cursor above this value does not raise the shared cursor, unless the shared cursor is already at least as
+great."""
 _STRIDE: Final = 2**20
 """The answer to a cursor that does not raise the shared cursor is a multiple of this number."""
 
@@ -56,8 +58,8 @@ def parse_cursor(text: str | None) -> int | None:
 
 
 def next_cursor(wall_s: float, client_cursor: str | None, rng: random.Random) -> str:
-    """Return the cursor for one client: the current interval if that is above the client's cursor, or else the client's
-    cursor plus 1 to 180.
+    """Return the cursor for one client.  It is the current interval if that is above the client's cursor.  Otherwise it
+    is the client's cursor plus 1 to 180.
     """
     current = interval(wall_s)
     theirs = parse_cursor(client_cursor)
@@ -74,7 +76,7 @@ class Cursors:
     def __init__(self, wall: Callable[[], float]) -> None:
         self._wall = wall
         self._shared = 0
-        """The shared cursor is this number or the present interval, whichever is greater."""
+        """The latest shared cursor.  The present interval replaces it when the interval is greater."""
         self._floor = 0
         """The greatest cursor that clients have sent."""
 
@@ -82,7 +84,7 @@ class Cursors:
         return f"<Cursors {self.shared()}>"
 
     def note(self, cursor: str | None) -> None:
-        """Record a client's cursor, so that the shared cursor is greater from the next news on."""
+        """Record a client's cursor.  The shared cursor becomes greater than this cursor with the next news."""
         value = parse_cursor(cursor)
         if value is not None and value <= max(_MOST_NOTED, self._shared):
             self._floor = max(self._floor, value)
@@ -94,8 +96,8 @@ class Cursors:
             self._shared = max(self._shared, self._floor + 1)
 
     def shared(self) -> int:
-        """Return the cursor of shared frames (SSE events for several clients) now.  It never goes back, even if the
-        clock does.
+        """Return the present cursor of shared frames (SSE events for several clients).  The cursor never decreases,
+        even if the clock is set back.
         """
         self._shared = max(self._shared, interval(self._wall()))
         return self._shared

@@ -2,16 +2,16 @@
 8.8.3).
 
 Origins differ: some leave the stream's identity out of their ETags, some leave out whether the stream is closed.  The
-gateway therefore makes its own tags, `"<incarnation>:<start>:<end>[:c]"`.  The incarnation stands for one life of the
+gateway therefore makes its own tags, `"<incarnation>:<start>:<end>[:c]"`.  The incarnation identifies one life of the
 stream.  A re-created stream therefore has other tags for the same URL, offsets and length.  Closing a stream changes
-the tag although it adds no bytes.  For a read from the start sentinel, the start includes the size of the body, which a
-trim changes (`gateway.engine.response_heads`).
+the tag although it adds no bytes.  For a read from the start sentinel, the start in the tag includes the size of the
+body, which a trim changes (`gateway.engine.response_heads`).
 
 A compressed body is another representation, and its tag ends in the coding: `"<incarnation>:<start>:<end>[:c]:gzip"`.
 `without_codings` removes the codings from a client's If-None-Match, so that tags can be compared without regard to
 codings.
 
-An answer is a 304 if `matches` says that the client has the representation already.
+An answer is a 304 if `matches` returns that the client has the representation already.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ def names(etag: str, incarnation: str) -> bool:
 
 
 def not_modified(headers: CIMultiDict[str]) -> CIMultiDict[str]:
-    """Turn the headers of a 200 into the headers of a 304; changes and returns `headers`."""
+    """Turn the headers of a 200 into the headers of a 304.  Changes and returns `headers`."""
     headers.popall("Content-Type", None)
     return headers
 
 
 def matches(if_none_match: str | None, etag: str) -> bool:
-    """Return whether If-None-Match names `etag`: by `*` or by a list, compared weakly (RFC 9110 section 13.1.2).
+    """Return whether If-None-Match contains `etag` or `*`, compared weakly (RFC 9110 section 13.1.2).
 
     A malformed field matches nothing, so the client gets the bytes.  The caller must join several field lines by
     commas.
@@ -136,8 +136,8 @@ def _coding_of(tag: str) -> Coding | None:
 
 
 def matched_coding(if_none_match: str | None, etag: str, accepted: AcceptedCodings) -> Coding | None:
-    """Return the coding of the tag in If-None-Match that stands for the bytes of `etag`.  If there are several such
-    tags, the client's best coding is preferred.  None if only the plain tag or `*` matches.
+    """Return the coding of a tag in If-None-Match that belongs to the bytes of `etag`.  If there are several such tags,
+    the client's best coding is preferred.  None if only the plain tag or `*` matches.
     """
     if if_none_match is None or if_none_match.strip(" \t,") == "*":
         return None
@@ -146,7 +146,8 @@ def matched_coding(if_none_match: str | None, etag: str, accepted: AcceptedCodin
 
 
 def stream_identity(headers: Mapping[str, str], start: str, end: str) -> str | None:
-    """Return the `<id>` of an ETag of the form `"<id>:<start>:<end>[:c]"` for exactly these offsets, else None.
+    """Return the `<id>` of an ETag of the form `"<id>:<start>:<end>[:c]"` with exactly these offsets; None for other
+    ETags.
 
     Two different ids prove two streams.  Equal ids prove nothing, because some origins use the path.  A reply with
     Cache-Status (RFC 9211) comes from a cache.  The id in such a reply may be the cache's own id, and may change when

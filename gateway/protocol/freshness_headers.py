@@ -1,10 +1,10 @@
 """Header parsing for freshness: Cache-Control, a stream's lifetime, dates, and surrogate keys.
 
-The module only parses, and makes no decisions about streams.  Ambiguous headers get the cautious reading: a directive
-that is present in any form takes effect if it forbids something.  No header raises an exception, however malformed.
+The module only parses, and makes no decisions about streams.  Ambiguous headers are interpreted cautiously: a directive
+that forbids something takes effect if it is present in any form.  No header raises an exception, however malformed.
 
-Surrogate keys name groups of content that are purged together.  They are separated by spaces in `Surrogate-Key`
-(Fastly, Varnish's xkey) and by commas in `Cache-Tag` (Cloudflare, Akamai), and compared byte for byte.
+A surrogate key is a tag for a group of content that is purged together.  Keys are separated by spaces in
+`Surrogate-Key` (Fastly, Varnish's xkey) and by commas in `Cache-Tag` (Cloudflare, Akamai), and compared byte for byte.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _UNREAD: Final[CacheControl] = MappingProxyType({"no-store": None, "private": No
 def parse_cache_control(values: str | None) -> CacheControl:
     """Parse a Cache-Control field (several lines joined by commas) into a read-only mapping.
 
-    A field longer than `LONGEST_CACHE_CONTROL` is not parsed, and counts as a field that forbids everything.
+    A field longer than `LONGEST_CACHE_CONTROL` is not parsed, and has the effect of a field that forbids everything.
     """
     return _UNREAD if len(values or "") > LONGEST_CACHE_CONTROL else _parse_cache_control(values)
 
@@ -100,8 +100,8 @@ def _forbidding(directives: CacheControl) -> bool:
 
 
 class Freshness(NamedTuple):
-    """How long a reply may be reused, in seconds: `fresh_s` without asking the origin, then `stale_s` while it is
-    asked."""
+    """How long a reply may be reused, in seconds: `fresh_s` without a request to the origin, then `stale_s` while it is
+    revalidated."""
 
     fresh_s: float = 0.0
     stale_s: float = 0.0
@@ -135,7 +135,7 @@ def _is_stated(directives: CacheControl) -> bool:
 def stated_lifetime(directives: CacheControl) -> float:
     """Return how long a shared cache may reuse a reply with these directives, in seconds (RFC 9111 section 4.2.1).
 
-    0 if the reply must be revalidated each time, inf if the directives do not state a lifetime.
+    0 if the reply must be revalidated each time.  inf if the directives do not state a lifetime.
     """
     if "no-cache" in directives:
         return 0.0
@@ -150,7 +150,7 @@ def forbids_stale(directives: CacheControl) -> bool:
 
 
 def stated_stale(directives: CacheControl) -> float:
-    """Return for how many seconds a stale reply may be reused while it is revalidated (RFC 5861 section 3)."""
+    """Return the seconds for which a stale reply may be reused while it is revalidated (RFC 5861 section 3)."""
     return 0.0 if forbids_stale(directives) else _seconds(directives.get("stale-while-revalidate"))
 
 
@@ -255,12 +255,12 @@ def lifetime_here(lifetime: Lifetime, answer: Mapping[str, str], asked_at: float
     `answer` is the header section with the origin's Date.  Its request was sent at `asked_at` and answered at
     `answered_at` (Unix seconds by this machine's clock).
 
-    The lifetime is corrected only by as much clock difference as the exchange proves (RFC 9111 section 4.2.3).  The
+    The lifetime is corrected only by the clock difference that the exchange proves (RFC 9111 section 4.2.3).  The
     resulting expiry is never too late.  It may be too early by up to a second plus the duration of the exchange.
 
-    An expiry that, by the origin's clock, lies before the request cannot be right, because the origin still serves the
-    stream.  Such an expiry is interpreted by this machine's clock.  If the expiry is in the past by this clock too, it
-    counts as unknown.
+    An expiry before the request (by the origin's clock) cannot be right, because the origin still serves the stream.
+    Such an expiry is interpreted by this machine's clock.  If the expiry is also in the past by this clock, it counts
+    as unknown.
     """
     expires_at = lifetime.expires_at
     if expires_at is None:

@@ -3,9 +3,9 @@
 The functions select request headers for the origin, reply headers for the client, and reply headers to store with a
 stream.  They also detect loops.  `gateway.protocol.client_address` reads the client's address from forwarding headers.
 
-A Connection header may name further headers to drop.  The gateway never drops the protocol's own headers in this way,
-nor the headers that it uses for keys, routes, framing or loop detection.  If it dropped them, a client could make the
-gateway and the origin see two different requests.
+A Connection header may contain the names of further headers to drop.  The gateway never drops two kinds of headers in
+this way: the protocol's own headers, and the headers that it uses for keys, routes, framing or loop detection.
+Otherwise a client could make the gateway and the origin interpret one request differently.
 """
 
 from __future__ import annotations
@@ -140,15 +140,15 @@ def joined(headers: Headers, name: str) -> str | None:
 
 
 def nominated(headers: Headers) -> frozenset[str]:
-    """Return the names, in lower case, of the message's headers that Connection makes hop-by-hop."""
+    """Return the names, in lower case, of the message's headers that its Connection header makes hop-by-hop."""
     listed = {name.strip() for name in ",".join(headers.getall("Connection", ())).lower().split(",")}
-    # Intersect with the message's own headers, which are few: the list may have 16,000 names.
+    # Intersect with the message's own headers, which are few.  The Connection header may have 16,000 names.
     names = listed.intersection(map(str.lower, headers))
     return frozenset(name for name in names if name not in _NEVER_NOMINATED and not name.startswith(_PROTOCOL_PREFIXES))
 
 
 def end_to_end(headers: Headers, dropped: frozenset[str] = HOP_BY_HOP) -> CIMultiDict[str]:
-    """Return the headers without those in `dropped`, and without those that Connection names."""
+    """Return the headers without those in `dropped`, and without those in the Connection header."""
     if "Connection" in headers:
         dropped |= nominated(headers)
     return CIMultiDict([(name, value) for name, value in headers.items() if name.lower() not in dropped])
@@ -171,16 +171,16 @@ def request_headers_for_origin(
     port, None if unknown.  `host` is the host that the client asked for.  `http_version` is the version of the client's
     request, such as `1.1`.
 
-    Every proxy appends one member to Forwarded, so an origin that counts from the end knows which proxy wrote each
-    member.  X-Forwarded-For is such a list too, but each other X-Forwarded-* header is the claim of one party.  If a
-    trusted proxy wrote these headers (`is_from_proxy`), they pass, and the proxy is appended to X-Forwarded-For.
-    X-Forwarded-* headers of the client itself are dropped, because the origin would read them as the gateway's own
-    statements.
+    Every proxy appends one member to Forwarded, so an origin that counts from the end can find which proxy wrote each
+    member.  X-Forwarded-For is also such a list, but every other X-Forwarded-* header is the statement of one party.
+    If a trusted proxy wrote these headers (`is_from_proxy`), they are forwarded, and the proxy is appended to
+    X-Forwarded-For.  X-Forwarded-* headers of the client itself are dropped, because the origin would take them as the
+    gateway's own statements.
     """
     passed = end_to_end(headers, _NOT_FORWARDED if is_from_proxy else _UNTRUSTED)
     if is_from_proxy and "X-Forwarded-For" in passed:
         _append(passed, "X-Forwarded-For", client or "unknown")
-        # Drop Forwarded: the proxy writes only X-Forwarded-For, and may have forwarded its client's Forwarded
+        # Drop Forwarded, because this proxy writes only X-Forwarded-For, and may have forwarded its client's Forwarded
         # unchanged.
         passed.popall("Forwarded", None)
     _append(passed, "Via", f"{http_version} {node}")
@@ -214,7 +214,7 @@ def is_looping(headers: Headers, node: str) -> bool:
     If requests pass through several gateways, each of them therefore needs its own node name.
     """
     wanted, lines = node.lower(), headers.getall("CDN-Loop", ())
-    # Do not read a list that is too long: reading it is slow, and `passed_nodes` refuses it in any case.
+    # Do not read a list that is too long.  Reading it would be slow, and `passed_nodes` refuses it in any case.
     return sum(map(len, lines)) > _LONGEST_CHAIN or any(
         member.partition(";")[0].strip().lower() == wanted for line in lines for member in line.split(",")
     )
@@ -264,7 +264,7 @@ def _forwarded(client: str | None, host: str, scheme: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return a token unchanged, other text as a quoted string (RFC 9110 section 5.6.4)."""
+    """Return a token unchanged, and other text as a quoted string (RFC 9110 section 5.6.4)."""
     if _TOKEN.fullmatch(text):
         return text
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -8,9 +8,9 @@ forward them.
 `ArrayUnwrapper` removes the outer brackets of an array while it arrives, so that arrays can be joined (section 7.1).
 The tape of a JSON stream (its bytes in memory) holds the text of the elements, and a reply adds the brackets.  The
 elements are neither parsed nor serialised, so number formats and spacing stay as written.  Trailing whitespace, commas
-and `]` are held back, because only the end of the body shows whether the last `]` is the outer one.
+and `]` are kept back, because only the end of the body shows whether the last `]` is the outer one.
 
-The unwrapper checks both ends of the body, not its middle: invalid JSON in the middle passes through unchanged.  A
+The unwrapper checks both ends of the body, but not its middle.  Invalid JSON in the middle is passed on unchanged.  A
 comma before the last bracket is dropped (the specification's own SSE example has one).
 """
 

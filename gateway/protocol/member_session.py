@@ -1,19 +1,19 @@
 """How two members of a fleet prove to each other, on each connection, that they know the fleet's secret.
 
-The member that connects sends a greeting: its name and a random number.  The other member answers with its own name,
-its own random number, and a proof over all of these that needs the secret.  Without a valid proof of the expected
-member, the first member closes the connection, and has sent nothing but the greeting.
+The member that connects (the first member) sends a greeting: its name and a random number.  The other member answers
+with its own name, its own random number, and a proof.  The proof covers all of these values, and needs the secret.  If
+the proof is invalid or comes from an unexpected member, the first member closes the connection.  Until then, it has
+sent nothing but the greeting.
 
-A member may have several workers.  A greeting may also have the number of the worker that is to answer (`NAME/WORKER`),
-and each answer has the number of the worker that has answered.
+A member may have several workers.  A greeting may therefore also have the number of the worker that is to answer
+(`NAME/WORKER`).  Each answer has the number of the worker that has answered.
 
 From the names, the random numbers and the secret, both members compute two keys, one for each direction.  All further
 bytes are sent in records: a length, an authentication code (HMAC-SHA256), and at most `MOST_RECORD_BYTES` of data.  The
-code also covers the record's number.  So a record that is forged, changed, repeated, moved or taken from another
-connection ends the connection.  The first valid record is the proof of the member that has connected.  It sends an
-empty record at once.
+code also covers the record's number.  A record that is forged, changed, repeated, moved or copied from another
+connection therefore ends the connection.  The first member sends an empty record at once, which is its proof.
 
-Nothing is encrypted.  Whoever can read the connection can read the data.
+Nothing is encrypted.  An attacker who can read the connection can read the data.
 """
 
 from __future__ import annotations
@@ -46,13 +46,15 @@ ANOTHER_VERSION: Final = "its version of the gateway shares no streams with this
 
 
 def may_be_greeting(data: bytes) -> bool:
-    """Return whether the first bytes of a connection may be the beginning of a greeting, or of its answer."""
+    """Return whether the first bytes of a connection may be the beginning of a greeting, or of the answer to a
+    greeting."""
     size = min(len(data), len(_BEGINNING))
     return data[:size] == _BEGINNING[:size] and len(data) < _MOST_GREETING_BYTES
 
 
 def wanted_worker(greeting: bytes) -> int | None:
-    """Return the number of the worker that is to answer a greeting; None if any worker may, or if it is no greeting."""
+    """Return the number of the worker that is to answer a greeting; None if any worker may answer, or if the bytes are
+    no greeting."""
     found = _GREETING.fullmatch(greeting)
     return None if found is None or found[3] is None else int(found[3])
 
@@ -60,7 +62,8 @@ def wanted_worker(greeting: bytes) -> int | None:
 class NotProved(Exception):
     """The other end has not proved to be the expected member.  The text is the reason.
 
-    `differs`: it is a member, or another one, with another version, secret or list of members.
+    `differs` means that the other end is a member, but has another name, version, secret or list of members than
+    expected.
     """
 
     def __init__(self, reason: str, *, differs: bool = True) -> None:
@@ -71,7 +74,8 @@ class NotProved(Exception):
 class _Codes:
     """The authentication codes of one direction: HMAC-SHA256 over the record's number and data.
 
-    The two hashes of HMAC are begun once for each key, because `hmac.digest` begins them anew at ten times the cost.
+    The two hashes of HMAC are prepared once for each key.  `hmac.digest` would prepare them for each record, at ten
+    times the cost.
     """
 
     __slots__ = ("_inner", "_number", "_outer")
@@ -100,7 +104,7 @@ class Sealer(_Codes):
     __slots__ = ()
 
     def sealed(self, data: bytes) -> bytes:
-        """Return the records that carry `data`."""
+        """Return the records that contain `data`."""
         if len(data) <= MOST_RECORD_BYTES:
             return self._record(data)
         starts = range(0, len(data), MOST_RECORD_BYTES)
@@ -145,7 +149,7 @@ class Opener(_Codes):
 
 
 class Session(NamedTuple):
-    """One connection between two members, as one of them sees it."""
+    """One connection between two members, from the view of one of them."""
 
     peer: str
     """The name of the other member."""
@@ -166,12 +170,13 @@ class MemberKey:
         return f"<MemberKey of {self.name}>"
 
     def greeting(self, worker: int | None = None) -> bytes:
-        """Return the first bytes of the member that connects.  `worker` is to answer; None stands for any worker."""
+        """Return the first bytes of the member that connects.  `worker` is the worker that is to answer; None for any
+        worker."""
         name = self.name if worker is None else f"{self.name}/{worker}"
         return b"gateway-fleet %d %b %b\n" % (VERSION, name.encode(), secrets.token_hex(16).encode())
 
     def answered(self, greeting: bytes, worker: int = 0) -> tuple[bytes, Session] | None:
-        """Return the answer of this worker to a member's greeting and the session; None if the bytes are no
+        """Return this worker's answer to a member's greeting, and the session.  Return None if the bytes are no
         greeting."""
         found = _GREETING.fullmatch(greeting)
         if found is None or found[5] is not None:
@@ -183,9 +188,9 @@ class MemberKey:
         return answer, Session(found[2].decode("ascii", "replace"), Sealer(to_asker), Opener(to_owner), worker)
 
     def session(self, greeting: bytes, answer: bytes, expected: str) -> Session:
-        """Return the session that begins with this member's greeting and the answer of the other one.
+        """Return the session that begins with this member's greeting and the other member's answer.
 
-        `expected` is that member's name.  Raises NotProved."""
+        `expected` is the other member's name.  Raises NotProved."""
         found = _GREETING.fullmatch(answer)
         if found is None or found[5] is None:
             raise NotProved(ANOTHER_SERVER, differs=False)

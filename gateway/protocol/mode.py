@@ -1,4 +1,4 @@
-"""The kinds of request, as metrics, logs and dashboards name them."""
+"""The kinds of requests, with their names in metrics, logs and dashboards."""
 
 from __future__ import annotations
 

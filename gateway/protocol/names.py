@@ -1,7 +1,7 @@
 """Names of the Durable Streams protocol (headers, query parameters, events), and its offset tokens.
 
-The names are from the protocol text, sections 5 and 11.2; the fork headers and the SSE encoding header are from its
-current version.  The modules that use a value document its meaning.
+The names are from the protocol text, sections 5 and 11.2.  The names of the fork headers and the SSE encoding header
+are from its current version.  The meaning of a value is documented in the modules that use it.
 
 Offset tokens are opaque: they are compared for equality and lexicographic order, never parsed or made up (section 6).
 """
@@ -57,7 +57,8 @@ def is_true(value: str | None) -> bool:
 
 
 def media_type(content_type: str | None) -> str:
-    """Return the content type without parameters, in lower case; the protocol's default type if absent."""
+    """Return the content type without parameters, in lower case.  If it is absent, return the protocol's default
+    type."""
     if not content_type:
         return DEFAULT_TYPE
     return content_type.partition(";")[0].strip().lower() or DEFAULT_TYPE
@@ -76,10 +77,10 @@ def is_sse_text(content_type: str | None) -> bool:
 
 
 START: Final = "-1"
-"""The beginning of the stream; an omitted offset in a catch-up read means the same."""
+"""The beginning of the stream.  A catch-up read without an offset has the same meaning."""
 
 NOW: Final = "now"
-"""The current tail.  The origin resolves this sentinel; it is never stored."""
+"""The current tail.  The origin resolves this sentinel.  It is never stored."""
 
 SENTINELS: Final = frozenset({START, NOW})
 
@@ -96,15 +97,15 @@ def is_well_formed(offset: str) -> bool:
 def stated_offset(headers: MultiMapping[str]) -> str | None:
     """Return the value of a reply's Stream-Next-Offset; None if it has none.
 
-    Repeated lines are joined into one list (RFC 9110 section 5.3), which is not a well-formed offset.  If one line were
-    chosen, two parties that use different lines would disagree on the position.
+    Repeated lines are joined into one list (RFC 9110 section 5.3), which is not a well-formed offset.  Choosing one
+    line would be unsafe, because two parties that use different lines would disagree on the position.
     """
     lines = headers.getall(STREAM_NEXT_OFFSET, ())
     return ", ".join(lines) if lines else None
 
 
 def stated_position(headers: MultiMapping[str]) -> str | None:
-    """Return the value of a reply's Stream-Next-Offset; None if it has none, or a value that is no position."""
+    """Return the value of a reply's Stream-Next-Offset.  None if the reply has none, or if the value is no position."""
     offset = stated_offset(headers)
     return offset if offset is not None and is_position(offset) else None
 
@@ -120,7 +121,7 @@ def is_position(offset: str) -> bool:
 
 
 def is_before(left: str, right: str) -> bool:
-    """Return whether `left` is before `right` in the same stream; the sentinel START is before all other offsets."""
+    """Return whether `left` is before `right` in the same stream.  The sentinel START is before all other offsets."""
     if left == right or right == START:
         return False
     return left == START or left < right

@@ -1,19 +1,19 @@
 """Which readers share a tape (a stream's bytes in memory), and which of the origin's replies they may share.  All read
 modes use the same rules.
 
-The reply to a catch-up read is stored, so it may be shared only if a shared cache may store it (RFC 9111 section 3).  A
-reply that goes to several readers without being stored (live, `offset=now`, HEAD) may say `no-store`.  The other
-conditions are the same.
+The reply to a catch-up read is stored, so it may be shared only if a shared cache may store it (RFC 9111 section 3).
+Other replies (live, `offset=now`, HEAD) go to several readers without being stored.  They may have `no-store`.  The
+other conditions are the same.
 
-A shared request carries its readers' credentials, and none of their other headers.  So a reply that varies on a header
-other than a credential is for its requester alone.  The header Origin is a special case.  A shared reply is valid for
-readers without an Origin header, and for all readers if it allows any web origin (`*`).  A reply without
-Access-Control-Allow-Origin is not valid for readers with an Origin header, even if it has no Vary, because common
-middleware adds these two fields only to replies to requests with Origin.  If no shared reply is valid for a read with
-an Origin header, the read is relayed.  The reply to the relayed read shows whether the origin allows the reader's web
-origin.
+A shared request carries its readers' credentials, and none of their other headers.  A reply that varies on a header
+other than a credential is therefore only for the reader that sent the request.  The header Origin is a special case.  A
+shared reply is valid for readers without an Origin header.  It is valid for all readers if it allows any web origin
+(`*`).  A reply without Access-Control-Allow-Origin is not valid for readers with an Origin header, even if it has no
+Vary.  The reason is that common middleware adds these two fields only to replies to requests with Origin.  If no shared
+reply is valid for a read with an Origin header, the read is relayed.  The reply to the relayed read shows whether the
+origin allows the reader's web origin.
 
-This module judges header fields.  `gateway.engine.reply_classifier` judges the rest (status, length, coding, offset).
+This module judges header fields.  `gateway.engine.reply_classifier` judges status, length, coding and offset.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Partition(NamedTuple):
     route: str
     """The route's name."""
     generation: int = 0
-    """Incremented when a new configuration changes which readers may share the route's tapes.  The tapes then start
-    empty.
+    """Incremented when a new configuration changes which readers may share the route's tapes.  The tapes are then empty
+    at first.
     """
     readers: str = ""
     """A digest of the credentials and of the gateways that the requests have passed; empty without either."""
@@ -81,7 +81,7 @@ ALLOW_ORIGIN: Final = "Access-Control-Allow-Origin"
 
 
 class Ground(StrEnum):
-    """The reason why a reply may not be shared, as named in Cache-Status, metrics and logs."""
+    """The reason why a reply may not be shared.  Cache-Status, metrics and logs use these names."""
 
     COOKIE = "Set-Cookie"
     CACHE_CONTROL = "Cache-Control"
@@ -103,7 +103,8 @@ class SharingRules(NamedTuple):
     """Whether `private` replies may be shared, because the gateway authorises each reader."""
 
     def why_alone(self, headers: Headers, *, is_stored: bool) -> Ground | None:
-        """Return why a reply is for its requester alone; None if readers without an Origin header may share it.
+        """Return why a reply is only for the reader that sent the request; None if readers without an Origin header may
+        share it.
 
         `is_stored` states that the reply would be stored, which `no-store` forbids.
         """
@@ -112,7 +113,7 @@ class SharingRules(NamedTuple):
         cache_control = ", ".join(headers.getall("Cache-Control", ())) or None
         if self.stores_private:
             directives = parse_cache_control(cache_control)
-            # `private="field"` still forbids sharing, because other readers must not receive the named fields.
+            # `private="field"` still forbids sharing, because other readers must not receive the fields in this list.
             if (is_stored and "no-store" in directives) or directives.get("private") is not None:
                 return Ground.CACHE_CONTROL
         elif forbids_storing(cache_control) if is_stored else "private" in parse_cache_control(cache_control):
@@ -120,16 +121,16 @@ class SharingRules(NamedTuple):
         return Ground.VARY if self.varies(headers) else None
 
     def cookies(self, headers: Headers) -> list[str]:
-        """Return the names of the cookies that a reply sets, except ignored ones."""
+        """Return the names of the cookies that a reply sets, except for ignored cookies."""
         lines = headers.getall("Set-Cookie", ())
         names = [line.partition(";")[0].partition("=")[0].strip() for line in lines]
         return [name for name in names if name not in self.ignored_cookies]
 
     def varies(self, headers: Headers) -> bool:
-        """Return whether a reply's Vary names `*`, or a request header that is not a credential.
+        """Return whether a reply's Vary contains `*`, or a request header that is not a credential.
 
-        Two headers do not count: Accept-Encoding, because shared requests always ask for `identity`, and Origin, which
-        `varies_by_origin` judges."""
+        Two headers do not count: Accept-Encoding, because shared requests always ask for `identity`, and Origin,
+        because `varies_by_origin` judges it."""
         if "Vary" not in headers:
             return False
         fine = self.credential_headers
@@ -166,7 +167,7 @@ def _varied(headers: Headers) -> Iterator[str]:
 def cure(ground: str, headers: Headers, rules: SharingRules) -> str | None:
     """Describe for the operator why a reply is not shared, and how to make it shareable, by a setting or at the origin.
 
-    Returns None if `ground` is no member of `Ground`."""
+    Returns None if `ground` is not a value of `Ground`."""
     match ground:
         case Ground.COOKIE:
             names = sorted(set(rules.cookies(headers)))[:_MOST_NAMES]

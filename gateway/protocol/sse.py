@@ -1,14 +1,14 @@
 """Server-sent events as Durable Streams uses them (section 5.8): a parser for origins, an encoder for clients.
 
-The parser is incremental: it takes pieces of any size and returns whole events.  An event exists only when its blank
-line has arrived, so half an event at the end of a broken connection is never delivered.  Lines end in CR, LF or CRLF,
-even if a CRLF is split between two pieces.  Each byte is examined a constant number of times, however small the pieces
-are.  An unfinished line waits in one growing buffer.  `bytes.splitlines` cuts whole lines: it splits at exactly these
+The parser is incremental: it takes pieces of any size and returns whole events.  An event is returned only after its
+blank line has arrived.  Half an event at the end of a broken connection is therefore never delivered.  Lines end in CR,
+LF or CRLF, even if a CRLF is split between two pieces.  Each byte is examined a constant number of times, however small
+the pieces are.  An unfinished line waits in one growing buffer.  `bytes.splitlines` splits whole lines at exactly these
 three line ends.
 
 The encoder produces complete events.  SSE preserves JSON and base64.  It does not preserve other text exactly, because
-a CR is received as an LF.  So text streams must not be copied by way of SSE.  A payload is encoded as one piece: a
-caller that cuts a text stream into events must cut between characters, and not inside a CRLF.
+a CR is received as an LF.  Text streams must therefore not be copied by way of SSE.  A payload is encoded as one piece.
+A caller that divides a text stream into events must therefore divide it between characters, and not inside a CRLF.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ class SseParser:
 
     @property
     def is_between_events(self) -> bool:
-        """Whether no event has been received in part."""
+        """Whether no incomplete event has been received."""
         return not self._pending and not self._data
 
     def feed(self, data: bytes) -> list[SseEvent]:
-        """Parse the next bytes; return the events that they complete, in order.  Raises `SseTooLarge`."""
+        """Parse the next bytes.  Return the events that they complete, in order.  Raises `SseTooLarge`."""
         if self._at_start:
             data = self._without_bom(data)
             if self._at_start:
@@ -101,7 +101,7 @@ class SseParser:
         return events
 
     def _without_bom(self, data: bytes) -> bytes:
-        """Return the bytes after an optional byte order mark; empty until enough bytes have arrived to decide."""
+        """Return the bytes after an optional byte order mark.  Empty until enough bytes have arrived to decide."""
         head = bytes(self._pending) + data
         self._pending.clear()
         if len(head) < len(_BOM) and _BOM.startswith(head):
@@ -111,13 +111,13 @@ class SseParser:
         return head.removeprefix(_BOM)
 
     def _hold(self, piece: bytes) -> None:
-        """Keep the beginning of a line until the rest arrives."""
+        """Keep the beginning of a line until the rest of the line arrives."""
         self._pending += piece
         if self._size + len(self._pending) > self._max_event_bytes:
             raise SseTooLarge(f"an event is larger than {self._max_event_bytes} bytes")
 
     def _take_lines(self, whole: bytes) -> list[SseEvent]:
-        """Apply complete lines to the current event; return the events that have ended."""
+        """Apply complete lines to the current event.  Return the events that have ended."""
         events: list[SseEvent] = []
         for line in whole.splitlines():
             if not line:
@@ -134,7 +134,7 @@ class SseParser:
             if self._size + len(line) > self._max_event_bytes:
                 raise SseTooLarge(f"an event is larger than {self._max_event_bytes} bytes")
             if line[0] == 0x3A:
-                # Comments do not count towards an event's size: an idle origin may send them for hours.
+                # Comments do not count towards an event's size, because an idle origin may send them for hours.
                 self.comments += 1
                 continue
             self._size += len(line)
@@ -223,9 +223,9 @@ def encode_control(control: Control) -> bytes:
 def encode_data(payload: bytes | Sequence[bytes], *, base64: bool) -> bytes:
     """Return a whole data event, including the final blank line.  The pieces of `payload` are joined.
 
-    Base64 is one line of standard base64 with padding, empty for an empty payload.  Text becomes one `data:` line for
-    each line of the payload.  A trailing newline becomes a trailing empty line, and is restored when the client joins
-    the lines.
+    Base64 is one line of standard base64 with padding.  It is empty for an empty payload.  Text becomes one `data:`
+    line for each line of the payload.  A trailing newline becomes a trailing empty line, and is restored when the
+    client joins the lines.
     """
     body = payload if isinstance(payload, bytes) else b"".join(payload)
     if base64:

@@ -1,18 +1,19 @@
-"""Orders, revocations and announcements as the members of a fleet store them in Redis, each authenticated.
+"""Orders, revocations and announcements in the form in which the members of a fleet store them in Redis.  Each is
+authenticated.
 
-An entry is a code (HMAC-SHA256) and a JSON text.  The key of the code is derived from the fleet's secret.  So a party
-that can write to Redis, but does not know the secret, can make no purge, no revocation and no announcement of a member,
-and cannot change one.  It can do the following:
+An entry is a code (HMAC-SHA256) and a JSON text.  The key of the code is derived from the fleet's secret.  Consider an
+attacker who can write to Redis, but does not know the secret.  The attacker can neither make nor change a purge, a
+revocation or an announcement of a member.  The attacker can do the following:
 
-- It can write an order again, without effect: a member carries out each order once (`gateway.protocol.fleet_orders`),
-  and the text has the time of the order.
-- It can replace the entry of a revocation by an earlier entry of the same name.  A fleet that restarts as a whole then
-  uses the earlier end.  Running members do not.
-- It can write an announcement again for some seconds.  Then its time shows that it is an earlier one.
-- It can delete entries.  A member notices the loss of an order only if the last entry that it has read is deleted, too.
+- Write an order again.  This has no effect, because a member executes each order once
+  (`gateway.protocol.fleet_orders`), and the text contains the time of the order.
+- Replace the entry of a revocation by an earlier entry of the same name.  If all members restart together, they then
+  use the end in the earlier entry.  Running members do not use it.
+- Write an announcement again for some seconds.  After this time, the time in the announcement shows that it is old.
+- Delete entries.  A member notices the loss of an order only if the last entry that it has read is deleted, too.
 
-Times are in Unix seconds, because the entries outlast the processes that have written them.  The members' wall clocks
-must agree within some seconds.
+Times are in Unix seconds, because entries may be read after the processes that wrote them have ended.  The members'
+wall clocks must agree within some seconds.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ _FIELD_BYTES: Final = 16
 _ORDER: Final = b"order 1\n"
 _REVOCATION: Final = b"revocation 1\n"
 _ANNOUNCEMENT: Final = b"announcement 1\n"
-"""The kinds of entries, with the version of their form.  The code covers the kind, so that no entry passes for one of
-another kind."""
+"""The kinds of entries, with the version of their form.  The code covers the kind, so that an entry of one kind is not
+accepted as an entry of another kind."""
 
 
 class StoredEntry(NamedTuple):
@@ -43,19 +44,19 @@ class StoredEntry(NamedTuple):
 
 
 class Announcement(NamedTuple):
-    """The statement of a member that it is in the fleet."""
+    """A member's statement that it is in the fleet."""
 
     name: str
     url: str
     """The URL of the member's listener for other members."""
     instance: str
-    """The name of the member's gateway from its start to its end (`gateway.protocol.fleet_headers.MemberField`)."""
+    """The identifier of one run of the member's gateway (`gateway.protocol.fleet_headers.MemberField`)."""
     at: float
-    """When the member has made the statement (Unix seconds)."""
+    """The time of the statement (Unix seconds)."""
 
 
 class Moment(NamedTuple):
-    """One moment on both clocks of this process."""
+    """One moment, by both clocks of this process."""
 
     now: float
     """Monotonic seconds."""
@@ -69,7 +70,8 @@ class Seal:
     def __init__(self, secret: bytes) -> None:
         self._key = hmac.digest(secret, b"durable-gateway redis code", "sha256")
         self.fleet: Final = hmac.digest(secret, b"durable-gateway redis name", "sha256")[:8].hex()
-        """A name for the fleet, which tells nothing of its secret.  Fleets with other secrets have other names."""
+        """A name for the fleet, which reveals nothing about the secret.  Fleets with different secrets have different
+        names."""
 
     def _sealed(self, kind: bytes, value: object) -> bytes:
         return self._code(kind, value) + _text(value)
@@ -92,12 +94,12 @@ class Seal:
         return self._sealed(_ORDER, [process, number, kind, text, moment.wall - (moment.now - at)])
 
     def mark(self, process: str, moment: Moment) -> bytes:
-        """Return an entry that is no order, by which a process marks its place in a stream without entries."""
+        """Return an entry that is no order.  A process writes it to mark its place in a stream without entries."""
         return self._sealed(_ORDER, [process, moment.wall])
 
     def read_order(self, entry: bytes, moment: Moment) -> Order | None:
-        """Read the entry of an order; return None for a mark.  Raises ValueError if no member of this fleet has made
-        the entry."""
+        """Read the entry of an order.  Return None for a mark.  Raises ValueError if the entry was not made by a member
+        of this fleet."""
         value = self._opened(_ORDER, entry)
         if len(value) == 2:
             return None
@@ -105,7 +107,7 @@ class Seal:
         is_right = isinstance(process, str) and isinstance(text, str) and kind in get_args(Kind)
         if not is_right or not isinstance(number, int) or number < 1:
             raise ValueError("not an order")
-        # The clock of the member that gave the order may be ahead.
+        # The clock of the member that gave the order may be ahead of this member's clock.
         return Order(process, number, cast("Kind", kind), text, moment.now - max(0.0, moment.wall - _time(wall)))
 
     def revocation(self, revocation: InEffect, moment: Moment) -> tuple[bytes, bytes]:
@@ -115,8 +117,8 @@ class Seal:
         return field, self._sealed(_REVOCATION, [subject, name, issuer, moment.wall + for_s])
 
     def read_revocation(self, entry: bytes, moment: Moment) -> InEffect:
-        """Read the entry of a revocation, which may have ended.  Raises ValueError if no member of this fleet has made
-        it."""
+        """Read the entry of a revocation, which may have ended.  Raises ValueError if the entry was not made by a
+        member of this fleet."""
         subject, name, issuer, until = self._opened(_REVOCATION, entry)
         is_right = isinstance(subject, str) and isinstance(name, str)
         if not is_right or not (issuer is None or isinstance(issuer, str)):
@@ -128,7 +130,7 @@ class Seal:
         return self._sealed(_ANNOUNCEMENT, list(announcement))
 
     def read_announcement(self, entry: bytes) -> Announcement:
-        """Read the entry of an announcement.  Raises ValueError if no member of this fleet has made it."""
+        """Read the entry of an announcement.  Raises ValueError if the entry was not made by a member of this fleet."""
         name, url, instance, at = self._opened(_ANNOUNCEMENT, entry)
         if not (isinstance(name, str) and isinstance(url, str) and isinstance(instance, str)):
             raise ValueError("not an announcement")
@@ -146,7 +148,8 @@ def _time(value: object) -> float:
 
 
 def news_of(orders: Sequence[Order], in_effect: list[InEffect] | None = None) -> OrderNews:
-    """Return the news that these orders are: each process has given as many as its latest one's number says."""
+    """Return these orders in the form of news.  The number of orders that a process has given is the number of its
+    latest order."""
     known: dict[str, tuple[int, float]] = {}
     for order in orders:
         if order.number > known.get(order.process, (0, 0.0))[0]:

@@ -1,8 +1,10 @@
-"""The version of a stream's state: an immutable value that a caller keeps, to see later whether the state has changed.
+"""The version of a stream's state: an immutable value.  A caller keeps it, to check later whether the state has
+changed.
 
-A fetch, a write, a read or a rendered answer keeps the version that the stream had when it began.  Later it compares
-that version with the present one, by a method for the aspect that matters, such as `same_tail_as`.  Each change makes a
-new object, so `seen is stream.version` means that nothing has changed.  Hot paths check for this identity first.
+A fetch, a write, a read or a rendered answer keeps the version that the stream had when it began.  Later, it compares
+that version with the present version.  The comparison is a method for the relevant aspect, such as `same_tail_as`.
+Each change makes a new object, so `seen is stream.version` means that nothing has changed.  Hot paths check for this
+identity first.
 
 Only `gateway.tape.stream.Stream` replaces its version, and no other module compares the fields.
 """
@@ -22,7 +24,7 @@ class Edition(NamedTuple):
     incarnation: str
     """The incarnation's name in entity tags.  It changes when all bytes are dropped."""
     withdrawals: int = 0
-    """How many times bytes were dropped, or data derived from them was invalidated."""
+    """The number of times that bytes were dropped, or that data derived from them was invalidated."""
 
 
 class Version(NamedTuple):
@@ -34,11 +36,11 @@ class Version(NamedTuple):
 
     edition: Edition
     tail: int = 0
-    """How many times the tail that answers may state has changed."""
+    """The number of changes of the tail that answers may state."""
     acks: int = 0
-    """How many writes through this gateway were acknowledged."""
+    """The number of acknowledged writes through this gateway."""
     doubts: int = 0
-    """How many doubts were raised so far."""
+    """The number of doubts so far."""
     end_doubts: int = 0
     """The number, counted from 1, of the latest doubt about whether the stream still exists.  Other doubts concern only
     its tail.
@@ -48,7 +50,7 @@ class Version(NamedTuple):
     concerns whether the stream exists.
     """
     settled: int = 0
-    """How many doubts are settled."""
+    """The number of settled doubts."""
 
     @property
     def incarnation(self) -> str:
@@ -86,7 +88,7 @@ class Version(NamedTuple):
         return self.edition == now.edition
 
     def same_tail_as(self, now: Version) -> bool:
-        """Return whether an earlier statement of the tail still holds."""
+        """Return whether an earlier statement of the tail is still valid."""
         return self.tail == now.tail
 
     def same_doubts_as(self, now: Version) -> bool:
@@ -100,7 +102,7 @@ class Version(NamedTuple):
         return self is now or (self.tail == now.tail and self.doubts == now.doubts)
 
     def same_answers_as(self, now: Version) -> bool:
-        """Return whether an earlier answer with bytes and a tail still holds."""
+        """Return whether an earlier answer with bytes and a tail is still valid."""
         return self is now or (self.tail == now.tail and self.doubts == now.doubts and self.edition == now.edition)
 
     def same_acks_as(self, now: Version) -> bool:
@@ -110,12 +112,12 @@ class Version(NamedTuple):
     def same_writes_as(self, now: Version) -> bool:
         """Return whether no write was acknowledged and no doubt was raised.
 
-        If this is false, the error answer to an earlier request may not hold for the present stream.
+        If this is false, the error answer to an earlier request may not be valid for the present stream.
         """
         return self.acks == now.acks and self.doubts == now.doubts
 
     def may_have_ended_by(self, now: Version) -> bool:
-        """Return whether the stream may have ended since, so that another stream may have taken its place."""
+        """Return whether the stream may have ended since `self`, so that another stream may have taken its place."""
         return now.end_doubts > self.doubts
 
     # -- changes; each returns the new version

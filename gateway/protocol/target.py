@@ -1,7 +1,7 @@
 """Canonical request targets and host names, so that each stream has one key (RFC 3986 section 6.2.2, RFC 9112
 section 3.2).
 
-Spellings that every origin must treat alike become equal.  Unreserved characters are decoded, hex digits become upper
+Spellings that every origin must treat alike become equal: unreserved characters are decoded, hex digits become upper
 case, dot segments are removed, and query parameters are sorted by name.  Spellings that an origin may distinguish stay
 different: `%2F` and `/`, `%2B` and `+`, `a` and `a=`, `//` and `/`.  An invalid target is refused with a one-line
 message for the client.
@@ -36,7 +36,7 @@ _LONGEST: Final = 255
 
 
 class BadHost(ValueError):
-    """The text does not name a host.  The message is one line for the client."""
+    """The text is not a valid host.  The message is one line for the client."""
 
 
 @lru_cache(maxsize=1_024)
@@ -71,9 +71,9 @@ _PATH_SAFE: Final = "/" + SEGMENT_SAFE
 _QUERY_SAFE: Final = "/?!$'()*+,;:@"
 
 _PLAIN_PATH: Final = re.compile(r"/[A-Za-z0-9\-_~/!$&'()*+,;=:@]*")
-"""A path that is already canonical: without escapes, and without dots that could form a dot segment."""
+"""Matches a path that is already canonical: without escapes, and without dots that could form a dot segment."""
 _PLAIN_OFFSET: Final = re.compile(rf"{QUERY_OFFSET}=([A-Za-z0-9\-_.~]*)")
-"""The query of most catch-up reads: only an offset, without escapes."""
+"""Matches the query of most catch-up reads: only an offset, without escapes."""
 _UNRESERVED_TEXT: Final = re.compile(r"[A-Za-z0-9\-_.~]*")
 _CONTROL: Final = re.compile(r"[\x00-\x20\x7f]")
 _BAD_PERCENT: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
@@ -83,7 +83,7 @@ _ABSOLUTE: Final = re.compile(r"[Hh][Tt][Tt][Pp][Ss]?://([^/?#]*)(.*)", re.DOTAL
 
 
 _DELIMITER: Final = re.compile("%(?:2[146-9A-C]|3[ABD]|40)")
-"""An escaped character of `SEGMENT_SAFE`."""
+"""Matches an escaped character of `SEGMENT_SAFE`."""
 
 
 class BadTarget(ValueError):
@@ -94,8 +94,8 @@ class Target(NamedTuple):
     """A request target in canonical form.
 
     `path` and `query` (the other parameters, sorted by name) are percent-encoded.  `offset`, `live` and `cursor` are
-    decoded; None if absent, `""` if empty.  `authority` is the authority of an absolute-form target, in lower case.  It
-    replaces the Host header (RFC 9112 section 3.2.2).
+    decoded.  Each of them is None if absent, and `""` if empty.  `authority` is the authority of an absolute-form
+    target, in lower case.  It replaces the Host header (RFC 9112 section 3.2.2).
     """
 
     path: str
@@ -149,8 +149,8 @@ def upstream_query(target: Target, *, offset: str | None, live: str | None = Non
     """Return the query for a request to the origin: these protocol parameters and the target's other parameters, sorted
     by name.
 
-    A parameter that is None is left out.  Sorting matters because caches between gateway and origin use the query as
-    key (section 8.1).
+    A parameter that is None is left out.  The parameters are sorted, because caches between gateway and origin use the
+    query as key (section 8.1).
     """
     if offset is not None and live is None and cursor is None and not target.query:
         return f"{QUERY_OFFSET}={_escaped(offset)}"
@@ -197,8 +197,8 @@ def _check(text: str) -> None:
 def _canonical_path(path: str) -> str:
     _check(path)
     if _ENCODED_CONTROL.search(path):
-        # Encoded control characters are legal in a query value, where text with newlines is common.  In a path they
-        # are only used to attack logs or headers.
+        # Encoded control characters are legal in a query value, where text with newlines is common.  In a path, they
+        # are only used for attacks on logs or headers.
         raise BadTarget("Control character in request target")
     return _without_dot_segments(_canonical(path, _PATH_SAFE)) if path else "/"
 
@@ -221,7 +221,7 @@ def _without_dot_segments(path: str) -> str:
 
 
 def _split_query(query: str) -> tuple[dict[str, str], str]:
-    """Return the protocol's parameters, decoded, and the canonical text of the other parameters."""
+    """Return the protocol's parameters, decoded, and the other parameters in canonical form."""
     _check(query)
     parameters: dict[str, str] = {}
     others: list[str] = []
@@ -252,7 +252,7 @@ def _decoded(name: str, value: str) -> str:
 
 
 def authority_of(target: str) -> str | None:
-    """Return the authority of an absolute-form target, as received but in lower case; None for other forms."""
+    """Return the authority of an absolute-form target, as received but in lower case.  Returns None for other forms."""
     found = _ABSOLUTE.fullmatch(target)
     return found[1].lower() if found is not None else None
 

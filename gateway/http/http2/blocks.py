@@ -174,7 +174,7 @@ def block_of(head: bytes) -> bytes:
 @lru_cache(maxsize=32)
 def split_response(response: bytes, body_bytes: int) -> tuple[bytes, tuple[bytes, ...]]:
     """Return the field block and the body of a response.  Cached, because long-polls that wait together get the same
-    response, except for the web origin that it names.
+    response, except for the web origin in it.
     """
     size = len(response) - body_bytes
     return block_of(response[:size]), (response[size:],) if body_bytes else ()

@@ -3,8 +3,8 @@
 The peer is an origin, which may be faulty or hostile.  All input is bounded: heads in bytes and fields, interim replies
 in their rate, unread bodies by their windows, and frames without content by a budget.  An invalid reply resets its
 stream, and a server push ends the connection.  For each request, one RST_STREAM frame does not count towards the
-budget.  The origin may end a request with this frame, or send it after a reply if the rest of the request is not needed
-(section 8.1).
+budget.  The origin may end a request with this frame, or send it after a reply if it does not need the rest of the
+request (section 8.1).
 
 Trailers are dropped.  A request counts as not processed if the origin resets its stream with REFUSED_STREAM, or if the
 stream comes after the last stream in a GOAWAY (section 8.7).
@@ -39,7 +39,7 @@ _is_status: Final = re.compile(rb"[1-9][0-9]{2}").fullmatch
 
 
 class Http2Reply:
-    """The reply that a field list stands for.  Immutable, and shared by equal replies."""
+    """The reply in a field list.  Immutable, and shared by equal replies."""
 
     __slots__ = ("head", "interim", "is_malformed")
 
@@ -97,7 +97,7 @@ fail when one connection is lost.
 REPLY_WINDOW: Final = 1 << 18
 """The most bytes of one reply's body that may be in flight."""
 LATE_FRAMES: Final = 256
-"""The number of frames that may still arrive for a stream that was reset, and that do not count towards the budget."""
+"""The number of frames that may still arrive for a reset stream without counting towards the budget."""
 _MOST_LATE_FRAMES: Final = 1 << 16
 _MOST_LATE_RESETS: Final = 1 << 10
 _NO_BODY: Final = frozenset({204, 304})

@@ -59,8 +59,8 @@ class Ending(Receiving):
         self._reset_ids: deque[int] = deque()
         """The latest reset streams, oldest first."""
         self._forgotten_id = 0
-        """The highest id of the reset streams that were removed from `_reset_ids`.  Streams up to this id may all have
-        been reset."""
+        """The highest id among the reset streams that were removed from `_reset_ids`.  Any stream up to this id may
+        have been reset."""
 
     @property
     @abstractmethod

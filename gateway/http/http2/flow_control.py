@@ -4,9 +4,9 @@
 queued data take turns, one frame each.
 
 `Receiving` manages the windows of bodies that arrive.  The connection's window reopens as bytes arrive, so that a
-stalled body never blocks the others.  A stream's window reopens too, unless its own body has too many unread bytes.
+stalled body never blocks the others.  A stream's window also reopens, unless its own body has too many unread bytes.
 While all bodies together have too many unread bytes, only the windows of bodies without unread bytes reopen.  A body
-that its receiver reads as it arrives is therefore never held up.  Beyond `MOST_UNREAD_BYTES`, each stream can add at
+that its receiver reads as it arrives is therefore never delayed.  Beyond `MOST_UNREAD_BYTES`, each stream can add at
 most one window to the unread bytes of a connection.
 """
 

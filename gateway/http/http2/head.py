@@ -2,8 +2,8 @@
 HTTP/1.1 request.
 
 Every accepted request can be written as one HTTP/1.1 head with exactly the same meaning.  Otherwise an origin could
-read one request as two.  `_Malformed` stands for a malformed request (RFC 9113 section 8.1.1).  `_Refused` stands for a
-valid request that the gateway refuses over HTTP/1.1 too.
+read one request as two.  `_Malformed` is raised for a malformed request (RFC 9113 section 8.1.1).  `_Refused` is raised
+for a valid request that the gateway refuses over HTTP/1.1 too.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from gateway.http.request_parser import LONGEST_HEAD, LONGEST_LINE, MOST_FIELDS,
 
 VERSION: Final = "2.0"
 MOST_LIST_BYTES: Final = LONGEST_HEAD + LONGEST_LINE + 32 * (MOST_FIELDS + 8)
-"""The size of a decoded field list, in bytes, above which its sender counts as an attacker (measured as in RFC 9113
-section 6.5.2).
+"""The size of a decoded field list, in bytes, above which its sender counts as an attacker.  The size is measured as in
+RFC 9113 section 6.5.2.
 """
 _LONGEST_ALIAS: Final = 4_096
 
@@ -32,7 +32,7 @@ _UNPLAIN: Final = frozenset({b"content-length", b"expect"})
 
 
 class Http2Request:
-    """The request that a field list stands for.  Immutable, and shared by equal requests."""
+    """The request in a field list.  Immutable, and shared by equal requests."""
 
     __slots__ = (
         "_headers",

@@ -29,10 +29,11 @@ from gateway.http.http2.streams import (
 )
 
 _FRAME_OF_SETTINGS: Final = 192
-"""How many bytes of a SETTINGS frame count as one more frame.  Regular clients send a tenth as many."""
+"""The number of bytes of a SETTINGS frame that count as one more frame.  Regular clients send a tenth of this
+number."""
 
 _SMALL: Final = 1_024
-"""A piece of a body with fewer bytes is joined with the piece before."""
+"""A piece of a body with fewer bytes than this is joined with the piece before it."""
 
 Head = TypeVar("Head")
 """The head of a message: a request or a reply, depending on the side."""
@@ -74,11 +75,11 @@ class Reading(Ending, Generic[Head]):
         """The kind of frame that the peer has sent too often; None without a flood."""
         self._unparsed = b""
         self._consumed = 0
-        """How many bytes at the start of `_unparsed` have been read already.  0 unless `has_more`."""
+        """The number of bytes at the start of `_unparsed` that have been read already.  0 unless `has_more`."""
         self.has_more = False
         """Whether complete frames are left to be read."""
         self.latest_bytes = 0
-        """How many bytes the latest `receive` has read, if `has_more`."""
+        """The number of bytes that the latest `receive` has read, if `has_more`."""
         self._has_settings = False
         self._now = 0.0
         self._events: list[Event] = []
@@ -116,10 +117,11 @@ class Reading(Ending, Generic[Head]):
     def receive(
         self, data: bytes, now: float, most_heads: int = sys.maxsize, most_frames: int = sys.maxsize
     ) -> list[Event]:
-        """Read input that arrives at `now` (monotonic seconds); return its events in order, none after a failure.
+        """Read input that arrives at `now` (monotonic seconds).  Return its events in order, and no events after a
+        failure.
 
         One call reads at most `most_heads` HEADERS frames and at most `most_frames` other frames.  If complete frames
-        are left, `has_more` is true, and the next call reads on.  A long SETTINGS frame counts as several frames.
+        are left, `has_more` is true, and the next call continues.  A long SETTINGS frame counts as several frames.
         """
         self.has_more = False
         if self.failed is not None:
@@ -393,7 +395,7 @@ class Reading(Ending, Generic[Head]):
         self._end_unprocessed(int.from_bytes(payload[:4], "big") & frames.LAST_STREAM_ID)
 
     def _end_unprocessed(self, last_id: int) -> None:
-        """Handle GOAWAY: the peer processes none of this side's streams after `last_id`."""
+        """Handle GOAWAY: the peer does not process this side's streams after `last_id`."""
 
     def _take_window(self, payload: bytes, flags: int, stream_id: int) -> None:
         if len(payload) != 4:

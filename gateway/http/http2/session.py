@@ -4,8 +4,8 @@
 writes the output, and sets `is_blocked` while the transport has no room.  `Receiving` bounds the unread bytes of
 request bodies.
 
-An orderly end takes two GOAWAY frames.  The first asks the client to begin no more requests, and the second names the
-last request that is answered.
+An orderly end takes two GOAWAY frames.  The first asks the client to begin no more requests.  The second contains the
+number of the last request that is answered.
 """
 
 from __future__ import annotations
@@ -140,9 +140,9 @@ class Session(Reading[Http2Request]):
     def send_goaway(self, *, is_final: bool) -> None:
         """Ask the client to begin no more requests (RFC 9113 section 6.8).
 
-        The first call has `is_final` False.  It sends a GOAWAY without a last stream, and a PING, whose answer shows
-        that the client has read the GOAWAY.  The second call has `is_final` True.  It sends a GOAWAY with the last
-        stream that is answered.
+        The first call has `is_final` False.  It sends a GOAWAY without a last stream.  It also sends a PING, whose
+        answer shows that the client has read the GOAWAY.  The second call has `is_final` True.  It sends a GOAWAY with
+        the last stream that is answered.
         """
         if self.failed is not None or self.last_answered_id is not None:
             return

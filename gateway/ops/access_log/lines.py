@@ -1,8 +1,8 @@
 """Writes the lines of the access log: one JSON object for each finished request, with the fields of `fields`.
 
 The lines of repeated hits are mostly equal, and so are the lines of SSE reads that join other reads.  The common piece
-of such lines is made once.  Each line adds the time, the id, and remembered pieces for duration, client and user agent.
-The library orjson makes all other lines.  A test checks that both ways give the same fields.
+of such lines is made once.  For each line, the module adds the time, the id, and remembered pieces for duration, client
+and user agent.  The library orjson makes all other lines.  A test checks that both ways give the same fields.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class Lines:
         microseconds.
         """
         self.endings: dict[bytes, bytes] = {}
-        """The results of `ending`, by the bytes of the request or of its header section.  Callers look here first to
-        spare the call."""
+        """The results of `ending`, by the bytes of the request or of its header section.  Callers look here first, so
+        that most lines need no call."""
         self._facts: dict[bytes, tuple[str | None, str | None]] = {}
         """User agents and trace ids of live reads, by header section."""
 

@@ -43,7 +43,7 @@ class Ledger:
     def __init__(self, most: int = MOST_PLACES) -> None:
         self._most = most
         self.sums: OrderedDict[RecordedStream, Unclaimed] = OrderedDict()
-        """Callers may test whether this is empty, and must not change it."""
+        """The sums by place.  Callers may test whether this is empty, and must not change it."""
 
     def __repr__(self) -> str:
         return f"<Ledger {len(self.sums)} unclaimed>"

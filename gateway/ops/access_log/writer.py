@@ -9,9 +9,9 @@ lines at a time, with turns of the loop between, and gives the sink batches of a
 the loop.  A thread would hold the interpreter lock for milliseconds and block the loop as well.  Work that may block is
 done in the sink.
 
-Open live reads get a line every `live_interval_s` seconds (`live_reads`).  Upstream work that belongs to no request
-waits for the next line of a live reader of its stream.  If no such line comes within `live_interval_s` (within five
-minutes if that is 0), the work gets a line of its own.
+Open live reads get a line every `live_interval_s` seconds (`live_reads`).  Upstream work that belongs to no request is
+counted in the next line of a live reader of its stream.  If no such line comes within `live_interval_s`, the work gets
+a line of its own.  If `live_interval_s` is 0, the bound is five minutes.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _LONGEST_UNCLAIMED_S = 300.0
 """The longest wait for unclaimed work if live reads have no interim lines."""
 _METHODS = {Mode.HEAD: "HEAD", Mode.CREATE: "PUT", Mode.APPEND: "POST", Mode.DELETE: "DELETE"}
 _RECORD_BYTES = 512
-"""The memory of a record without its texts, and of its place in the queue."""
+"""The memory of a record without its texts, including its place in the queue."""
 _HIT_BYTES = 192
 """The memory of a hit without the end of its line and without the part shared with other hits."""
 
@@ -116,8 +116,8 @@ class LogWriter:
         self._tasks = Tasks()
         self._writing: asyncio.Task[None] | None = None
         self._live = LiveReads(clock, live_interval_s)
-        # Leave room for every stream with a live request to the origin.  If the sum of such a stream were pushed out
-        # again and again, each time would cost a line.
+        # Leave room for every stream with a live request to the origin.  Otherwise the sum of such a stream might be
+        # pushed out again and again, and each time would cost a line.
         self._ledger = Ledger(MOST_PLACES + most_followed)
         self._unclaimed = self._ledger.sums
         self._unclaimed_s = live_interval_s or _LONGEST_UNCLAIMED_S

@@ -37,10 +37,11 @@ query.
 """
 
 QUESTIONS: Final = frozenset({"/api/tails"})
-"""Endpoints that take a body but change nothing."""
+"""Endpoints that take a body but do not change anything."""
 
 _VERBOSE: Final = "verbose"
-"""`/readyz?verbose` also lists origins and members of the fleet, so it needs the token, unlike the plain probe."""
+"""The query parameter of the verbose probe.  `/readyz?verbose` also lists origins and members of the fleet, so it needs
+the token, unlike the plain probe."""
 
 _log = logging.getLogger("gateway.admin")
 
@@ -48,14 +49,14 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def replaced() -> Refused:
-    """Return the refusal of a change at a version that another one replaces.  The other version passes changes on to
-    this version, which passes none on."""
+    """Return the refusal of a change at this version of the gateway, which another version replaces.  The other version
+    passes changes on to this version, but this version passes no changes on."""
     text = "another version of the gateway replaces this one: send the request again, on a new connection"
     return Refused(503, text, {"Retry-After": "1"})
 
 
 class Answering(Protocol):
-    """The subject of the admin port's answers: this process, or a gateway with several workers."""
+    """Answers for the subject of the admin port: this process, or a gateway with several workers."""
 
     def route(self, endpoint: Endpoint) -> web.RouteDef:
         """Return the endpoint as an aiohttp route."""
@@ -68,7 +69,7 @@ class Answering(Protocol):
 
 
 class Alone:
-    """The answers of a gateway of one process."""
+    """Answers for a gateway of one process."""
 
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
@@ -107,7 +108,7 @@ def admin_application(
 ) -> web.Application:
     """Make the application with `/healthz`, `/readyz`, `/metrics`, `/openapi.json` and everything below `/api/`.
 
-    Without `answering`, it answers for this process alone."""
+    Without `answering`, the application answers for this process alone."""
     answering = answering or Alone(subject)
     audit = Audit(subject.engine.clock)
     directory = Directory(subject.engine, partitions)
@@ -167,7 +168,7 @@ def admin_application(
         elif is_change:
             audit.done(request.method, path, request.remote, response.status, request.get(AUDITED, ""))
         if subject.is_replaced:
-            # The client's next connection reaches the other version.
+            # Close the connection, because the client's next connection reaches the other version.
             response.force_close()
         return response
 

@@ -26,7 +26,7 @@ HEAD_S: Final = 10.0
 IDLE_S: Final = 75.0
 """The longest pause between two requests, in seconds."""
 WRITE_S: Final = 30.0
-"""A connection is closed if its client reads too little of an answer for these seconds."""
+"""Seconds after which a connection is closed if its client has read too little of an answer."""
 
 _HEAD_END: Final = b"\r\n\r\n"
 _TOO_LARGE: Final = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
@@ -115,7 +115,7 @@ class AdminConnections:
 
 
 class AdminConnection(asyncio.Protocol):
-    """One connection, which passes on its input while it observes the bounds."""
+    """One connection.  It passes its input on, and enforces the bounds."""
 
     def __init__(self, connections: AdminConnections, handler: web.RequestHandler) -> None:
         self._connections = connections

@@ -4,10 +4,10 @@ Offsets are opaque.  Without counts, a client that wants to divide a stream amon
 whole stream first.  The gateway counts the bytes that it holds, once and in a thread.  A count is valid while the
 stream has the same bytes, and is remembered under the offsets at both ends.
 
-One path may stand for several streams, of different origins or partitions, or before and after a re-creation.  An
-offset may mean a different position in each of these streams.  A request therefore names the ETag of a reply that its
-client has received.  The answer has counts of the tape (the stream's bytes in memory) that the reply came from, or no
-counts.
+Several streams may have the same path: streams of different origins or partitions, or a stream before and after its
+re-creation.  An offset may mean a different position in each of these streams.  A request therefore contains the ETag
+of a reply that its client has received.  The answer has counts of the tape (the stream's bytes in memory) from which
+this reply came, or no counts.
 
 In a JSON stream, messages are counted, measured and summed as lines.  A line is the message's text, with spaces in
 place of line breaks, and a line feed at the end.  A reader that splits messages in the same way gets the same checksum.

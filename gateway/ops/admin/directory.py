@@ -140,7 +140,7 @@ async def in_turns(items: Iterable[T]) -> AsyncIterator[T]:
 
 
 def name_of_cursor(cursor: str) -> Name:
-    """Return the name that a cursor stands for.  Any text is a valid cursor.  A path, for example, stands for the
+    """Return the name that a cursor represents.  Any text is a valid cursor.  A path, for example, represents the
     position just after this path.
     """
     parts = [*cursor.split(" ", 3), "", "", ""]
@@ -153,7 +153,7 @@ def id_of(name: Name) -> str:
 
 
 def name_of_id(id_: str) -> Name | None:
-    """Return the name that an id stands for.  None if the text is no id."""
+    """Return the name that an id represents.  None if the text is no id."""
     try:
         parts = orjson.loads(base64.b64decode(id_ + "=" * (-len(id_) % 4), b"-_", validate=True))
     except (NotBase64, ValueError):

@@ -130,8 +130,9 @@ class Endpoint:
     def route_with(
         self, answered: Callable[[ApiRequest[Any, Any], bytes, web.Request], Awaitable[object]]
     ) -> web.RouteDef:
-        """Return a route that validates requests as this endpoint does, and lets `answered` answer them.  The arguments
-        are the validated request, the text of its body, and the request itself."""
+        """Return a route that validates requests in the same way as this endpoint.  The route gets its answers from
+        `answered`.  The arguments of `answered` are the validated request, the text of its body, and the request
+        itself."""
         query, body = adapter_of(self.query), adapter_of(self.body)
 
         async def handle(request: web.Request) -> web.Response:

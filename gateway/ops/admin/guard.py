@@ -1,13 +1,13 @@
 """Authorisation for the admin port.
 
 If other machines can reach the port, every request needs a token.  If only this machine can reach the port, requests
-need a token only if a token is configured.  Two kinds of requests never need a token: the two probes, and the console's
-own files, which contain no data.
+need a token only if a token is configured.  Two kinds of requests never need a token: the two probes, and requests for
+the console's own files, which contain no data.
 
-If no token is required, a page of another site in a browser on this machine might send requests to the port.  The Host
-check refuses foreign names that resolve to this address (DNS rebinding).  A change has to be JSON, which a page of
-another origin cannot send without a preflight.  A change is also refused if the browser's Origin header names another
-origin.
+If no token is required, a page of another site in a browser on this machine might send requests to the port.  The check
+of the Host header refuses foreign names that resolve to this address (DNS rebinding).  A change has to be JSON, which a
+page of another origin cannot send without a preflight.  A change is also refused if the browser's Origin header
+contains another origin.
 """
 
 from __future__ import annotations

@@ -105,8 +105,8 @@ def auth_lines(services: AuthServices) -> str:
 def member_lines(fleet: Fleet | None) -> str:
     """Return a line for each other member of the fleet.  `[+]` means that the member is asked for streams.
 
-    If the members come from DNS or Redis, the first line has the outcome of the latest look for them.  With Redis, the
-    next line has that of the latest look for orders there.
+    If the members come from DNS or Redis, the first line has the result of the latest look-up of the members.  With
+    Redis, the next line has the result of the latest look-up of orders in Redis.
     """
     lines = []
     if fleet is not None and (found := fleet.found) is not None:

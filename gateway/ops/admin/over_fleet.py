@@ -1,7 +1,8 @@
-"""The admin port of a member of a fleet: purges and revocations are carried out by every member.
+"""The admin port of a member of a fleet.  Every member executes each purge and each revocation.
 
-`gateway.engine.fleet_orders` brings an order to the other members.  This module carries out the orders of other members
-like requests to this member's own admin port, and writes them to the audit log.
+A purge or revocation for all members is called an order.  `gateway.engine.fleet_orders` sends an order to the other
+members.  This module executes the orders of other members like requests to this member's own admin port, and writes
+them to the audit log.
 """
 
 from __future__ import annotations
@@ -40,22 +41,23 @@ from gateway.protocol.fleet_orders import InEffect, Kind, Order
 _PATHS: Final[Mapping[str, Kind]] = {"/api/purge": "purge", "/api/revoke": "revoke"}
 """The endpoints whose requests are orders for every member."""
 _SAME_S: Final = 1.0
-"""Two ends of a revocation that differ by fewer seconds are the same end."""
+"""Two ends of a revocation that differ by fewer seconds than this count as equal."""
 
 _log = logging.getLogger("gateway.fleet")
 
 
 def _order_text(body: PurgeBody | RevokeBody, sent: bytes) -> str:
-    """Return the text of an operator's order, whose request had the body `sent`.
+    """Return the text of an operator's order.  `sent` is the body of the operator's request.
 
-    A client may send the defaults, too.  But a purge of all streams with the text `PURGE_ALL` means that a member may
-    have missed orders."""
+    A client may also send default values, so the body of a purge of all streams may equal `PURGE_ALL`.  But an order
+    with the text `PURGE_ALL` means that a member may have missed orders.  An operator's purge of all streams therefore
+    gets another text."""
     is_of_all = isinstance(body, PurgeAll) and not body.soft
     return '{"all":true}' if is_of_all else sent.decode()
 
 
 class OverFleet:
-    """Gives this member's orders to the fleet, and carries out the orders of the fleet (`fleet_orders.Actions`)."""
+    """Gives this member's orders to the fleet, and executes the orders of the fleet (`fleet_orders.Actions`)."""
 
     def __init__(
         self, subject: Subject, fleet: Fleet, endpoints: Iterable[Endpoint], purger: Purger, audit: Audit
@@ -67,16 +69,17 @@ class OverFleet:
         self._audit = audit
         self._endpoints = {_PATHS[one.path]: one for one in endpoints if one.path in _PATHS}
         self._given_at: OrderedDict[Revocation, float] = OrderedDict()
-        """When the latest order of each revocation was given; absent if the revocation was taken over."""
+        """The time of the latest order for each revocation.  A revocation that was taken over from another member has
+        no entry."""
         self._taken_over_at = -inf
-        """When a revocation was last taken over.  Its order was given before that."""
+        """The time at which a revocation was last taken over.  The order of this revocation was given earlier."""
         orders.actions = self
 
     def __repr__(self) -> str:
         return f"<OverFleet {self._orders!r}>"
 
     def route(self, endpoint: Endpoint) -> web.RouteDef:
-        """Return a route that has every member carry out the request."""
+        """Return a route that makes every member execute the request."""
         kind = _PATHS[endpoint.path]
 
         async def answered(asked: ApiRequest[Any, Any], body: bytes, _: web.Request) -> object:
@@ -100,7 +103,7 @@ class OverFleet:
         return await self._act(endpoint, body)
 
     async def _act(self, endpoint: Endpoint, body: PurgeBody | RevokeBody) -> Affected:
-        """Make a change at this worker.  Raises Refused."""
+        """Execute a change at this worker.  Raises Refused."""
         if isinstance(body, RevokeBody):
             return cast("Revoked", await endpoint.handle(ApiRequest(Nothing(), body, {}))).live_reads
         names = await self._purger.purge(body)
@@ -124,7 +127,7 @@ class OverFleet:
                 body = replace(body, for_s=for_s)
             affected = await self._act(endpoint, body)
         except Refused as error:
-            # Every member refuses the order.
+            # Every member refuses this order, so it counts as executed.
             _log.info("an order of another member is refused: %s", error)
             return 0
         except Exception:
@@ -137,10 +140,10 @@ class OverFleet:
         return affected
 
     def _for_s(self, revocation: Revocation, order: Order, left_s: float) -> float | None:
-        """Return the seconds for which an order revokes from now on; None if it changes nothing.  `left_s` are the
-        seconds until its own end.
+        """Return the seconds for which an order revokes from now on; None if the order changes nothing.  `left_s` is
+        the number of seconds until the end that the order itself states.
 
-        Orders may arrive late.  An order ends an earlier revocation of the same name, but not a later one."""
+        Orders may arrive late.  An order ends an earlier revocation of the same name, but not a later revocation."""
         remaining_s = self._subject.routes.verdicts.remaining_s(revocation)
         is_later = order.at >= self._given_at.get(revocation, self._taken_over_at)
         if not is_later and (revocation in self._given_at or left_s <= remaining_s):

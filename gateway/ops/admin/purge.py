@@ -144,17 +144,17 @@ class Purger:
         try:
             names = await self._purge_memory(body)
         except Refused:
-            # It selects no streams, here or on disk.
+            # The request selects no streams, neither in memory nor on disk.
             self._note_purge()
             raise
-        # Streams on disk alone are revalidated in any case.
+        # A soft purge need not change streams that are only on disk, because these are always revalidated.
         if self._engine.has_disk and not body.soft:
             names += await self._purge_disk(body)
         return names
 
     async def _purge_disk(self, body: PurgeBody) -> list[Name]:
-        """Drop the selected streams that are on disk, and wait until that will outlast a restart.  Raises Refused if
-        the disk does not take it."""
+        """Drop the selected streams that are on disk.  Wait until the disk has recorded the change, so that the streams
+        stay dropped after a restart.  Raises Refused if the disk does not record it."""
         names: list[Name] = []
         disk, worker_store = self._engine.disk, self._engine.worker_store
         if disk is not None:
@@ -222,7 +222,7 @@ def _is_selected(body: PurgeBody, stored: StoredStream, name: Name) -> bool:
 
 
 def name_hash(name: Name) -> int:
-    """Return a hash of a stream's name, the same at all workers."""
+    """Return a hash of a stream's name.  The hash is the same at all workers."""
     text = " ".join(name).encode("utf-8", "surrogateescape")
     return int.from_bytes(blake2b(text, digest_size=7).digest())
 

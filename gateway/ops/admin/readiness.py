@@ -1,8 +1,8 @@
 """Readiness: when the gateway is ready for clients, and when `/readyz` answers 503.
 
 A process is ready while it accepts clients and is not draining.  A gateway with several workers is ready while all of
-its workers are.  The state of the origins does not matter.  If the origins are down, the gateway still answers from
-memory, and other requests fail at once.
+its workers are ready.  The state of the origins does not matter.  If the origins are down, the gateway still answers
+from memory, and all other requests fail at once.
 """
 
 from __future__ import annotations

@@ -14,11 +14,11 @@ from gateway.upstream.auth_services import AuthServices
 
 
 class NothingToRead(Exception):
-    """There is no configuration that could be read again.  The text is one line."""
+    """There is no configuration file that could be read again.  The text is one line."""
 
 
 class NotReloaded(Exception):
-    """Not every worker has taken the configuration.  The text is one line."""
+    """Not every worker has applied the configuration.  The text is one line."""
 
 
 class NotUpgraded(Exception):
@@ -34,7 +34,7 @@ class Subject(Protocol):
     routes: RouteTable
     auth_services: AuthServices
     has_file: bool
-    """Whether a reload reads a configuration file, and not only the files named by flags and the environment."""
+    """Whether a reload reads a configuration file in addition to the files named by flags and the environment."""
     drain_changes: int
     """How often a drain was begun or undone."""
     level_changes: int
@@ -43,8 +43,8 @@ class Subject(Protocol):
     """When the gateway was started, in monotonic seconds of the engine's clock."""
 
     is_replaced: bool
-    """Whether another version of the gateway goes on in place of this one, or may do so.  Changes then have to be made
-    there."""
+    """Whether another version of the gateway replaces this one, or may replace it.  Changes then have to be made at the
+    other version."""
 
     @property
     def config(self) -> GatewayConfig:
@@ -73,12 +73,13 @@ class Subject(Protocol):
         """Read the configuration again, and apply every setting that can change at run time.
 
         Raises ConfigError if the configuration is invalid, and NothingToRead if there is no file to read.  In both
-        cases, nothing changes.  Raises NotReloaded if some of several workers have not taken the configuration, or
-        may still take it.
+        cases, nothing changes.  Raises NotReloaded if some of several workers have not applied the configuration, or
+        may still apply it.
         """
 
     async def upgrade(self) -> str:
-        """Start the next version of the gateway on the same sockets, and return one line once it serves.
+        """Start the next version of the gateway on the same sockets.  Return one line after that version is ready for
+        clients.
 
-        Raises NotUpgraded if it does not start, or if the gateway has no supervisor that could start it.
+        Raises NotUpgraded if that version does not start, or if the gateway has no supervisor that could start it.
         """
