@@ -168,9 +168,9 @@ class ForwardVerdict(NamedTuple):
     principal: Principal | None
     """The principal; None for a refusal."""
     until: float
-    """When the verdict expires (Unix seconds)."""
+    """The time at which the verdict expires (Unix seconds)."""
     live_until: float
-    """When the verdict on a live read expires (Unix seconds)."""
+    """The time at which the verdict on a live read expires (Unix seconds)."""
     refused: Principal | None = None
     """The principal that a 403 refuses, without permissions; None after a 401, because the credential is not valid."""
     challenge: str | None = None

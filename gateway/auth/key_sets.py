@@ -44,13 +44,13 @@ class KeySet:
         verified again."""
         self.fetched_at = -math.inf
         self.due_at = now()
-        """When the next scheduled fetch is due."""
+        """The time at which the next scheduled fetch is due."""
         self.is_fetching = False
         self.fetches = 0
         self.failures = 0
         self.failed_in_a_row = 0
         self.problem = ""
-        """Why the latest fetch failed; empty if it succeeded."""
+        """The reason why the latest fetch failed; empty if it succeeded."""
         self._now = now
 
     def __repr__(self) -> str:

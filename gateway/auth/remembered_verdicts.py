@@ -103,7 +103,7 @@ class Allowed:
             principal._replace(permissions=(), claims=PUBLIC.claims) if principal.permissions else principal
         )
         self.until = principal.expires_at
-        """When the verdict expires (Unix seconds)."""
+        """The time at which the verdict expires (Unix seconds)."""
         self.edition = edition
         self.renewal = renewal
         """The data for the renewal of a service's verdict; None for any other verdict."""
@@ -171,7 +171,7 @@ class Verdicts:
         self.forwarded = ForwardVerdicts()
         self.edition = 0
         self._revoked: OrderedDict[Revocation, float] = OrderedDict()
-        """When each revocation ends (Unix seconds)."""
+        """The time at which each revocation ends (Unix seconds)."""
         self.live_reads: Callable[[], Sequence[GuardedRead]] = tuple
         """Returns the live reads in progress that have a verdict."""
         self.tenants = Tenants()

@@ -16,7 +16,7 @@ class Principal(NamedTuple):
     """The token's subject, the id of the key that signed a URL, or a name from a service."""
     permissions: tuple[Permission, ...]
     expires_at: float
-    """When the credential expires (Unix seconds)."""
+    """The time at which the credential expires (Unix seconds)."""
     tenant: str = ""
     token_id: str = ""
     key_id: str = ""

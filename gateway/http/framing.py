@@ -64,7 +64,7 @@ _SIZE: Final = re.compile(rb"([0-9A-Fa-f]{1,8})\r\n")
 
 
 class Framing(Enum):
-    """How a body's end is found."""
+    """The way in which a body's end is found."""
 
     LENGTH = auto()
     CHUNKS = auto()

@@ -50,7 +50,7 @@ _DONE, _LAST_DONE = TRANSITIONS[_HEAD_DONE, Step.DONE], TRANSITIONS[_HEAD_DONE, 
 _FIRST: Final = ord("H")
 _HEAD_END: Final = b"\r\n\r\n"
 _CONTROL: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
-"""Bytes that a reason phrase must not contain (RFC 9112 section 4).  In fields, llhttp itself checks for these bytes."""
+"""Bytes that a reason phrase must not contain (RFC 9112 section 4).  In fields, llhttp checks for these bytes."""
 _VERSIONS: Final = frozenset({"1.1", "1.0"})
 _NO_BODY: Final = frozenset({204, 304})
 _CHUNKED: Final = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"

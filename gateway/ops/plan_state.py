@@ -13,7 +13,7 @@ class PlanState:
 
     plan: CachePlan
     taken_at: float
-    """When the plan took effect, in Unix seconds."""
+    """The time at which the plan took effect, in Unix seconds."""
     hits: int
     """Catch-up reads since the plan took effect that were hits."""
     misses: int

@@ -100,7 +100,7 @@ def _forbidding(directives: CacheControl) -> bool:
 
 
 class Freshness(NamedTuple):
-    """How long a reply may be reused, in seconds: `fresh_s` without a request to the origin, then `stale_s` while it is
+    """The seconds for which a reply may be reused: `fresh_s` without a request to the origin, then `stale_s` while it is
     revalidated."""
 
     fresh_s: float = 0.0
@@ -158,9 +158,9 @@ class Reuse(NamedTuple):
     """How a reply's bytes may be reused, by its Cache-Control."""
 
     lifetime_s: float
-    """How long the reply may be reused, in seconds (`stated_lifetime`)."""
+    """The seconds for which the reply may be reused (`stated_lifetime`)."""
     stale_s: float
-    """How long a stale reply may be reused while it is revalidated, in seconds (`stated_stale`)."""
+    """The seconds for which a stale reply may be reused while it is revalidated (`stated_stale`)."""
     forbids_stale: bool
     is_verbatim: bool
     """Whether the bytes must not be compressed (`no-transform`, RFC 9111 section 5.2.2.6)."""

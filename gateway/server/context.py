@@ -89,7 +89,7 @@ class RequestContext:
     parties: Parties = NO_PARTIES
     """The principal (the authenticated party) and its tenant, for the rate limits that count the request."""
     undecided_s: float = 0.0
-    """How long the request waited for its authorisation, in seconds."""
+    """The seconds for which the request waited for its authorisation."""
     usage: Usage | None = None
     """The tenant's usage; None without a tenant, and for a request that a limit refuses."""
     is_public: bool = False

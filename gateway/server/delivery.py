@@ -55,7 +55,7 @@ class Delivery:
         self._metrics = metrics
         self._now = now
         self.first_byte_at: float | None = None
-        """When the answer's head was written; None before."""
+        """The time at which the answer's head was written; None before."""
         self.sent_bytes = 0
         """Body bytes handed to the connection."""
 

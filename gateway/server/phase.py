@@ -89,7 +89,8 @@ class PhasedChannel:
         self.sse_route: str | None = None
         self.sse_note: Note | None = None
         self.live_began = 0.0
-        """When the request of the SSE answer, or of the live read with a verdict, was read (monotonic seconds)."""
+        """The time at which the request of the SSE answer, or of the live read with a verdict, was read (monotonic
+        seconds)."""
         self.live_bytes = 0
         """Body bytes of the live answer."""
         self.live_first_byte_s = 0.0

@@ -205,7 +205,7 @@ class RememberedAnswer(Known):
 
     @property
     def _as_of(self) -> float:
-        """When the origin last confirmed the content, in monotonic seconds."""
+        """The time at which the origin last confirmed the content, in monotonic seconds."""
         stream = self.stream
         if self.tail is not None and stream.sighting is not None:
             return stream.sighting.seen_at

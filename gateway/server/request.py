@@ -111,7 +111,8 @@ class Channel(Protocol):
     live_bytes: int
     """Body bytes of the live answer."""
     live_began: float
-    """When the request of the SSE answer, or of the live read with a verdict, was read (monotonic seconds)."""
+    """The time at which the request of the SSE answer, or of the live read with a verdict, was read (monotonic
+    seconds)."""
     live_first_byte_s: float
     """Seconds from reading the request to writing the live answer's head."""
     cut_reason: CloseReason | None

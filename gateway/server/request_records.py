@@ -139,7 +139,7 @@ class SseChannel(Protocol):
     """The route of the SSE answer in progress; None if there is none."""
     sse_note: Note | None
     live_began: float
-    """When the request was read, by the streams' clock."""
+    """The time at which the request was read, by the streams' clock."""
     live_bytes: int
     live_first_byte_s: float
     cut_reason: CloseReason | None

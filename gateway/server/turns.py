@@ -91,7 +91,7 @@ class InputWaits:
         self._layers = 0
         """The number of layers in which input waits now."""
         self._began = 0.0
-        """When the first of these layers began to wait."""
+        """The time at which the first of these layers began to wait."""
         self._waited_s = 0.0
 
     def __repr__(self) -> str:
@@ -167,7 +167,7 @@ class Turns:
         """Whether work has begun in this turn, or waits for a later turn.  `_next` is then scheduled for the next turn.
         """
         self._began = 0.0
-        """When this turn's first work began, or when `_next` last ended."""
+        """The time at which this turn's first work began, or at which `_next` last ended."""
         self._is_running = False
         """Whether `_next` is beginning requests that have waited."""
         self.backlog = Backlog()

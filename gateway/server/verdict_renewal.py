@@ -116,7 +116,7 @@ class VerdictRenewal:
         self._is_kept = False
         """Whether the renewal may be idle."""
         self._ends_at = 0.0
-        """When the reads end unless the verdict is renewed (Unix seconds)."""
+        """The time at which the reads end unless the verdict is renewed (Unix seconds)."""
         self._waiting: WaitingRequest | None = None
         self._tick = NEVER
 

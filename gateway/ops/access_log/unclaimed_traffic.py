@@ -53,7 +53,7 @@ class Ledger:
 
     @property
     def oldest(self) -> float | None:
-        """When the oldest sum began; None without sums."""
+        """The time at which the oldest sum began; None without sums."""
         first = next(iter(self.sums.values()), None)
         return first.since if first is not None else None
 

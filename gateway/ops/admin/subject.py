@@ -36,11 +36,11 @@ class Subject(Protocol):
     has_file: bool
     """Whether a reload reads a configuration file in addition to the files named by flags and the environment."""
     drain_changes: int
-    """How often a drain was begun or undone."""
+    """The number of times that a drain was begun or undone."""
     level_changes: int
-    """How often the log level was set at the admin port."""
+    """The number of times that the log level was set at the admin port."""
     started_at: float
-    """When the gateway was started, in monotonic seconds of the engine's clock."""
+    """The time at which the gateway was started, in monotonic seconds of the engine's clock."""
 
     is_replaced: bool
     """Whether another version of the gateway replaces this one, or may replace it.  Changes then have to be made at the

@@ -20,8 +20,8 @@ from gateway.tape.stream import Stream
 
 MOST_TAILS: Final = 10_000
 _KEPT: Final = 2
-"""When this number of pages of names is collected, all pages but the first are dropped.  Sorting after each slice would
-take seconds.
+"""After this number of pages of names is collected, all pages but the first are dropped.  Sorting after each slice
+would take seconds.
 """
 
 
