@@ -31,7 +31,7 @@ class Asked(NamedTuple):
     client: str | None = None
     """The client's address."""
     is_from_site: bool = True
-    """False if the Origin header names a web origin that the route does not allow."""
+    """False if the Origin header has a web origin that the route does not allow."""
     method: str = "GET"
     scheme: str = "https"
     host: str = ""

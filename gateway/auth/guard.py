@@ -385,7 +385,7 @@ class Guard:
 def _cookie(lines: Sequence[str], name: str) -> str | None:
     """Return the value of a cookie; None if there is none.
 
-    Raises BadCredential if two cookies have the name, because another site may have set one of the two.
+    Raises BadCredential if there are two cookies with this name, because another site may have set one of them.
     """
     found = [
         value.strip(' "')

@@ -157,7 +157,7 @@ class Permission(NamedTuple):
 
 
 def parse_actions(names: Iterable[object]) -> frozenset[Action]:
-    """Parse the names of actions.  `*` stands for all actions.  Raises BadPermission."""
+    """Parse the names of actions.  `*` means all actions.  Raises BadPermission."""
     found: set[Action] = set()
     for name in names:
         if name == "*":

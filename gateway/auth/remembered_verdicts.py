@@ -38,7 +38,7 @@ class Renewal(NamedTuple):
 
 
 class LiveRenewal(Protocol):
-    """Renews a service's verdict for all live reads that have it."""
+    """Renews a service's verdict for all live reads that use it."""
 
     @property
     def verdict(self) -> Allowed | None:

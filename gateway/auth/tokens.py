@@ -1,8 +1,8 @@
 """Verifies JWT access tokens (RFC 7519, RFC 9068) with the keys of their issuer.
 
 The issuer in a token selects the rule, and only the rule determines the valid keys and algorithms.  Header fields that
-contain or name a key (`jwk`, `jku`, `x5c`, `x5u`) are ignored.  Tokens with critical extensions are refused.  JSON with
-a duplicate name is refused, because parsers differ in which of the values they use.
+contain or identify a key (`jwk`, `jku`, `x5c`, `x5u`) are ignored.  Tokens with critical extensions are refused.  JSON
+with a duplicate name is refused, because parsers differ in which of the values they use.
 """
 
 from __future__ import annotations

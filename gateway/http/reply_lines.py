@@ -217,7 +217,7 @@ class Head:
 _lines: Final[dict[bytes, FieldLine]] = {}
 """Remembered field lines.  The oldest are dropped first."""
 _shapes: Final[dict[tuple[FieldLine | None, ...], ReplyShape]] = {}
-"""Shapes by the lines of their heads.  In the key, None stands for each line that is not remembered."""
+"""Shapes by the lines of their heads.  In the key, None replaces each line that is not remembered."""
 
 
 ReadLines: TypeAlias = tuple[ReplyShape, list[FieldLine], int | None]

@@ -25,7 +25,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple, Protocol
 
 FORWARDING: Final = ("forwarded", "x-forwarded-for", "x-forwarded-proto", "x-real-ip")
-"""Headers that name a client behind a proxy.  They affect limits and the log, but no shared answer."""
+"""Headers with the address of a client behind a proxy.  They affect limits and the log, but no shared answer."""
 UNIX: Final = "unix"
 """The entry in the list of networks that makes peers on a Unix socket trusted."""
 _MOST_HOPS: Final = 64

@@ -100,16 +100,16 @@ def _forbidding(directives: CacheControl) -> bool:
 
 
 class Freshness(NamedTuple):
-    """The seconds for which a reply may be reused: `fresh_s` without a request to the origin, then `stale_s` while it is
-    revalidated."""
+    """The seconds for which a reply may be reused: `fresh_s` without a request to the origin, then `stale_s` while it
+    is revalidated."""
 
     fresh_s: float = 0.0
     stale_s: float = 0.0
 
 
 def freshness_from_headers(headers: Mapping[str, str]) -> Freshness:
-    """Return how long Cache-Control and Age let a shared cache reuse a reply (RFC 9111 section 4.2, RFC 5861 section
-    3).
+    """Return how long a shared cache may reuse a reply, by Cache-Control and Age (RFC 9111 section 4.2, RFC 5861
+    section 3).
 
     Zero if the reply states no freshness.  Heuristic freshness (RFC 9111 section 4.2.2) does not suit content that may
     change at any time.  `headers` is case-insensitive.
@@ -167,7 +167,7 @@ class Reuse(NamedTuple):
 
 
 def stated_reuse(directives: CacheControl) -> Reuse:
-    """Return how these directives let a reply's bytes be reused."""
+    """Return how a reply's bytes may be reused under these directives."""
     return Reuse(
         stated_lifetime(directives), stated_stale(directives), forbids_stale(directives), "no-transform" in directives
     )

@@ -349,8 +349,8 @@ def _actions(request: Request, meaning: RequestMeaning, *, is_fork: bool) -> tup
 
 
 def _forked(lines: list[str], route: Route) -> str:
-    """Return the canonical path of the stream to fork, as clients name it.  Raises Forbidden if the path might name
-    another stream at the origin."""
+    """Return the canonical path of the stream to fork, in the form that clients use.  Raises Forbidden if the path
+    might be another stream's path at the origin."""
     try:
         target = parse_target(lines[0].strip()) if len(lines) == 1 and lines[0].lstrip().startswith("/") else None
     except BadTarget:

@@ -83,7 +83,7 @@ class LoadedCertificates:
     """First contexts of handshakes with a name in no certificate.  The most recently used context is last."""
 
     def context(self, server_name: str | None) -> ssl.SSLContext:
-        """Return the context for a server name, which is given in lower case without a trailing dot.  None stands for
+        """Return the context for a server name, which is given in lower case without a trailing dot.  None means
         no name.
         """
         default = self.default or self.served[0].context
@@ -131,7 +131,7 @@ MOST_UNKNOWN_NAMES: Final = 64
 
 
 def _wildcard_of(server_name: str) -> str:
-    """Return the wildcard that matches a name.  The wildcard stands for one label (RFC 9525 section 6.3)."""
+    """Return the wildcard that matches a name.  The wildcard replaces one label (RFC 9525 section 6.3)."""
     return f"*.{server_name.partition('.')[2]}"
 
 

@@ -6,7 +6,7 @@ refused connections.  A new connection calls `admit_connection`, and a connectio
 
 Each client network may have at most its share of the connections.  While `max_connections` are open, a new connection
 may displace an idle one.  The idle connection must belong to a network with the most connections, and the new
-connection's network must have fewer.  A trusted proxy stands for many clients, so its connections belong to no network.
+connection's network must have fewer.  A trusted proxy has many clients, so its connections belong to no network.
 """
 
 from __future__ import annotations

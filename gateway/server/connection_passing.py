@@ -5,8 +5,8 @@ CDN or over HTTP/2, one worker could have twice its share for hours.  A worker w
 another one (`gateway.workers.balance`) therefore sends the descriptor of a new connection to that worker (SCM_RIGHTS in
 unix(7)).  Only a few connections are passed each second, because passing many short connections has no benefit.
 
-A connection of another member of a fleet begins with a greeting, which names a worker.  The connection is passed to
-this worker, together with the greeting.
+A connection of another member of a fleet begins with a greeting, which may state the number of a worker.  If
+this is another worker, the connection is passed to that worker, together with the greeting.
 
 Descriptors are sent over sockets that the supervisor keeps open.  If a worker dies, connections may wait at its socket.
 The next worker with the same slot accepts them.

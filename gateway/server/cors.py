@@ -165,7 +165,7 @@ def apply(cors: CorsConfig, origin: str | None, headers: CIMultiDict[str]) -> No
 
 
 def named_origin(cors: CorsConfig | None, origin: str | None) -> bytes | None:
-    """Return the web origin that the answer names.  None if the answer names no web origin, or is the same for all web
+    """Return the web origin in the answer.  None if the answer contains no web origin, or is the same for all web
     origins.
     """
     allowed = _allowed(cors, origin) if cors is not None else None

@@ -123,8 +123,8 @@ class FleetHandler(HopHandler):
     def _refuse_left(self, context: RequestContext) -> Answered:
         """Refuse a process that has left the list.
 
-        The refusal names this process, because the other process may have removed this one from its list, too.  The
-        refusal does not say which orders exist, because the other process cannot fetch them.
+        The refusal identifies this process, because the other process may have removed this one from its list, too.
+        The refusal does not say which orders exist, because the other process cannot fetch them.
         """
         return self._refuse(context, NOT_LISTED, self._state(shows_orders=False), _LEFT)
 

@@ -191,7 +191,7 @@ class Frontend:
         return f"<Frontend {self.connections()} connections, {len(self.listeners)} listeners>"
 
     def hop_server(self, owner: str) -> HopServer:
-        """Make the server for other workers.  `owner` names this process."""
+        """Make the server for other workers.  `owner` is the name of this process."""
         config, engine = self._config, self._engine
         kind = HopHandler if engine.fleet is None else MemberHopHandler
         return HopServer(

@@ -6,7 +6,7 @@ A section's meaning is its text without the lines that do not affect any answer 
 
 - trace ids, user agents, and cookies that are not credentials;
 - Accept, except on routes to S2;
-- headers that name the client behind a proxy;
+- headers with the address of the client behind a proxy;
 - credentials, on routes whose readers share their answers;
 - an Origin header that is not allowed, where the gateway answers for CORS.
 
@@ -316,8 +316,8 @@ class Sections:
         return len(self._sections)
 
     def reset(self, rules: Iterable[HeaderRules], credentials: Collection[str] = ()) -> None:
-        """Forget all sections.  Later sections are read under these rules, and `credentials` names the credentials in
-        queries."""
+        """Forget all sections.  Later sections are read under these rules, and `credentials` has the names of the
+        credentials in queries."""
         for section in self._sections.values():
             section.drop()
         self._sections.clear()

@@ -87,7 +87,7 @@ class HeaderFacts:
         self.host_count = len(hosts)
         self.host = hosts[0] if hosts else ""
         self.host_name: str | None = ""
-        """The host's canonical name; None if the header names no host."""
+        """The host's canonical name; None if the Host header has no valid host."""
         if hosts:
             try:
                 self.host_name = host_of(self.host)
@@ -159,7 +159,7 @@ class RequestMeaning:
     named: RecordedStream | None = None
     """The stream's name in records, if it differs from the target's."""
     basin: str | None = None
-    """The S2 basin (a namespace of streams), if only the request's host names the basin."""
+    """The S2 basin (a namespace of streams), if only the request's host contains its name."""
     is_session: bool = False
     """Whether the bodies of request and answer both stay open, as in an S2 append session."""
     why_alone: str | None = None

@@ -39,7 +39,7 @@ _VERDICT_COST: Final = 600
 
 
 class NamedStream(NamedTuple):
-    """A stream as GETs name it, without the parameters of one read.
+    """A stream's name in GETs, without the parameters of one read.
 
     A verdict on one read of a stream is valid for all its reads with the same header section and the same credentials.
     The parameters `offset`, `live` and `cursor` do not affect the verdict.  The path is a part of the key, because an

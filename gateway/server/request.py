@@ -2,9 +2,9 @@
 stream.
 
 A client may wait for 100 Continue before it sends its body (RFC 9110 section 10.1.1).  The origin gets the expectation
-with the head of the request, and its 100 Continue goes to the client.  The origin can therefore refuse a body before
-any of it is sent.  Some origins ignore the expectation and wait for the body.  If an origin stays silent for a while,
-the gateway itself asks the client for the body.
+with the head of the request.  The gateway passes its 100 Continue on to the client.  The origin can therefore refuse a
+body before any of it is sent.  Some origins ignore the expectation and wait for the body.  If an origin stays silent
+for a while, the gateway itself asks the client for the body.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Holder(Protocol):
 
 
 class LiveAnswer(Holder, Protocol):
-    """An answer without a task.  The channel calls its methods when the answer can go on."""
+    """An answer without a task.  The channel calls its methods when the answer can continue."""
 
     def pump(self) -> None:
         """Called when the connection has room again."""

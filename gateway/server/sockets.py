@@ -212,7 +212,7 @@ def passed_sockets(environ: Mapping[str, str], pid: int) -> list[tuple[str, int]
 
 def choose_fds(fds: Iterable[tuple[str, int]], name: str, others: Iterable[str]) -> list[int]:
     """Return the descriptors for one listener.  A listener with a name gets the descriptors with that name.  A listener
-    without a name gets the descriptors that no other listener names.
+    without a name gets the descriptors that belong to no other listener.
     """
     taken = set(others)
     return [fd for called, fd in fds if (called == name if name else called not in taken)]
@@ -361,7 +361,7 @@ class AcceptQueue:
 
     @property
     def wanted(self) -> int:
-        """The number of further descriptors to have at least, as the latest looks at the queue suggest."""
+        """The least number of further descriptors, according to the latest looks at the queue."""
         seen = self._seen
         return min(seen[-1], seen[-_RISING]) if self._accepts_singly and len(seen) >= _RISING else 0
 

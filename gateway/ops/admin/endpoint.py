@@ -31,7 +31,7 @@ _JSON: Final = "application/json"
 _SHOWN_CHARS: Final = 60
 _NOT_ALLOWED: Final = "should be a path that begins with a slash, percent-encoded where necessary"
 _MOST_ERRORS: Final = 1_000
-"""With more validation errors than this, the answer names no single error, because writing out all texts would take a
+"""With more validation errors than this, the answer states no single error, because writing out all texts would take a
 second.
 """
 _KEY_PROBLEMS: Final = frozenset({"missing", "unexpected_keyword_argument", "extra_forbidden"})

@@ -33,7 +33,7 @@ def unready_workers(slots: Iterable[int], ready: Container[int]) -> list[str]:
 
 
 def readiness(unready: Sequence[str], *, is_verbose: bool) -> tuple[int, str]:
-    """Return the status and the text of `/readyz`.  If it is verbose, the text names the workers that are not ready."""
+    """Return the status and the text of `/readyz`.  If it is verbose, the text lists the workers that are not ready."""
     status, text = (503, "not ready\n") if unready else (200, "ready\n")
     if is_verbose:
         text += "".join(f"[-] {one}\n" for one in unready if one != _PROCESS)

@@ -116,7 +116,8 @@ class StreamChannel(Handling):
         self._sent_bytes = 0
         """The value of `stream.sent_bytes` at the last check of progress."""
         self._waiting_to = 0
-        """The value of `stream.sent_bytes` at which all bytes that waited at the last check of progress have been sent."""
+        """The value of `stream.sent_bytes` at which all bytes that waited at the last check of progress have been
+        sent."""
         self._is_bodiless = False
         """Whether the answer has no body, whatever its head states (RFC 9110 section 6.4.1)."""
         self.cut_reason: CloseReason | None = None
