@@ -1,9 +1,10 @@
 """Answers the shared requests of the other workers, at this worker's own Unix socket (`gateway.engine.owner_upstream`).
 
-One worker has accepted the client.  This worker applies limits and authorisation, and records the request.  It sends
-the read to the owner of the stream, and describes the read in a header field (`gateway.protocol.worker_headers`).  The
-owner's engine answers the read.  The answer looks like the origin's own, with the additional field `HOP_RECORD`.  If
-the asking worker passes the answer on unchanged, the answer looks like any answer to a client.
+The asking worker has accepted the client.  It applies limits and authorisation, and records the request.  It sends the
+read to this worker, the owner of the stream, and describes the read in a header field
+(`gateway.protocol.worker_headers`).  The owner's engine answers the read.  The answer looks like the origin's own, with
+the additional field `HOP_RECORD`.  If the asking worker passes the answer on unchanged, the answer looks like any
+answer to a client.
 
 The owner relays nothing for other workers.  If the origin's reply is for one reader alone, the owner's answer states
 the reason, and the asking worker relays its clients' requests itself.
