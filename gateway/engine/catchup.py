@@ -2,16 +2,18 @@
 
 The body of an answer has up to three parts: the bytes in memory from the requested offset on, the bodies of flights
 (shared upstream fetches) already under way for later offsets, and the body of a new fetch at the tail.  An answer from
-memory may end where the origin's own reply ended, or at the size limit.  Such an answer is a plain hit and does not
-state the tail.
+memory may also end at the size limit, or at the offset where the origin's own reply ended.  Such an answer is a plain
+cache hit and does not state the tail.
 
-The tail can be known without a fetch.  The stream's follower (its one live request) states the tail, and the statement
-is valid for `tail_heard_s` after the last sign of life.  The origin or the operator may also allow a tail to be
-repeated for some time (`Stream.tail_until`).  If the tail of a stream is requested often, the gateway starts a follower
-to know the tail.  With several workers, the stream's owner starts a follower as soon as two such requests arrive within
-a second.  The first live read at another worker takes some round trips to reach the owner, and until then each catch-up
-read would ask for the tail.  If the follower has been silent for too long, a HEAD finds the tail, and the follower
-still brings the bytes.
+The tail can be known without a fetch.  First, the stream's follower (its one live request) states the tail, and the
+statement is valid for `tail_heard_s` after the last sign of life.  Second, the origin or the operator may allow the
+gateway to repeat a tail for some time (`Stream.tail_until`).
+
+If the tail of a stream is requested often, the gateway starts a follower, which then states the tail.  With several
+workers, the stream's owner starts a follower as soon as two such requests arrive within a second.  The owner does not
+wait for live reads: the first live read at another worker takes some round trips to reach the owner, and until then
+each catch-up read would ask for the tail.  If the follower has been silent for too long, the gateway asks for the tail
+by HEAD, and still receives the bytes from the follower.
 """
 
 from __future__ import annotations
@@ -61,13 +63,13 @@ from gateway.upstream.flight import (
     is_awaited,
 )
 
-# Enum members are slow to reach in Python 3.11, so every catch-up read uses these constants.
+# Looking up a member of an enum is slow in Python 3.11, so every catch-up read uses these constants.
 _COLLAPSED, _FAILED, _FOLLOWED, _HIT = Outcome.COLLAPSED, Outcome.FAILED, Outcome.FOLLOWED, Outcome.HIT
 _JOINED, _MISS, _REVALIDATED = Outcome.JOINED, Outcome.MISS, Outcome.REVALIDATED
 _STALE_IF_ERROR = Outcome.STALE_IF_ERROR
 
 _FOLLOWER_PATIENCE_S = 1.0
-"""How long a follower may lag behind a tail stated by a HEAD, in seconds.  After that the bytes are fetched."""
+"""How long a follower may lag behind the tail in a reply to HEAD, in seconds.  After that the bytes are fetched."""
 
 
 class CatchUp:
@@ -105,7 +107,7 @@ class CatchUp:
         return FirstRead(self, read, stream, flight)
 
     async def resume(self, first: FirstRead) -> Answer:
-        """Answer a first read whose reply has not arrived as a whole.  Raises like `answer`."""
+        """Answer a first read before its whole reply has arrived.  Raises like `answer`."""
         attempt = _Attempt(self._reads, first.read, first.stream, version=first.version)
         attempt.parts = Parts(first)
         try:
@@ -115,13 +117,13 @@ class CatchUp:
             raise
 
     async def head(self, read: Read, stream: Stream) -> Answer | None:
-        """Answer a HEAD if the tail is known; return None if the HEAD must be relayed.  Raises like `answer`."""
+        """Answer a HEAD; return None if the HEAD must be relayed.  Raises like `answer`."""
         return await _Attempt(self._reads, read, stream, NOW).head()
 
 
 class _Attempt:
-    """One attempt to answer a read: a loop that carries out the steps that `decide` returns, until one of them is an
-    answer.  If the stream is re-created, the attempt ends with TailMovedBack."""
+    """One attempt to answer a read: a loop that carries out the steps from `decide` until it has an answer.  If the
+    stream is re-created, the attempt ends with TailMovedBack."""
 
     __slots__ = (
         "_clock",
@@ -157,7 +159,8 @@ class _Attempt:
         self._has_joined = False
         """Whether the parts include bytes of another request's flight."""
         self._named: StreamHead | None = None
-        """The origin's answer to this read that has confirmed the bytes on disk, if it states the tail."""
+        """The reply by which the origin has confirmed the bytes on disk for this read.  None if there is no such reply,
+        or if it does not state the tail."""
 
     def at_once(self) -> Answer | None:
         """Return the answer if it needs neither the origin nor a wait; None if `run` is needed."""
@@ -194,7 +197,8 @@ class _Attempt:
     async def _take_disk(self, from_disk: FromDisk) -> None:
         """Add bytes on disk from the present position on, up to the size limit.
 
-        Also puts the bytes after the limit on the tape: an answer may end where more bytes are in memory.
+        Also stores the bytes after the limit on the tape, because an answer may end at an offset after which more bytes
+        are in memory.
         """
         tape, progress = self.stream.tape, self._progress
         while not tape.knows_after(progress.at) and await from_disk.restore(self._read, self.stream, progress.at):
@@ -204,7 +208,8 @@ class _Attempt:
     def _answer_named(self, step: Ask) -> Answer | None:
         """Return the answer if the origin has stated to this read that the bytes taken so far end at the tail.
 
-        It has not confirmed the bytes at the start of the read, so a question about them must be asked.
+        The origin has not confirmed the bytes at the start of the read.  If `step` is a question about these bytes, the
+        question must still be asked.
         """
         named, at = self._named, self._progress.at
         if named is None or named.next_offset != at or step.question is Question.CONFIRMATION:
@@ -246,8 +251,8 @@ class _Attempt:
             return await self._answer_from_follower()
         progress.may_connect = False
         per_s = read.route.config.follow_above_per_s
-        # Count only reads that would each cost the origin a request.  Reads that share a fetch cost one request
-        # together.
+        # Count only reads that would each cost the origin a request.  Reads that share a fetch together cost one
+        # request.
         is_shared = any(self._fetches.pending(stream, start) for start in {step.at, NOW})
         if per_s and not is_shared:
             allows_burst = not self._reads.is_owner(read.key)
@@ -278,7 +283,8 @@ class _Attempt:
         return None
 
     def _may_wait_again(self) -> None:
-        """Let the read wait for its follower again, because the read has advanced or has used another read's fetch."""
+        """Allow the read to wait for its follower again, because the read has advanced or has used another read's
+        fetch."""
         self._progress.may_connect, self._progress.has_waited = bool(self._read.route.heard_s), False
 
     async def _fresh(self, start: str) -> Head:
@@ -289,15 +295,15 @@ class _Attempt:
         return head
 
     async def _confirm(self) -> Answer | None:
-        """Have the origin confirm the bytes taken from memory.
+        """Ask the origin to confirm the bytes taken from memory.
 
-        Returns the read's answer if the origin refuses the request, or states that the bytes end at the tail; else
-        None.
+        Returns the read's answer in two cases: the origin refuses the request, or states that the bytes end at the
+        tail.  Otherwise returns None.
         """
         progress, head = self._progress, await self._confirming.confirm(self._read, self.stream)
         self._check()
         if not progress.version.same_bytes_as(self.stream.version) and not self._holds_taken():
-            # The bytes taken were dropped meanwhile, so the origin has confirmed other bytes, or none.
+            # The bytes that the read has taken were dropped meanwhile.  The origin has confirmed other bytes, or none.
             raise TailMovedBack
         progress.is_confirmed = True
         if isinstance(head, NotShareable):
@@ -311,7 +317,8 @@ class _Attempt:
         return None
 
     def _holds_taken(self) -> bool:
-        """Return whether memory still has the bytes that this read has taken, as far as a confirmation compares."""
+        """Return whether the bytes that this read has taken are still in memory.  Only the bytes that a confirmation
+        compares are checked."""
         taken = b"".join(self._taken)[:MOST_COMPARED]
         return self.stream.tape.beginning(self._read.start, len(taken)) == taken
 
@@ -338,7 +345,7 @@ class _Attempt:
             self._stored_at = min(self._stored_at, reading.stored_at) if self._stored_at else reading.stored_at
 
     async def _answer_from_follower(self) -> Answer | None:
-        """Answer from a followed stream; return None if the follower does not bring the missing bytes."""
+        """Answer from a followed stream; return None if the follower does not receive the missing bytes."""
         stream, read = self.stream, self._read
         topic = self._live.confirmed_at(stream, self._progress.at)
         if topic is None:
@@ -354,16 +361,18 @@ class _Attempt:
             return None
         answer = await self._until_brought(topic, head.next_offset, _REVALIDATED, is_asked=True)
         if answer is None:
-            # The origin has bytes that the follower does not bring, so the live request is stalled: restart it.
+            # The origin has bytes that the follower has not received.  The live request is stalled, so restart it.
             self._live.revalidate(stream)
         return answer
 
     async def _until_brought(
         self, topic: Topic, tail: str, outcome: Outcome, *, is_asked: bool = False
     ) -> Answer | None:
-        """Return the answer when the follower has brought all bytes before `tail`; None if that takes too long.
+        """Wait until the follower has received all bytes before `tail`, and return the answer; None if this takes too
+        long.
 
-        `is_asked` is true if the origin has stated `tail` to this read, and false if a write has stated it.
+        `is_asked` is true if the origin has stated `tail` to this read.  It is false if the acknowledgement of a write
+        has stated `tail`.
         """
         stream, progress, deadline = self.stream, self._progress, self._clock.now() + _FOLLOWER_PATIENCE_S
         while True:
@@ -383,9 +392,9 @@ class _Attempt:
     async def _fetch_tail(self) -> tuple[Flight, bool] | None:
         """Fetch the bytes after the present position; return the attached flight, and whether this read launched it.
 
-        Returns None if a flight already under way has brought bytes or has ended.  The read must then continue.  But if
-        that flight's reply says that the position is beyond the tail, the read fetches: the origin may have reached the
-        position since that flight was sent.
+        Returns None if a flight already under way has brought bytes or has ended.  The read must then continue.  There
+        is one exception.  If the reply of this flight states that the position is beyond the tail, this read launches
+        another flight, because the stream may have reached the position since then.
         """
         stream, read, progress = self.stream, self._read, self._progress
         flight = self._fetches.pending(stream, progress.at)
@@ -400,12 +409,12 @@ class _Attempt:
                     await flight.until_first_byte()
                 if isinstance(head, StreamHead) and head.next_offset != progress.at and flight.error is None:
                     if head.is_stale:
-                        # The bytes are as old as the owner states, so take them from the tape, with their age.
+                        # The bytes have the age that the owner states, so take them from the tape, with this age.
                         await flight.until_known()
                         if flight.is_kept:
                             return None
-                    # Do not attach to a flight that is too large to keep.  Such a flight may take minutes, and drops
-                    # the readers that are slower than the origin.
+                    # Do not attach to a flight whose body is too large to keep.  Such a flight may take minutes, and
+                    # drops readers that are slower than the origin.
                     elif flight.is_kept:
                         self.parts.attach(flight)
                         progress.at, self._has_joined = head.next_offset, True
@@ -427,7 +436,8 @@ class _Attempt:
         return joined.fetch, isinstance(joined, Lead)
 
     def _may_lack_acknowledged(self, end: str) -> bool:
-        """Return whether the bytes that the owner has in memory, of which a part ends at `end`, may lack a write."""
+        """Return whether the bytes in the owner's memory may lack an acknowledged write.  The owner has sent a part of
+        these bytes that ends at `end`."""
         return not self.stream.tape.is_short(end) and self.stream.may_lack_acknowledged(end)
 
     async def answer_from(self, flight: Flight, is_launched: bool) -> Answer:
@@ -441,7 +451,7 @@ class _Attempt:
         elif flight.error is not None and flight.expected is not None and flight.expected <= SMALL_BYTES:
             head = flight.error
         if isinstance(head, StreamHead) and head.is_stale and self._may_lack_acknowledged(head.next_offset):
-            # The owner has answered from memory, and has not learned of a write that this process knows of.
+            # The owner has answered from memory, without a write whose acknowledgement this process has seen.
             if not flight.version.same_acks_as(self.stream.version):
                 # The write was acknowledged while the owner waited for the origin.  Ask again.
                 raise TailMovedBack
@@ -469,7 +479,7 @@ class _Attempt:
                 outcome = _COLLAPSED
         found = Send(head.next_offset, head.up_to_date, head.is_closed)
         if head.is_stale:
-            # The stream's owner, another worker, has sent bytes in its memory, because the origin has failed.
+            # The worker that owns the stream has sent bytes from its memory, because the origin has failed.
             self._stored_at = min(self._stored_at, flight.as_of) if self._stored_at else flight.as_of
             return self._answer(_STALE_IF_ERROR, found)
         is_stored = flight.is_kept and not flight.is_passing
@@ -498,8 +508,8 @@ class _Attempt:
         if isinstance(head, TailMovedBack):
             raise head.anew()
         if self._progress.at != read.start and isinstance(head, OriginError) and head.status == 410:
-            # The origin has trimmed this offset, and thus also the bytes that the read has taken from memory.  Start
-            # again from the client's own offset.
+            # The origin has trimmed the stream up to this offset.  The bytes that the read has taken from memory are
+            # therefore trimmed too.  Start again from the client's own offset.
             if stream.ended is None and stream.tape.knows_after(read.start):
                 raise Uncacheable(REFUSED_TO_ANOTHER)
             raise TailMovedBack
@@ -515,7 +525,7 @@ class _Attempt:
     def held(self) -> Answer | None:
         """Return the answer with the bytes in memory.  Must be called on a new attempt.
 
-        Returns None if these bytes must not be sent without the origin's answer.
+        Returns None if these bytes must not be sent without an answer of the origin.
         """
         self._take_tape()
         if (answer := self._answer_held()) is None:
@@ -523,24 +533,25 @@ class _Attempt:
         return answer
 
     def _answer_held(self) -> Answer | None:
-        """Return the answer with the bytes taken so far, if they may be sent although the origin does not answer."""
+        """Return the answer with the bytes taken so far.  None if they must not be sent while the origin does not
+        answer."""
         self._progress.failed_at = self._clock.wall()
         step = decide(self.stream, self._progress, self._clock.now())
-        # Do not state the tail.  The client continues from the end of these bytes, which never change.
+        # Do not state the tail.  The client continues from the end of these bytes, and these bytes never change.
         return self._answer(_STALE_IF_ERROR, step) if isinstance(step, Send) else None
 
     def _answer(self, outcome: Outcome, step: Send, *, fwd_status: int | None = None, stored: bool = False) -> Answer:
         read, stream, seen = self._read, self.stream, self.stream.sighting
         end, up_to_date, is_closed, stale_s = step
-        # A closed stream does not grow, so it does not matter how the tail is known.
+        # A closed stream does not grow, so its tail stays valid.
         up_to_date |= is_closed
         is_tail = up_to_date and not is_closed
         age_s: float | None = None
         if outcome is _HIT and (is_tail or stale_s is not None):
-            # A follower's tail is current.  A repeated tail is as old as the origin's statement.
+            # A follower's tail is current.  The age of a repeated tail is the age of the origin's statement.
             age_s = None if seen is None or stream.is_followed else self._clock.now() - seen.seen_at
         elif outcome in (_HIT, _STALE_IF_ERROR) and self._stored_at:
-            # Bytes are as old as the latest reply that confirmed them (RFC 9111 section 4.2.3).
+            # The age of bytes is the age of the latest reply that confirmed them (RFC 9111 section 4.2.3).
             since = stream.confirmed_at(read.start)
             age_s = self._clock.now() - (since if since > -math.inf else self._stored_at)
         run = BodyRun(stream, read.start, end, self._progress.version.edition)

@@ -1,13 +1,13 @@
 """Cold reads: reads of streams that are not in memory, and the limit on their rate.
 
-A *first read* is the first request for a stream of which nothing is in memory.  It launches one fetch (a *flight*,
-which later reads may share), and its answer is that fetch's reply.  Nothing has to be decided before the reply
-arrives.  The read therefore waits without a task, and the answer is made soon after the reply has arrived.
+A *first read* is the first request for a stream that is not in memory.  The read launches one fetch (a *flight*, which
+later reads may share), and its answer is the reply to this fetch.  Nothing has to be decided before the reply arrives.
+The read therefore waits without a task, and is answered soon after the reply has arrived.
 
-`ColdReadLimit` limits the rate of cold reads.  Clients can invent names and queries of streams, and each such read
-costs the gateway memory and the origin a request.  Two limits apply: one for each origin (`negative_cache`), and one
-for each client network (`client_new_streams_per_s`).  Reads by the gateway itself have no client network, so they count
-only towards the origin's limit.
+`ColdReadLimit` limits the rate of cold reads.  Clients can invent names and queries of streams.  Each read with an
+invented name or query costs the gateway memory and the origin a request.  Two limits apply: one for each origin
+(`negative_cache`), and one for each client network (`client_new_streams_per_s`).  The gateway's own reads have no
+client network, so only the origin's limit applies to them.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from gateway.tuples import make
 from gateway.upstream.collapse import FetchEnd
 from gateway.upstream.flight import Flight, FlightReader, StreamHead, is_awaited
 
-# Enum members are slow to reach in Python 3.11, so every first read uses these constants.
+# Looking up a member of an enum is slow in Python 3.11, so every first read uses these constants.
 _JOINED, _MISS, _REVALIDATED = Outcome.JOINED, Outcome.MISS, Outcome.REVALIDATED
 _LANDED: Final = FetchEnd.LANDED
 
 
 def miss_outcome(stream: Stream, start: str, head: StreamHead) -> Outcome:
-    """Return the outcome of a read from `start` that has launched the fetch of this reply."""
+    """Return the outcome of a read from `start`.  The read has launched the fetch with this reply."""
     if stream.tape.tail != start:
         return _MISS
     return _REVALIDATED if head.next_offset == start else _JOINED
 
 
 class Resumer(Protocol):
-    """Answers first reads whose reply has not arrived as a whole."""
+    """Answers first reads before the whole reply has arrived."""
 
     async def resume(self, first: FirstRead) -> Answer:
         """Return the answer; the caller must call `Answer.close`.
@@ -56,8 +56,8 @@ class Resumer(Protocol):
 
 
 class FirstRead(FlightReader):
-    """A first read under way, as a reader of the flight that it launched.  Until the caller releases the stream, the
-    stream stays in memory.
+    """A first read under way.  It is a reader of the flight that it launched.  Until the caller releases the stream,
+    the stream stays in memory.
 
     The caller must call `wait`.  Then it must call either `give_up`, or a method of `ReadRunner` that calls `at_hand`
     or `answer`.  Either call releases the stream.
@@ -77,8 +77,8 @@ class FirstRead(FlightReader):
         flight.add_reader(self)
 
     def wait(self, ready: Callable[[], object]) -> None:
-        """Call `ready` when the answer can be made or begun without waiting, but not before this method has
-        returned."""
+        """Call `ready` when the answer can be made or begun without a wait.  `ready` is never called before this method
+        has returned."""
         self._ready = ready
         self.flight.first = self
 
@@ -108,7 +108,7 @@ class FirstRead(FlightReader):
         store.release(self.stream)
 
     def at_hand(self) -> Answer | None:
-        """Return the answer if the fetch has received the whole body, else None; the caller must call
+        """Return the answer; None if the fetch has not received the whole body.  The caller must call
         `Answer.close`."""
         flight, stream, read, version = self.flight, self.stream, self.read, self.version
         head = flight.head
@@ -118,7 +118,7 @@ class FirstRead(FlightReader):
             return None
         end, up_to_date, is_closed, _ = head
         if head.is_stale:
-            # `resume` answers as a read of bytes that the origin has failed to confirm.
+            # `resume` makes the answer, because the origin has failed to confirm the bytes.
             return None
         outcome = miss_outcome(stream, read.start, head)
         is_stored = flight.is_kept and not flight.is_passing
@@ -132,14 +132,14 @@ class FirstRead(FlightReader):
 
 
 _BURST_S: Final = 2.0
-"""The burst that a client network may make, as a number of seconds at its full rate."""
+"""The largest burst of a client network, as a number of seconds at its full rate."""
 _ABSENT: Final = -1.0
-"""Returned by `_take` in place of a wait in seconds, if the origin's limit on requests for absent streams is
-reached."""
+"""The result of `_take` if the origin's limit on requests for absent streams is reached.  It replaces the seconds to
+wait."""
 
 
 class ColdReadLimit:
-    """Applies both limits.  `accounts` hold each client network's allowance; `now` gives monotonic seconds."""
+    """Applies both limits.  `accounts` have each client network's allowance.  `now` returns monotonic seconds."""
 
     def __init__(
         self,
@@ -167,7 +167,7 @@ class ColdReadLimit:
             self._rate = Rate(per_s, max(1.0, per_s * _BURST_S), "cold reads")
 
     def suspend(self, account: Account, until: float) -> None:
-        """Give this client network no allowance before `until`.  From then on its allowance grows as usual."""
+        """Refuse cold reads of this client network until `until`.  From then on its allowance grows as usual."""
         if self._rate is not None:
             self._rate.keep_empty(account, self._now(), until)
 

@@ -1,32 +1,33 @@
 """Confirmation of bytes in memory by the origin, and a limit on how long reads wait for the origin.
 
-Bytes in memory are sent without asking the origin while they are fresh, and for `route.trust_s` at most
-(`Stream.reusable_s`).  After that they must be confirmed.  A confirmation is a request, shared by all readers, for the
-bytes at the position where a reader starts.  Only a reply for that position shows whether the origin has trimmed the
-bytes.  A client's `no-cache` or `max-age` asks for a more recent confirmation.  A confirmation that is at most
-`LEAST_AGE_S` old is recent enough, so these clients cause at most one request a second for each stream.
+Bytes in memory are sent without a request to the origin while they are fresh, and for `route.trust_s` at most
+(`Stream.reusable_s`).  After that they must be confirmed.  A confirmation is a request for the bytes at the position
+where a reader starts.  All readers share this request.  Only a reply for that position shows whether the origin has
+trimmed the bytes.  A client's `no-cache` or `max-age` requires a more recent confirmation.  A confirmation that is at
+most `LEAST_AGE_S` old is recent enough, so these clients cause at most one request a second for each stream.
 
 A reader that begins before the first confirmed position needs another confirmation.  If one confirmation is already
-valid, the next begins at the first position in memory, so that it covers all readers.  A third confirmation may be
-needed for the start sentinel (`-1`), because the sentinel can name any position.  So a stream needs at most three
-confirmations, in whatever order its readers begin.
+valid, the next confirmation begins at the first position in memory, so that it covers all readers.  A third
+confirmation may be needed for the start sentinel (`-1`), because the sentinel can mean any position.  So a stream needs
+at most three confirmations, whatever the order of its readers.
 
-If the origin has trimmed the first position in memory, the tape (the stream's bytes in memory) drops the bytes at that
-position.  The next confirmation begins at the reader's own position.  Further confirmations begin midway between the
-first position that is still in memory and the reader's position.  Each reply, whether it refuses or confirms, halves
-the number of positions between these two.  A trim of n positions therefore costs about 2 log2(n) requests.
+If the origin has trimmed the first position in memory, the bytes at this position are dropped from the tape (the
+stream's bytes in memory).  The next confirmation begins at the reader's own position.  Further confirmations begin
+midway between the first position that is still in memory and the reader's position.  Each reply halves the number of
+positions between these two, whether it refuses or confirms.  A trim of n positions therefore costs about 2 log2(n)
+requests.
 
 `Patience` limits the wait for a silent origin.  A read may have to ask the origin although its bytes are in memory.  A
 catch-up read asks at the known tail for more bytes, and a live read asks whether the stream is still the same.  If the
 origin answers no request of the route for `PATIENCE_S`, the read gets the bytes in memory, as after a failure.  Such an
 answer does not state the tail, so the client continues from the end of these bytes.  The fetch continues for other
-readers.  Until the origin answers again, further reads whose bytes are in memory do not wait at all.  If the origin
-answers other requests of the route, a read waits for at most `MOST_WAIT_S`.  An answer that another process makes from
-its memory is no answer of the origin.
+readers.  Until the origin answers again, other reads with bytes in memory do not wait at all.  If the origin answers
+other requests of the route, a read waits for at most `MOST_WAIT_S`.  An answer from the memory of another process does
+not count as an answer of the origin.
 
-A stream's owner sets no such limit for the confirmations of other processes.  The asking process limits the waits of
-its own readers.  It knows which of them cannot get the bytes in memory, for example because these bytes lack an
-acknowledged write.
+These limits do not apply when a stream's owner asks for the confirmation of bytes of another process.  The other
+process limits the waits of its own readers.  Only that process knows which of its readers cannot get the bytes in
+memory, for example because these bytes lack an acknowledged write.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Confirming:
         self._clock = clock
 
     async def confirm(self, read: Read, stream: Stream) -> Head | None:
-        """Ask the origin to confirm the bytes after the read's offset; return the origin's answer.
+        """Ask the origin to confirm the bytes after the read's offset.  Return the origin's answer.
 
         Returns None if another read's request has confirmed these bytes.  Bytes that the origin has trimmed are
         dropped.  Raises TailMovedBack if the dropped bytes include bytes of this read.
@@ -84,11 +85,12 @@ class Confirming:
             found = flight.error or flight.head
             assert found is not None
             if isinstance(found, StreamHead) and found.is_stale:
-                # The stream's owner, another worker, has the bytes in memory, and the origin has not confirmed them.
+                # The stream's owner, another worker, has sent bytes from its memory.  The origin has not confirmed
+                # them.
                 found = UpstreamUnavailable()
             is_trimmed = isinstance(found, OriginError) and found.status == 410
             if is_trimmed and flight.start == start != read.start:
-                # The origin has trimmed the first position in memory, so the start sentinel names a later position.
+                # The origin has trimmed the first position in memory, so the start sentinel now means a later position.
                 # The read must start again.
                 raise TailMovedBack
             if not (is_trimmed and flight.start != start) and not is_before(start, flight.start):
@@ -99,9 +101,9 @@ class Confirming:
 
 
 PATIENCE_S: Final = 1.0
-"""How long a read waits for an origin that answers no request, if its bytes are in memory."""
+"""How long a read with bytes in memory waits if the origin answers no request, in seconds."""
 MOST_WAIT_S: Final = 5.0
-"""How long a read waits for an origin that answers other requests, if its bytes are in memory."""
+"""How long a read with bytes in memory waits if the origin answers only other requests, in seconds."""
 
 
 T = TypeVar("T")
@@ -118,9 +120,9 @@ class Patience:
     async def answer_or_held(
         self, read: Read, stream: Stream, asking: Callable[[], Coroutine[Any, Any, T]], held: Callable[[], H | None]
     ) -> T | H:
-        """Return the result of `asking`.  If `asking` takes too long, return the result of `held`, unless that result
-        is None."""
-        # A timeout cancels the task, so the read must run in a task of its own.
+        """Return the result of `asking`.  If `asking` takes too long, return the result of `held` instead.  If the
+        result of `held` is None, continue to wait for `asking`."""
+        # A timeout cancels the task, so the read must run in a separate task.
         await in_task()
         wait = _Wait(read, self._clock, held, lambda: self._fetches.detach(stream, read.start))
         try:
@@ -134,7 +136,7 @@ class Patience:
 
 
 class _Wait(Generic[H]):
-    """The wait of one read, in its own task."""
+    """The wait of one read, in a separate task."""
 
     def __init__(self, read: Read, clock: Clock, held: Callable[[], H | None], give_up: Callable[[], None]) -> None:
         task = asyncio.current_task()
@@ -150,14 +152,14 @@ class _Wait(Generic[H]):
         self._found: H | None = None
         self._timer: Timer
         if read.route.is_silent:
-            # Give the read one turn of the loop to send its request, because only a request can show that the origin is
-            # back.
+            # Wait for one turn of the loop, in which the read sends its request.  Only a request can show that the
+            # origin answers again.
             self._timer = asyncio.get_running_loop().call_soon(self._look)
         else:
             self._timer = clock.call_later(PATIENCE_S, self._look)
 
     def _look(self) -> None:
-        """Cancel the read's request and take the bytes in memory, if the origin is silent or has taken too long."""
+        """If the origin is silent or has taken too long, cancel the read's request and take the bytes in memory."""
         route, clock = self._route, self._clock
         is_silent = route.is_silent or route.answers == self._answers
         if not is_silent and clock.now() - self._began < MOST_WAIT_S:
@@ -172,8 +174,8 @@ class _Wait(Generic[H]):
             self._task.cancel()
 
     def take_answer(self) -> H | None:
-        """Return the answer from memory if only this wait has cancelled the task.  Returns None if there is no such
-        answer, or if the task was cancelled for another reason too."""
+        """Return the answer from memory; None if there is none.  Also returns None if the task was cancelled by
+        something other than this wait too."""
         if self._found is None or self._task.uncancel() > self._cancelled_before:
             return None
         answer, self._found = self._found, None

@@ -1,4 +1,4 @@
-"""The engine: the entry points for each kind of request, over one process's cached streams, fetches and live
+"""The engine: the entry points for each kind of request.  One engine has one process's streams, fetches and live
 readers."""
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ _log = logging.getLogger("gateway.origins")
 class Engine:
     """Answers reads, and relays all other requests.
 
-    The engine owns all engine state and the tasks in `surroundings`; `close` ends these tasks.  `upstream`, if given,
-    replaces the client for real origins, for example by an in-memory one.
+    The engine owns all engine state and the tasks in `surroundings`.  `close` ends these tasks.  If `upstream` is not
+    None, it replaces the client for real origins, for example by an origin in memory.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Engine:
         tls: Mapping[str, OriginTls] | None = None,
         crew: WorkerPlace | None = None,
     ) -> None:
-        """`crew` are the other workers of the gateway; None if this process is the only one."""
+        """`crew` has the other workers of the gateway; None if this process is the only worker."""
         limits = config.limits
         self.surroundings = surroundings
         clock, rng, tasks, metrics, _, tracer = surroundings
@@ -115,11 +115,11 @@ class Engine:
         self.fleet: Fleet | None = None
         self.take_origins(config, credentials or {}, tls)
         self.tls_reloader = TlsReloader(lambda: self._config, self.client.exchanges.configure_tls, clock, _log.warning)
-        """Watches the TLS files.  The application starts the watch if the configuration asks for one."""
+        """Watches the TLS files.  The application starts the watch if the configuration requires it."""
         eviction = POLICIES[limits.eviction]()
         self.store = TapeStore(limits.cache_bytes, eviction, lambda: f"{rng.getrandbits(48):012x}", metrics)
         self.disk: DiskStore | None = None
-        """The store on disk; None if there is none, or if it is not open yet."""
+        """The store on disk; None if there is no store, or if the store is not open yet."""
         self.worker_store: WorkerStore | None = None
         """Opens the store of a worker; None if this process is the only one, or if there is no store."""
         self.coder = Coder(
@@ -129,7 +129,7 @@ class Engine:
         self.bridge.on_trim = self._trimmed
         self.coder.on_evict = lambda stream: self.on_forget(stream)
         self.on_forget: Callable[[Stream], None] = lambda stream: None
-        """Called when a stream has dropped bytes, so that the server drops the remembered answers made of these
+        """Called when bytes of a stream were dropped, so that the server drops the remembered answers with these
         bytes."""
         self.pending_writes = PendingWrites()
         self.accounts = open_accounts(limits, clock.now, crew)
@@ -170,8 +170,7 @@ class Engine:
             owners = Owners(crew.shared, crew.slot)
             self.worker_store = WorkerStore(config.store, crew, owners, self.others, clock, self._take_disk)
         self._catch_up = CatchUp(self._reads)
-        # Live readers wait for new bytes, which are few.  Compress these bytes only if the compression needs no
-        # waiting.
+        # Live readers wait for new bytes, and new bytes are few.  Compress them only if the compression needs no wait.
         self._polls = LongPoll(self._reads, self._catch_up, self._runner, self.tasks, wheel, self.coder)
         self.sse = Sse(self._reads, self._runner, self.tasks, wheel)
         """Opens SSE reads.  The server calls it directly for SSE requests that it recognises."""
@@ -187,7 +186,7 @@ class Engine:
 
     @property
     def look(self) -> Callable[[Stream], object] | None:
-        """Applies the writes of other workers to a stream's path; None if this process is the only one."""
+        """Applies the writes of other workers to a stream's path; None if this process is the only worker."""
         others = self.others
         if others is None:
             return None
@@ -204,8 +203,8 @@ class Engine:
     def caught_up(self, read: Read, first: FirstRead) -> Answer | Coroutine[Any, Any, Answer] | None:
         """Return the answer to a first read whose fetch has received the whole body.
 
-        Returns a coroutine for the answer if the body has to be compressed, and None if the caller must use `catch_up`.
-        The caller must call `Answer.close`.
+        If the body has to be compressed, returns a coroutine for the answer.  Returns None if the caller must use
+        `catch_up`.  The caller must call `Answer.close`.
         """
         answer = self._runner.landed(first)
         if answer is None:
@@ -217,8 +216,8 @@ class Engine:
             raise
 
     def begin_catch_up(self, read: Read) -> FirstRead | PassedRead | None:
-        """Begin a catch-up read that the origin must answer, because nothing in memory affects the answer: start its
-        fetch, or pass it to the stream's owner, another worker.  Returns None for any other read.
+        """Begin a catch-up read if nothing in memory affects its answer.  Start the fetch of the read, or pass the read
+        to the worker that owns the stream.  Returns None for any other read.
 
         Raises a GatewayError.
         """
@@ -230,10 +229,10 @@ class Engine:
         return self._runner.start_first_read(asked, self._catch_up.start_fetch)
 
     def count_concealed(self, read: Read) -> None:
-        """Count a refused read whose answer equals the answer for an absent stream, so that the answer does not reveal
-        whether the stream exists.
+        """Count a refused read whose answer must not reveal whether the stream exists.
 
-        Raises TooManyAbsent or TooManyRequests in the same cases as a read of an absent stream.
+        The answer equals the answer for an absent stream.  Raises TooManyAbsent or TooManyRequests in the same cases as
+        a read of an absent stream.
         """
         self._cold_read_limit.admit_read(read.route, read.source.client)
         self.negative_cache.count(read.route, read.source.client)
@@ -241,7 +240,7 @@ class Engine:
     def knows(self, read: Read) -> bool:
         """Return whether a HEAD can be answered or refused from memory.
 
-        If not, the HEAD must be relayed, and has been counted as a read of a new stream.
+        If the result is false, the HEAD must be relayed, and has been counted as a read of a new stream.
         """
         is_known = (
             self.store.find(read.key) is not None
@@ -257,7 +256,7 @@ class Engine:
             return origin_error_answer(read.route, error, Outcome.HIT)
         stream = self.store.find(read.key)
         if stream is None:
-            # Refuse the HEAD also if it would be relayed, because a relayed HEAD asks the origin too.
+            # The limit applies even if the HEAD is relayed, because a relayed HEAD is a request to the origin too.
             if not read.is_handed:
                 self._cold_read_limit.admit_read(read.route, read.source.client)
             return None
@@ -286,7 +285,7 @@ class Engine:
             self.store.release(stream)
 
     async def fetched_head(self, read: Read) -> Answer:
-        """Answer a HEAD for another worker: ask the origin once for all workers, and record its reply.
+        """Answer a HEAD for another worker.  The origin is asked once for all workers, and its reply is recorded.
 
         Raises Uncacheable or a GatewayError.
         """
@@ -312,7 +311,7 @@ class Engine:
         raise Uncacheable(CHANGES_TOO_FAST)
 
     def wait_at_once(self, read: Read) -> WaitingPoll | None:
-        """Register a long-poll that can wait, or can be answered from memory, without asking the origin.
+        """Register a long-poll that can wait, or can be answered from memory, without a request to the origin.
 
         Returns None, without side effects, if the caller must use `long_poll`.  The caller must call `close` on the
         result.
@@ -324,7 +323,8 @@ class Engine:
         return waiting
 
     def answer_late_poll(self, read: Read) -> Answer | None:
-        """Answer a late long-poll, one whose bytes are in memory when it arrives, if the answer may be repeated.
+        """Answer a late long-poll if its answer may be repeated.  The bytes for a late long-poll are in memory when the
+        poll arrives.
 
         Returns None for any other long-poll.  The caller must call `Answer.close`.
         """
@@ -334,19 +334,20 @@ class Engine:
             return None
         answer = self.coder.code_now(read, answer)
         if answer.stream is None:
-            # A body that is plain only this time.
+            # This answer is not compressed, but later answers may be compressed.
             answer.close()
             return None
         stream.count_reads(1, 1)
         return answer
 
     def version_if_late(self, read: Read) -> Version | None:
-        """Return the stream's version if a long-poll is late; None if no bytes after its offset are in memory."""
+        """Return the stream's version if a long-poll is late; None if no bytes after the poll's offset are in
+        memory."""
         stream = self.store.find(read.key)
         return stream.version if stream is not None and stream.tape.knows_after(read.start) else None
 
     def subscribe_at_once(self, read: Read) -> Subscription | None:
-        """Subscribe an SSE read that can begin without asking the origin.
+        """Subscribe an SSE read that can begin without a request to the origin.
 
         Returns None, without side effects, if the caller must use `open_sse`.  The caller must call `close` on the
         result.
@@ -358,8 +359,8 @@ class Engine:
         return subscription
 
     def is_repeatable(self, read: Read) -> bool:
-        """Return whether this read's shared answer may be repeated to equal requests without checking their Origin
-        header again."""
+        """Return whether this read's shared answer may be repeated to equal requests without another check of their
+        Origin header."""
         if read.web_origin is None:
             return True
         stream = self.store.find(read.key)
@@ -379,7 +380,8 @@ class Engine:
         return stream
 
     def _is_refused(self, read: Read) -> bool:
-        """Return whether the origin is known to refuse the read, or to give it a reply that may not be shared."""
+        """Return whether the gateway remembers that the origin refuses the read, or that the reply may not be
+        shared."""
         unshared = read.route.unshared
         return (
             unshared.may_have_any and unshared.reason(read.key, read.shape) is not None
@@ -401,14 +403,14 @@ class Engine:
             raise
 
     async def open_sse(self, read: Read) -> Subscription | Answer:
-        """Subscribe an SSE read, or return the answer that refuses it.
+        """Subscribe an SSE read, or return the answer that refuses the read.
 
         The caller must call `close` on a subscription.  Raises Uncacheable or a GatewayError.
         """
         return await self.sse.open(read)
 
     def touch_stream(self, stream: Stream) -> None:
-        """Record that the server has answered a read of the stream with a remembered answer."""
+        """Record a use of the stream, because the server has sent a remembered answer."""
         stream.used_at = self.clock.now()
         self.store.touch(stream)
         self.coder.keep_coded(stream)
@@ -444,12 +446,12 @@ class Engine:
         return changed
 
     def take_members(self, fleet: FleetConfig) -> None:
-        """Use this list of the fleet's members from now on, unless the members come from DNS or Redis."""
+        """Use this list of the fleet's members from now on.  If the list comes from DNS or Redis, do nothing."""
         if self.fleet is not None and self.fleet.found is None:
             self.fleet.replace_members(fleet.members)
 
     def take_routes(self, routes: RouteTable) -> None:
-        """Keep the streams of these routes on disk, and no others."""
+        """Keep only the streams of these routes on disk."""
         self._routes = routes
         if self.disk is not None:
             self.disk.take_routes(routes.sharing(with_credentials=self.disk.with_credentials))
@@ -473,22 +475,24 @@ class Engine:
             self.store.forget_before(stream, offset)
 
     def limit_clients(self, limits: LimitsConfig) -> None:
-        """Set how many streams each client network may have followed, and how many new streams it may read a second."""
+        """Set two limits for each client network: the number of streams that are followed for it, and the number of new
+        streams that it may read per second."""
         self.live_table.most_per_client = limits.most_client_followed_streams
         self._cold_read_limit.set_rate(limits.client_new_streams_per_s)
 
     async def join_fleet(self) -> None:
-        """Begin to ask the other members of the fleet, if there is one."""
+        """If there is a fleet, begin to send requests to its other members."""
         if self.fleet is not None and self.by_fleet is not None:
             await self.fleet.start()
             self.by_fleet.watch(self.live)
 
     def suspend_client(self, account: Account, until: float) -> None:
-        """Give the client no allowance for new streams until `until`, when its ban ends."""
+        """Refuse the client's reads of new streams until its ban ends at `until`."""
         self._cold_read_limit.suspend(account, until)
 
     def begin_drain(self, spread_s: float, within_s: float = math.inf, *, is_final: bool = False) -> None:
-        """End all live readers, spread over `spread_s` seconds, the last of them within `within_s` seconds.
+        """End all live readers at different times within `spread_s` seconds.  All must have ended after `within_s`
+        seconds.
 
         `is_final` states that connections are cut soon after the drain.
         """
@@ -497,7 +501,7 @@ class Engine:
         self.s2.drain_readers(spread_s, within_s)
 
     def undo_drain(self) -> None:
-        """Stop the drain: live readers that have not ended yet stay."""
+        """Stop the drain.  Live readers that have not ended yet continue."""
         self.drain.undo()
         self.live.stay()
         self.s2.stay()
@@ -523,7 +527,8 @@ class Engine:
 
 
 def _without_codings(read: Read) -> Read:
-    """Return the read without the suffixes that mark compressed bodies in the tags of its If-None-Match."""
+    """Return the read after a change of its If-None-Match: the suffixes for compressed bodies are removed from the
+    tags."""
     if read.if_none_match is None:
         return read
     return read._replace(if_none_match=without_codings(read.if_none_match, read.accepted))

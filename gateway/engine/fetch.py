@@ -1,9 +1,9 @@
 """A fetch: sends the requests for one flight (a reply that many readers share).  A `ReplyTaker` processes the reply.
 
 A fetch is driven by callbacks.  The event loop calls the fetch in the turn after its launch, so that all reads of one
-turn share the fetch.  Later calls come from the upstream connection.  Replies that have arrived as a whole are
-processed together in the next turn.  Any other reply is processed in the call that brings its head.  A task takes over
-where the fetch has to wait: for a pause, for more of the body, or for slow readers.
+turn share the fetch.  Later calls come from the upstream connection.  Complete replies are processed together in the
+next turn.  Any other reply is processed in the callback for its head.  The fetch uses a task only if it has to wait:
+for a pause, for more of the body, or for slow readers.
 
 A fetch ends exactly once: its flight lands (succeeds) or fails, and `FetchWork.ended` is called.
 """
@@ -58,7 +58,7 @@ from gateway.upstream.reply import PendingRequest, Reply, Upstream
 
 _log = logging.getLogger("gateway.engine.fetch")
 
-# Enum members are slow to reach in Python 3.11, so every fetch uses these constants.
+# Looking up a member of an enum is slow in Python 3.11, so every fetch uses these constants.
 _CATCHUP, _HEAD = Mode.CATCHUP, Mode.HEAD
 
 _RETRY_DELAY_S: Final = (0.05, 0.15)
@@ -85,11 +85,11 @@ class FetchWork:
     started: Batch[Fetch] = field(init=False)
     """Fetches launched in this turn of the loop.  Other reads may still join their flights."""
     arrived: Batch[Fetch] = field(init=False)
-    """Fetches whose replies have arrived as a whole."""
+    """Fetches whose complete replies have arrived."""
     looks: Batch[FirstReader] = field(init=False)
     """First reads (`gateway.engine.cold_reads`) that may continue, because more of the reply has arrived."""
     is_closed: bool = False
-    """Whether further requests are forbidden, because the engine is closing."""
+    """Whether the engine is closing, so that no further requests may be sent."""
 
     def __post_init__(self) -> None:
         backlog = self.backlog
@@ -132,21 +132,21 @@ class Fetch:
         self._latest_error: GatewayError | None = None
         """The error that caused the latest retry; None before the first retry."""
         self._pending: PendingRequest | None = None
-        """The request, while it waits for the head of its reply."""
+        """The request whose head has not arrived yet; None if there is no such request."""
         self._reply: Reply | None = None
-        """A reply that has arrived as a whole and has not been processed yet."""
+        """A complete reply that has not been processed yet."""
         self._task: asyncio.Task[None] | None = None
-        """The task of the fetch, while it waits for a pause, for a body or for readers."""
+        """The task of the fetch while the fetch waits for a pause, for a body or for readers; otherwise None."""
         self.facts: TapeFacts
         self.asked_at = 0.0
-        """When the latest request was sent (monotonic seconds)."""
+        """The time at which the latest request was sent (monotonic seconds)."""
         self._context: Context
         """The context of the reader that launched the fetch, with the flight's trace span."""
         self._is_over = False
         self._is_decided = False
         """Whether the latest request has been answered or has failed."""
         self._is_from_memory = False
-        """Whether the owner of the stream, another worker, has answered the latest request without the origin."""
+        """Whether the worker that owns the stream has answered the latest request without the origin."""
 
     def launch(self) -> None:
         """Begin in the next turn of the loop.  Until then, other reads may join the flight."""
@@ -164,8 +164,8 @@ class Fetch:
         self._end()
 
     def begin_in_context(self) -> None:
-        """Begin, in the context of the reader that launched the fetch: send the request, or wait until it may be
-        sent."""
+        """Send the request, or wait until it may be sent.  This runs in the context of the reader that launched the
+        fetch."""
         if not self._is_over:
             try:
                 self._context.run(self._begin)
@@ -184,7 +184,7 @@ class Fetch:
             self._send_first()
 
     def _run_eagerly(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a part of the fetch in this call as far as possible.  A task runs the rest."""
+        """Run a part of the fetch in this call until it has to wait.  A task runs the rest."""
         try:
             task = begin(asyncio.get_running_loop(), work, self._context)
         except Exception:
@@ -215,8 +215,8 @@ class Fetch:
             if (first := flight.first) is not None:
                 flight.first = None
                 self._work.looks.add(first)
-            # `ended` releases the stream.  Call it in the next turn: by that time the readers have continued, and keep
-            # the stream in use.
+            # `ended` releases the stream.  Call it in the next turn: by then the readers have continued and have taken
+            # holds on the stream.
             asyncio.get_running_loop().call_soon(self._work.ended, self)
 
     def _pause_s(self) -> float:
@@ -225,7 +225,7 @@ class Fetch:
     def _has_room(self) -> bool:
         """Return whether there is memory for the body, so that the request may be sent now."""
         work = self._work
-        # A fetch from the known tail brings few bytes.  Any other fetch may buffer `MOST_READ_BYTES` before a reader
+        # A fetch from the known tail receives few bytes.  Any other fetch may buffer `MOST_READ_BYTES` before a reader
         # takes the first byte.
         return self.flight.key == self.stream.tape.tail or (
             work.store.may_grow and work.inflow.count_bytes(MOST_READ_BYTES)
@@ -280,14 +280,15 @@ class Fetch:
         self._is_decided = self._is_from_memory = False
         pending = work.upstream.ask(self, call)
         if not self._is_decided and not self._is_over:
-            # Keep the pending request only until it is decided.  The request refers to this fetch, so the two form a
-            # reference cycle, which would keep both alive.
+            # Keep the pending request only until it has been answered or has failed.  The request and this fetch refer
+            # to each other, and this reference cycle would keep both in memory.
             self._pending = pending
 
     # -- the outcome of a request
 
     def told(self, said: HopSaid) -> None:
-        """Record the statement of the stream's owner, another worker, about its record.  `head_arrived` follows."""
+        """Record the statement of the stream's owner about its record.  The owner is another worker.  `head_arrived`
+        follows."""
         self.facts = self.facts._replace(said=said)
         self._is_from_memory |= said.is_from_memory(self.asked_at)
         self.asked_at = min(self.asked_at, said.as_of)
@@ -302,8 +303,8 @@ class Fetch:
         """Ignore an interim reply."""
 
     def head_arrived(self, reply: Reply) -> None:
-        """Process a reply whose head has arrived.  A reply that is already complete is processed in the next turn,
-        together with others; any other reply at once."""
+        """Process a reply whose head has arrived.  A complete reply is processed in the next turn, together with other
+        complete replies.  Any other reply is processed at once."""
         self._is_decided, self._pending = True, None
         if self._is_over:
             reply.close()
@@ -324,14 +325,14 @@ class Fetch:
                 work.arrived.add(self)
             else:
                 # Use a copy of the context.  A context cannot be entered twice, and the call that sends the request may
-                # still be in it.
+                # still run in this context.
                 self._take(reply, self._context.copy())
         except Exception:
             reply.close()
             self._died()
 
     def take_arrived(self) -> None:
-        """Process a reply that has arrived as a whole."""
+        """Process a complete reply."""
         reply, self._reply = self._reply, None
         assert reply is not None
         if self._is_over:
@@ -344,7 +345,7 @@ class Fetch:
             self._died()
 
     def _take(self, reply: Reply, context: Context) -> None:
-        """Process the reply in `context` as far as it has arrived.  A task processes the rest."""
+        """Process the part of the reply that has arrived, in `context`.  A task processes the rest."""
         try:
             rest = context.run(self._work.taker.take_reply, self, reply)
         except Exception as error:
@@ -393,14 +394,14 @@ class Fetch:
             self._repeat_or_fail(error)
 
     def _count_failure(self, error: GatewayError) -> None:
-        # The owner has counted this failure.
+        # If another worker, the owner, has answered, it has counted this failure.
         if self.facts.said is None and not isinstance(error, CircuitOpen | UpstreamCongested):
             self._work.metrics.upstream_failure(self.mode, type(error).__name__, self.route.name)
 
     @property
     def _is_last(self) -> bool:
-        """Whether no further request may be sent.  An owner that reports a failure has repeated its own requests
-        already."""
+        """Whether no further request may be sent.  If the stream's owner reports a failure, it has repeated its own
+        requests already."""
         if self.facts.said is not None:
             return True
         return self._attempts_left == 0 or not self.route.retries.has_retry or self._work.is_closed
@@ -409,7 +410,7 @@ class Fetch:
         """Repeat the request that has failed, or fail the flight."""
         flight, route = self.flight, self.route
         if flight.head is not None or self._is_last or isinstance(error, CircuitOpen | UpstreamCongested):
-            # If the circuit breaker refused a retry, report the earlier error, which shows why the request failed.
+            # If the circuit breaker refused a retry, report the earlier error, because it is the cause of the failure.
             latest = self._latest_error
             flight.fail(latest if latest is not None and isinstance(error, CircuitOpen) else error)
             self._end()

@@ -2,10 +2,11 @@
 
 `gateway.upstream.collapse` defines which readers may share a flight.
 
-A flight stores its bytes only on the `Stream` object for which it was launched.  If the object is dropped meanwhile
-(the stream was deleted or re-created), the flight stores nothing, so a late reply cannot revive a deleted stream.  A
-purge may drop only the bytes, and keep the object for its readers.  In this case, too, the flight stores nothing.  In
-both cases the flight is *overtaken*: it answers the requests that already wait for it, and changes nothing in memory.
+A flight stores its bytes only on the `Stream` object for which it was launched.  If this object is dropped meanwhile,
+because the stream was deleted or re-created, the flight stores nothing.  A late reply therefore cannot restore a
+deleted stream.  A purge may drop only the bytes, and keep the object for its readers.  In this case, too, the flight
+stores nothing.  In both cases the flight is *overtaken*: it answers the requests that already wait for it, and changes
+nothing in memory.
 """
 
 from __future__ import annotations
@@ -79,8 +80,8 @@ class FetchTable:
         taker = ReplyTaker(upstream, store, clock, metrics, live, writes, negative_cache, bodies, recorder, pace)
         tasks, rng = surroundings.tasks, surroundings.rng
         self.backlog = Backlog()
-        """Counts the steps of fetches and of first reads that wait for the loop.  The server delays new requests while
-        there are many."""
+        """Counts the steps of fetches and of first reads that wait for the event loop.  While there are many of these
+        steps, the server delays new requests."""
         self._work = FetchWork(
             upstream, store, clock, tasks, metrics, rng, bodies.inflow, taker, pace, self._ended, self.backlog
         )
@@ -123,7 +124,7 @@ class FetchTable:
     ) -> Lead[Flight] | Follow[Flight]:
         """Join the unsent flight with this key, or launch a new flight.  `key` is `start` by default.
 
-        `facts_suffice` states that the reader does not need the present tail.
+        `facts_suffice` states that the reader does not need the current tail.
 
         If a flight with this key has been sent and is still under way, this method launches a second flight.  To use
         the earlier flight, call `join_earlier` first.
@@ -199,17 +200,17 @@ class FetchTable:
         return flight.head
 
     def detach(self, stream: Stream, start: str) -> None:
-        """Find the flights that a read from `start` may be waiting for.  Let them continue even if they have no readers
-        left."""
+        """Detach the flights for which a read from `start` may be waiting.  They continue even without readers."""
         for key in {METADATA, CONFIRMATION, start, stream.tape.tail or start}:
             if (flight := self.pending(stream, key)) is not None:
                 flight.is_detached = True
 
     async def join_earlier(self, stream: Stream, start: str, route: Route, client: str) -> Flight | None:
-        """Wait for a flight for the bytes after `start` that was sent before this call.  Returns the flight, or None.
+        """Wait for a flight for the bytes after `start` that was sent before this call.  Returns the flight; None if
+        there is no such flight.
 
-        The caller may use the flight's bytes.  But a tail that the reply states may be out of date, because the origin
-        may have sent the reply before this call.  `client` is the reader's network.
+        The caller may use the flight's bytes.  But the tail in the reply may be out of date, because the origin may
+        have sent the reply before this call.  `client` is the reader's network.
         """
         flight = self.pending(stream, start)
         if flight is None or not flight.is_sent:
@@ -223,23 +224,23 @@ class FetchTable:
         return flight
 
     async def fresh_head(self, stream: Stream, start: str, route: Route, source: Source) -> Head:
-        """Ask the origin for the bytes after `start`, in a request sent after this call; return the head of the reply.
+        """Ask the origin for the bytes after `start`, in a request sent after this call.  Return the head of the reply.
 
         Returns when the body has been stored or has proved too large to be stored.  The caller gets no body: it uses
-        the head, or reads the stored bytes from the tape (the stream's bytes in memory).  An overtaken flight provides
-        neither, so the origin is asked again, up to `MOST_CHANGES` times.
+        the head, or reads the stored bytes from the tape (the stream's bytes in memory).  If the flight is overtaken,
+        the origin is asked again, up to `MOST_CHANGES` times.
         """
         return (await self.fetched(stream, start, route, source))[0]
 
     async def fresh_facts(self, stream: Stream, route: Route, source: Source) -> Head:
-        """Like `fresh_head` for the metadata, but the head need not state the present tail.  If another worker owns the
-        stream, the other worker may answer from memory, as it does for its own readers."""
+        """Like `fresh_head`, but for the metadata.  The head need not state the current tail.  If another worker owns
+        the stream, this owner may therefore answer from memory, as it does for its own readers."""
         return (await self.fetched(stream, METADATA, route, source, facts_suffice=True))[0]
 
     async def fetched(
         self, stream: Stream, start: str, route: Route, source: Source, *, facts_suffice: bool = False
     ) -> tuple[Head, int]:
-        """Like `fresh_head`; also return the number of body bytes received, stored or not."""
+        """Like `fresh_head`, but also return the number of received body bytes, whether or not they were stored."""
         size = 0
         for _ in range(MOST_CHANGES):
             found, flight = await self._fetch_fresh(stream, start, route, source, facts_suffice=facts_suffice)
@@ -265,8 +266,8 @@ class FetchTable:
         flight.watch()
         try:
             await flight.until_known()
-            # Read the result before `unwatch`, which cancels a flight that is too large to keep and has no other
-            # readers.
+            # Read the result before the call of `unwatch`.  If the body is too large to be kept and there are no other
+            # readers, `unwatch` cancels the flight.
             found = flight.error or flight.head
         finally:
             flight.unwatch()
@@ -292,18 +293,18 @@ class FetchTable:
 
 
 def _says_nothing_of(start: str, found: Head) -> bool:
-    """Return whether the origin might answer a request for `start` differently.  `found` is its answer to a request for
-    a later offset."""
+    """Return whether `found` does not show the origin's answer to a request for `start`.  `found` is the answer to a
+    request for a later offset."""
     if isinstance(found, OriginError) and found.status == 410:
-        # The origin has trimmed the stream beyond the earlier flight's bytes.  It would refuse each earlier offset too,
-        # but has bytes after the start sentinel.
+        # The origin has trimmed the stream beyond the earlier flight's bytes.  It would refuse `start` too, unless
+        # `start` is the start sentinel.
         return start == START
-    # The stream was replaced by a shorter one, and the later offset was forgotten before the request was sent.
+    # The stream was replaced by a shorter stream, and the later offset was dropped before the request was sent.
     return isinstance(found, Beyond)
 
 
 def _result(flight: Flight) -> tuple[str, int | None]:
-    """Return how a flight ended, and the status that its readers received."""
+    """Return the way in which a flight ended, and the status that its readers received."""
     assert flight.end is not None
     match flight.end:
         case FetchEnd.FAILED | FetchEnd.GIVEN_UP if flight.error is not None:

@@ -2,21 +2,22 @@
 
 A flight is an upstream fetch that readers share.  It *lands* when its whole reply is available to them.
 
-While a body that may be stored arrives, the cache's budget is charged for the body.  The body is read at the pace of
-its readers.
+If a body may be stored, the cache's budget is charged while the body arrives.  The body is read at the pace of its
+readers.
 
-A *confirmation* is a request for bytes that are already in memory.  Its reply shows that the origin has not trimmed the
-bytes, and that they belong to the present stream.  A confirmation at one offset holds for all readers, and for all
-bytes after this offset.
+A *confirmation* is a request for bytes that are already in memory.  The reply shows whether the origin has trimmed the
+bytes, and whether they belong to the present stream.  A confirmation at one offset is valid for all readers, and for
+all bytes after this offset.
 
-A `Comparison` compares the bytes in memory with the bytes of a confirmation.  Equal offsets are no proof, for three
-reasons.  A re-created stream may have equal offsets.  The start sentinel (`-1`) names another position once the origin
-has trimmed the stream.  And an origin may have sent the reply of another stream.  The first bytes show most of these
-cases, so the first `MOST_COMPARED` bytes are compared.
+A `Comparison` compares the bytes in memory with the bytes of a confirmation.  Equal offsets prove nothing, for three
+reasons.  A re-created stream may have equal offsets.  The start sentinel (`-1`) means another position after the origin
+has trimmed the stream.  And an origin may have sent the reply of another stream.  A comparison of the first bytes
+detects most of these cases, so the first `MOST_COMPARED` bytes are compared.
 
-The length shows the remaining cases: a trimmed stream of equal messages begins with the same bytes but is shorter.  If
-a reply ends at a known offset, its body must be exactly the bytes in memory up to that offset.  If the Content-Length
-does not show that the body has this length, up to `MOST_COUNTED` bytes are compared.
+A comparison of the lengths detects the remaining cases.  For example, a trimmed stream of equal messages begins with
+the same bytes but is shorter.  If a reply ends at a known offset, its body must be exactly the bytes in memory up to
+this offset.  If the Content-Length does not show that the body has this length, up to `MOST_COUNTED` bytes are
+compared.
 
 JSON messages are compared as text, because `1` and `1.0` are two messages.  Only the white space between messages may
 differ.
@@ -45,21 +46,22 @@ from gateway.upstream.flight import Flight, StreamHead
 from gateway.upstream.incoming import Inflow
 from gateway.upstream.reply import Reply
 
-# Enum members are slow to reach in Python 3.11, so every fetch uses this constant.
+# Looking up a member of an enum is slow in Python 3.11, so every fetch uses this constant.
 _CATCHUP: Final = Mode.CATCHUP
 
 MOST_COMPARED: Final = 1 << 16
-"""How many bytes are compared.  A reply of at most twice this size is read to its end, so that its connection can be
-used again."""
+"""The number of bytes that are usually compared.  A reply of at most twice this size is read to its end, so that its
+connection can be used again."""
 MOST_COUNTED: Final = 1 << 20
-"""How many bytes are compared if the Content-Length does not show that the reply is as long as the bytes in memory."""
+"""The most bytes that are compared if the Content-Length does not show that the reply is as long as the bytes in
+memory."""
 MOST_CLOSED_UP: Final = 1 << 14
 """In the first `MOST_CLOSED_UP` bytes, only the white space between messages may differ.  In later bytes all white
 space may differ, because the strict check is slow."""
 _SPACE: Final = b" \t\r\n"
 _MOST_SPACE: Final = 1 << 12
-"""If a whole reply is compared, white space between its messages may make it longer than the bytes in memory, by at
-most this many bytes.  Further bytes are not read."""
+"""The most white space between messages, in bytes, by which a reply may be longer than the bytes in memory.  This bound
+applies if the whole reply is compared.  Further bytes are not read."""
 
 _OUTER: Final = re.compile(rb'[ \t\r\n]+|["\[\]{}]')
 _INNER: Final = re.compile(rb'["\[\]{}]')
@@ -82,14 +84,14 @@ class Comparison:
         self._is_exact = is_known and extent.size <= (MOST_COMPARED if is_same_length else MOST_COUNTED)
         """Whether the whole body is compared."""
         self.is_past = not is_known and is_before(extent.end, end)
-        """Whether the reply goes on beyond the bytes in memory, so that its length shows nothing."""
+        """Whether the reply ends after the end of the bytes in memory.  The length of such a reply shows nothing."""
         limit = extent.size if self._is_exact else min(extent.size, MOST_COMPARED)
         self._held = tape.beginning(start, limit)
         self._is_all_held = limit == extent.size
         self._size = 0
         """The number of bytes received."""
         self._found = bytearray()
-        """The received bytes, if they differ from the bytes in memory."""
+        """The received bytes if they differ from the bytes in memory; otherwise empty."""
         self._most_found = limit + 1
         if self._is_exact and self._unwrapper is not None:
             self._most_found += limit + _MOST_SPACE
@@ -97,7 +99,7 @@ class Comparison:
 
     @property
     def is_over(self) -> bool:
-        """Whether the result is final, so that the rest of the body need not be fed."""
+        """Whether the result is final.  The rest of the body need not be passed to `feed` then."""
         return self._has_ended or self._is_other_length or self._size >= self._most_found
 
     def feed(self, chunk: bytes) -> None:
@@ -129,13 +131,13 @@ class Comparison:
 
     @property
     def compared(self) -> int:
-        """How many bytes in memory were compared."""
+        """The number of bytes in memory that were compared."""
         return min(self._size, len(self._held))
 
     @property
     def agrees(self) -> bool:
-        """Whether the origin's bytes equal the bytes in memory, as far as both are known.  True if no bytes are in
-        memory."""
+        """Whether the origin's bytes equal the bytes in memory, up to the end of the shorter of the two.  True if no
+        bytes are in memory."""
         held = self._held
         found = bytes(self._found) if self._found else held[: self._size]
         if not held:
@@ -144,7 +146,7 @@ class Comparison:
             return False
         if self._are_equal(held, found):
             return True
-        # Catch-up and live replies may have different white space between messages.
+        # The white space between messages may differ between catch-up replies and live replies.
         if self._unwrapper is None or not self._are_equal(held.translate(None, _SPACE), found.translate(None, _SPACE)):
             return False
         one, other = _close_up(held[:MOST_CLOSED_UP]), _close_up(found[:MOST_CLOSED_UP])
@@ -200,8 +202,8 @@ async def receive(
 
     `on_bytes` is called with the size of each piece.  Raises UpstreamBroken if the body does not fit the stream's type,
     and TailMovedBack if the body belongs to another stream.  Raises another GatewayError if the body cannot be read to
-    its end: UpstreamCongested, for example, if other requests need the connection while the flight's readers take
-    nothing.
+    its end.  An example is UpstreamCongested: other requests need the connection, and the flight's readers take no
+    data.
     """
     start, end = flight.start, head.next_offset
     is_json = stream.tape.is_json
@@ -211,8 +213,8 @@ async def receive(
     arriving = ArrivingCharge(store, stream)
 
     def make_way() -> None:
-        """Called when other requests need the connection: read on into the cache if it has room for the body, else give
-        the flight up."""
+        """Called when other requests need the connection.  If the cache has room for the body, read the body into the
+        cache.  Otherwise give the flight up."""
         flight.spools = flight.charged_bytes > 0 and arriving.has_room
         flight.must_go = not flight.spools
         flight.go_on()
@@ -265,11 +267,11 @@ class FlightBodies:
         self._clock = clock
         self._metrics = metrics
         self.inflow = Inflow()
-        """Limits how many bytes the bodies may add to memory."""
+        """Limits the number of bytes that the bodies add to memory."""
 
     async def compare(self, fetch: SentFetch, head: StreamHead, reply: Reply) -> Effect | None:
-        """Announce the head of the reply to a confirmation, compare its bytes with the bytes in memory, and land the
-        flight.
+        """Process the reply to a confirmation: announce its head, compare its bytes with the bytes in memory, and land
+        the flight.
 
         If the bytes differ, the bytes in memory are dropped.  Returns the effect on the stream's live readers.  Raises
         UpstreamBroken, TailMovedBack or another GatewayError.
@@ -297,9 +299,10 @@ class FlightBodies:
                 pass
             elif comparison.agrees:
                 if comparison.is_past and flight.start == START:
-                    # The compared bytes are too few to show that the reply begins where the tape begins: after a trim
-                    # of the stream, the start sentinel names a later position.  Let this confirmation expire soon.  The
-                    # next confirmation can compare more, once a fetch has extended the tape to the end of this reply.
+                    # After a trim of the stream, the start sentinel means a later position.  The compared bytes are too
+                    # few to show that the reply begins at the tape's first position.  So this confirmation expires
+                    # soon.  A fetch will extend the tape to the end of this reply, and then the next confirmation can
+                    # compare more bytes.
                     confirmed_at = min(confirmed_at, self._clock.now() - reusable_s + LEAST_GAP_S)
                 stream.confirm(flight.start, confirmed_at)
             else:
@@ -325,13 +328,13 @@ class FlightBodies:
     # -- a body that has arrived
 
     def take_body(self, fetch: SentFetch, head: StreamHead, reply: Reply) -> list[bytes]:
-        """Return the body, which has arrived, as non-empty pieces.
+        """Return a body that has arrived, as non-empty pieces.
 
         Raises UpstreamBroken if the body does not fit the stream's type, TailMovedBack if the body belongs to another
         stream, or another GatewayError.
         """
         stream, flight = fetch.stream, fetch.flight
-        # From here on, the request is not repeated if its reply proves to be broken.
+        # After this, the request is not repeated, even if its reply proves to be broken.
         flight.head, flight.expected = head, reply.head.content_length
         # One call takes the whole body, because all of it has arrived.
         body = reply.take() or b""
@@ -350,7 +353,7 @@ class FlightBodies:
     def _count(self, fetch: SentFetch, size: int) -> None:
         """Count body bytes of a reply."""
         fetch.flight.fetched += size
-        # Do not count bytes from another worker, because the metric counts bytes from origins.
+        # The metric counts only bytes from origins, so do not count bytes from another worker.
         if fetch.facts.said is None:
             self._metrics.upstream_bytes(size, _CATCHUP, fetch.route.name)
 
@@ -369,7 +372,7 @@ class FlightBodies:
                 raise UpstreamBroken
         elif flight.is_kept and size <= flight.keep_bytes and not is_overtaken(stream, flight):
             if flight.is_passing and not stream.has_topic:
-                # The cache plan excludes the stream, so the bytes are only for the flight's readers.
+                # The cache plan excludes the stream, so the bytes are sent only to the flight's readers.
                 self._store.unstored_bytes += size
                 return
             self._store.store(stream, start, end, body, self._clock.now())

@@ -1,12 +1,12 @@
 """The common part of long-polls and SSE reads: find the position where a reader starts, and fetch missing bytes.
 
-A stream with live readers has a topic.  The topic's follower is the one live request to the origin, and appends new
-bytes to the tape, the stream's bytes in memory.  A live reader reads the tape from its client's offset.  When it
-reaches the topic's position (the end of the bytes that the follower has brought), it waits for the topic.  If the tape
-ends before that position, the gap is fetched.
+A stream with live readers has a topic.  The topic's follower is the one live request to the origin.  The follower
+appends new bytes to the tape (the stream's bytes in memory).  A live reader reads the tape from its client's offset.
+The topic's position is the end of the bytes that the follower has received.  When a reader reaches this position, it
+waits for the topic.  If the tape ends before this position, the missing bytes are fetched.
 
-A reader has no request of its own at the origin and no queue.  Its only state is its offset, so that no bytes can be
-lost or repeated between catching up and following.
+A reader has no request of its own at the origin and no queue.  The only state of a reader is its offset.  Therefore no
+bytes can be lost or repeated when a reader has caught up and begins to wait.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from gateway.upstream.flight import METADATA, Beyond, Flight, Head, NotShareable
 from gateway.upstream.origin_call import Source
 
 _LITTLE_BYTES = 1 << 16
-"""A reader that is at most this many bytes behind is served immediately, whatever content coding it accepts."""
+"""A reader that is at most this many bytes behind is served immediately, even if it accepts content codings."""
 ENCODED: Final = NotShareable("encoded")
 TOO_LARGE = NotShareable("larger than the tape", is_lasting=False)
 """The reason to relay a live reader: its bytes are too large for the tape."""
@@ -49,17 +49,18 @@ class LiveStart(NamedTuple):
 
     at: str
     head: Head | None
-    """The origin's answer to a request for that position, if one was sent."""
+    """The origin's answer to a request for this position; None if no such request was sent."""
     tail: str | None
-    """The tail, if the origin has stated it in answer to this read."""
+    """The tail that the origin has stated to this read; None if it has stated no tail."""
     is_unconfirmed: bool = False
-    """Whether the read begins with bytes in memory although the origin has failed to confirm them or the stream."""
+    """Whether the read begins with bytes in memory although the origin has failed to confirm these bytes or the
+    stream."""
 
 
 class LiveReads:
     """Starts live reads and fetches missing bytes for them.  Keeps no state of its own.
 
-    `drain` states whether, and how fast, live readers are to be ended.
+    `drain` states whether live readers must be ended, and within which time.
     """
 
     def __init__(
@@ -85,13 +86,14 @@ class LiveReads:
         self.from_disk: FromDisk | None = None
         """Brings bytes from the store on disk; None if there is none."""
         self.is_owner: Callable[[StreamKey], bool] = lambda key: False
-        """Whether this process is one of several workers, and the owner of the stream of this key."""
+        """Whether this process is one of several workers, and owns the stream of this key."""
 
     async def settle_start(self, read: Read, stream: Stream, *, wants_lifetime: bool = False) -> LiveStart:
-        """Check that the stream exists, is unchanged and has a known content type; return where the read begins.
+        """Check that the stream exists, is unchanged and has a known content type.  Return the position from which the
+        read begins.
 
-        With `wants_lifetime`, also learn the stream's lifetime if bytes in memory will be sent first.  If the requested
-        offset is beyond the tail, the read begins at the tail.
+        With `wants_lifetime`, also ask for the stream's lifetime if bytes in memory will be sent first.  If the
+        requested offset is beyond the tail, the read begins at the tail.
 
         Raises StreamEnded, Uncacheable or a GatewayError.
         """
@@ -122,10 +124,10 @@ class LiveReads:
         return outlasts_failure(stream, progress, self.clock.now(), self.clock.wall())
 
     def are_overdue(self, read: Read, stream: Stream, at: str) -> bool:
-        """Return whether the bytes after `at` are due to be confirmed, and the stream's owner, another worker, has sent
-        bytes from its memory since their confirmation.
+        """Return whether the bytes after `at` need a confirmation, and the owner has sent bytes from its memory since
+        their latest confirmation.  The owner is another worker.
 
-        The owner sends such bytes while the origin fails.  Bytes that come from the origin are never overdue, even if
+        The owner sends bytes from its memory while the origin fails.  Bytes from the origin are never overdue, even if
         their fetch began long before the read, or if their own confirmation is not kept (`LEAST_GAP_S`).
         """
         record = stream.elsewhere
@@ -137,9 +139,9 @@ class LiveReads:
         )
 
     def are_old(self, stream: Stream, at: str) -> bool:
-        """Return whether the origin has last confirmed the bytes after `at` too long ago to take them for new.
+        """Return whether the latest kept confirmation of the bytes after `at` is too old to treat the bytes as new.
 
-        Their latest confirmation may not be kept, but then an earlier one is, by `LEAST_GAP_S` at most."""
+        The latest confirmation may not be kept.  The latest kept confirmation is then at most `LEAST_GAP_S` older."""
         since = self.clock.now() - LEAST_AGE_S - LEAST_GAP_S
         return stream.tape.knows_after(at) and stream.confirmed_at(at) < since
 
@@ -147,7 +149,7 @@ class LiveReads:
     def check_stored(stream: Stream, start: str, head: Head | None) -> None:
         """Raise Uncacheable if the bytes fetched after `start` are not on the tape.
 
-        Such bytes were too large to keep or were evicted at once, so this reader cannot be served from the tape.
+        Such bytes were too large to be kept, or were evicted at once.  This reader cannot be served from the tape then.
         """
         tape = stream.tape
         if not isinstance(head, StreamHead) or start == NOW or head.next_offset == start or stream.ended is not None:
@@ -156,9 +158,10 @@ class LiveReads:
             raise Uncacheable(TOO_LARGE)
 
     def expect_stream(self, head: Head | None) -> StreamHead:
-        """Return the answer of an origin that has the stream, to a request at an offset that it had stated.
+        """Return `head` if it shows that the origin has the stream.  The request was at an offset that the origin had
+        stated.
 
-        Raises TailMovedBack if the offset is beyond the tail.  Otherwise, raises the error that the answer means:
+        Raises TailMovedBack if the offset is beyond the tail.  Any other answer raises the corresponding error:
         StreamEnded, Uncacheable or a GatewayError.
         """
         match head:
@@ -169,8 +172,8 @@ class LiveReads:
             case NotShareable():
                 raise Uncacheable(head)
             case Beyond():
-                # The bytes up to the offset were forgotten before the request was sent, because a write may have
-                # replaced the stream.  The origin's stream is indeed another one, and is shorter.
+                # The bytes up to the offset were dropped before the request was sent, because a write may have replaced
+                # the stream.  The reply shows that the stream was replaced by a shorter stream.
                 raise TailMovedBack
             case None:
                 raise UpstreamBroken
@@ -178,7 +181,7 @@ class LiveReads:
                 raise head.anew()
 
     def attach(self, read: Read, stream: Stream) -> Topic:
-        """Join the stream's topic, creating one if there is none; the caller must call `reader_left`."""
+        """Join the stream's topic, and create it if there is none.  The caller must call `reader_left`."""
         route, config = read.route, read.route.config
         existing = self.live.find_topic(stream)
         if existing is not None and existing.not_shareable is not None:
@@ -193,7 +196,8 @@ class LiveReads:
         return topic
 
     def _own(self, topic: Topic, read: Read, stream: Stream) -> None:
-        """Let the topic's requests be for this read from now on, if its reader is nearer than all earlier ones."""
+        """Send the topic's requests for this read from now on, if its reader is nearer than all earlier readers
+        (`Handed.is_nearer`)."""
         handed = topic.access.source.handed
         if handed is not read.handed and read.handed.is_nearer(handed):
             self.live.use_own(topic, self._access(read, stream))
@@ -205,28 +209,28 @@ class LiveReads:
     def waiting(read: Read, stream: Stream, topic: Topic) -> Read:
         """Return a read that waits for the topic.
 
-        It has the stream's key and the topic's source, which are shared, so that waiting reads use little memory.  It
-        must not use its client's credentials, because clients with other credentials may join it.
+        To save memory, waiting reads share the stream's key and the topic's source.  A waiting read must not use the
+        credentials of its client, because clients with other credentials may join the read.
         """
         return read._replace(key=stream.key, source=_for_sender(topic.access.source, read))
 
     async def fill(self, route: Route, source: Source, topic: Topic, at: str) -> bool:
-        """Fetch the bytes after `at` if the follower will not bring them.  Returns whether a fetch has brought bytes or
-        another tail.
+        """Fetch the bytes after `at` unless the follower will receive them.  Returns whether a fetch has brought bytes
+        or another tail.
 
-        An offset that the origin has not stated before is checked with the origin once: it may be before the tail,
-        beyond the tail, or invalid.
+        An offset that the origin has not stated before may be before the tail, beyond the tail, or invalid.  The origin
+        is therefore asked once about such an offset.
         """
         stream = topic.stream
         tape = stream.tape
         if not topic.is_missing(at):
             return False
         if topic.asked_from == at:
-            # A follower that is connecting here will bring the bytes.
+            # A connecting follower has requested the bytes after `at`, and will receive them.
             await self.live.until_connected(stream, at)
             if tape.knows_after(at) or not topic.is_missing(at):
                 return tape.knows_after(at)
-        # The follower reports the tail, so only bytes are needed, and another read's fetch suffices.
+        # The follower states the tail.  Only bytes are needed, so another read's fetch suffices.
         earlier = await self.fetches.join_earlier(stream, at, route, source.client)
         if earlier is not None and (tape.knows_after(at) or tape.is_furthest(tape.resolve(at))):
             return True
@@ -236,10 +240,10 @@ class LiveReads:
         return head.next_offset != at or tape.tail != tail
 
     async def fill_for(self, read: Read, topic: Topic, at: str) -> bool:
-        """Like `fill`, for one reader that has come from its own offset to `at`.
+        """Like `fill`, for one reader that has advanced from its own offset to `at`.
 
         Raises TailMovedBack if the origin refuses `at` as trimmed.  The reader must then start again from its own
-        offset.  That offset may be the start sentinel (`-1`), after which the origin still has bytes.
+        offset.  If this offset is the start sentinel (`-1`), the origin still has bytes after it.
         """
         try:
             return await self.fill(read.route, read.source, topic, at)
@@ -257,8 +261,8 @@ class LiveReads:
             raise StreamEnded(OriginError.of_ended(stream.ended.status))
 
     def follow_often_read(self, read: Read, stream: Stream) -> None:
-        """Follow a stream whose tail is requested too often to ask the origin each time, unless live answers of the
-        stream may not be shared."""
+        """Follow a stream whose tail is requested often, so that the origin need not be asked each time.  Do nothing if
+        live answers of the stream may not be shared."""
         existing = self.live.find_topic(stream)
         if self.drain.is_set or (existing is not None and existing.not_shareable is not None):
             return
@@ -271,7 +275,7 @@ class LiveReads:
             self.reader_left(topic)
 
     def join(self, read: Read, stream: Stream) -> Topic | None:
-        """Join the stream's topic if the origin need not be asked first; else return None.
+        """Join the stream's topic.  Return None if the origin must be asked first.
 
         The caller must call `reader_left`.
         """
@@ -282,7 +286,7 @@ class LiveReads:
         return topic
 
     def is_known(self, read: Read, stream: Stream) -> bool:
-        """Return whether a live reader can be served without asking the origin.
+        """Return whether a live reader can be served without a request to the origin.
 
         The stream must be followed and recently confirmed, the origin must have stated the offset, and at most
         `_LITTLE_BYTES` may follow the offset.
@@ -309,7 +313,8 @@ class LiveReads:
 
 
 def _for_sender(source: Source, read: Read) -> Source:
-    """Return the source with which requests are sent for the sender of the read: another process, or a client."""
+    """Return the source for requests that are sent for this read's sender.  The sender is another process or a
+    client."""
     return source if source.handed is read.handed else source._replace(handed=read.handed)
 
 
@@ -326,17 +331,17 @@ class _ReaderAccess:
         """The stream's upstream source."""
 
     async def fetch(self, at: str | None) -> Head:
-        """Fetch the bytes after `at` and store them on the tape; if `at` is None, ask only for the metadata."""
+        """Fetch the bytes after `at` and store them on the tape.  If `at` is None, ask only for the metadata."""
         start = METADATA if at is None else at
         return await self._reads.fetches.fresh_head(self._stream, start, self._route, self.source)
 
     async def learn_facts(self) -> Head:
-        """Ask whether the stream exists, and for its identity and lifetime."""
+        """Ask whether the stream exists, and request its identity and lifetime."""
         return await self._reads.fetches.fresh_facts(self._stream, self._route, self.source)
 
     async def fill(self, topic: Topic, at: str) -> bool:
-        """Fetch the bytes after `at` if the follower will not bring them.  Returns whether a fetch has brought bytes or
-        another tail."""
+        """Fetch the bytes after `at` unless the follower will receive them.  Returns whether a fetch has brought bytes
+        or another tail."""
         return await self._reads.fill(self._route, self.source, topic, at)
 
     def heard(self) -> None:
@@ -344,7 +349,7 @@ class _ReaderAccess:
         self._route.heard()
 
     def why_alone(self, status: int, headers: Headers) -> NotShareable | None:
-        """Return why a live answer of the origin may not be shared; None if it may."""
+        """Return the reason why a live answer of the origin may not be shared; None if it may be shared."""
         route = self._route
         if status >= 400:
             why = route.why_refusal_alone(status, headers)
@@ -359,13 +364,13 @@ class _ReaderAccess:
         return why
 
     def record_verdict(self, why: NotShareable | None) -> None:
-        """Record whether the origin's live answers may be shared; `why` is None if a live answer has proved
+        """Record whether the origin's live answers may be shared.  `why` is None if a live answer has proved
         shareable."""
         self._route.judge_live(self._stream.key, why)
 
 
 class _Opening:
-    """The requests to the origin that one live read makes before it begins."""
+    """The requests that one live read sends to the origin before it begins."""
 
     def __init__(self, reads: LiveReads, read: Read, stream: Stream, *, wants_lifetime: bool) -> None:
         self._reads = reads
@@ -374,16 +379,17 @@ class _Opening:
         self.progress = reads.progress(read, stream, read.start)
         self.progress.is_lifetime_asked = not wants_lifetime
         self.head: Head | None = None
-        """The origin's answer to a request for the offset at which the read starts, if one was sent."""
+        """The origin's answer to a request for the offset at which the read starts; None if no such request was
+        sent."""
         self.tail: str | None = None
-        """The tail, if the origin has stated it in answer to this read."""
+        """The tail that the origin has stated to this read; None if it has stated no tail."""
         self.is_unconfirmed = False
-        """Whether the origin has failed to answer the latest question about the stream or its bytes.  The read goes on
-        with the bytes in memory."""
+        """Whether the origin has failed to answer the latest question about the stream or its bytes.  The read then
+        continues with the bytes in memory."""
 
     async def ask_origin(self, question: Question, at: str) -> LiveStart | None:
-        """Ask the origin.  Returns where the read begins, or None if the answer leaves the position open.  Raises like
-        `LiveReads.settle_start`."""
+        """Ask the origin.  Returns the position from which the read begins; None if the answer does not determine it.
+        Raises like `LiveReads.settle_start`."""
         progress, stream, read, reads = self.progress, self._stream, self._read, self._reads
         match question:
             case Question.FACTS:
@@ -420,13 +426,14 @@ class _Opening:
         return await self._reads.fetches.join_earlier(self._stream, start, read.route, read.source.client)
 
     async def _learn_facts(self) -> None:
-        """Learn from the origin that the stream exists, and its content type."""
+        """Ask the origin whether the stream exists, and for its content type."""
         stream, reads, start = self._stream, self._reads, self._read.start
-        # A HEAD states the tail.  Most readers start at the tail, and then need no request for bytes.  The HEAD also
-        # states the lifetime, so the follower need not ask for it.
+        # The reply to a HEAD states the tail.  Most readers start at the tail, and then need no request for bytes.  The
+        # reply also states the lifetime, so the follower need not ask for the lifetime.
         first = start if start == START else METADATA
         if first == METADATA and reads.fetches.pending(stream, START) is not None:
-            # Another read's fetch brings the same facts, except for the current tail, which the follower will report.
+            # Another read's fetch brings the same metadata, except for the current tail.  The follower will state the
+            # tail.
             first = START
         if (earlier := await self._joined(first)) is not None:
             error = as_seen_by(earlier.head, self._read.source.headers) if earlier.head is not None else None
@@ -437,8 +444,8 @@ class _Opening:
             reads.check_ended(stream)
             if stream.content_type is not None:
                 return
-        # No other read has fetched these facts.  If this read is from the start, one request brings both the facts and
-        # the bytes.
+        # No other read has fetched this metadata.  If this read is from the start, one request brings both the metadata
+        # and the bytes.
         if first == METADATA and start != NOW:
             head = await reads.fetches.fresh_facts(stream, self._read.route, self._read.source)
         else:
@@ -446,12 +453,12 @@ class _Opening:
         if first == START and _is_of_start_alone(head, start):
             first, head = METADATA, await self._fresh(METADATA)
         if first == METADATA and isinstance(head, NotShareable | StreamHead) and stream.content_type is None:
-            # The origin does not support HEAD, but its answers to GET state the same facts.
+            # The origin does not support HEAD, but its answers to GET state the same metadata.
             first, head = start, await self._fresh(start)
         if stream.content_type is None:
             reads.expect_stream(head)
         if has_failed(head):
-            # The stream's owner, another worker, has stated facts from its memory.  The owner may have the bytes, too.
+            # The worker that owns the stream has stated metadata from its memory.  The owner may have the bytes, too.
             if start in (NOW, stream.tape.tail):
                 return
             first, head = start, await self._fresh(start)
@@ -472,12 +479,12 @@ class _Opening:
         if isinstance(reply, StreamHead) and known == start:
             self.head = reply
         if isinstance(reply, Beyond) and known == start:
-            # No tail was known, so the origin was asked at the client's own offset, which has proved to be beyond the
-            # tail.
+            # No tail was known, so the request was at the client's own offset.  The reply shows that this offset is
+            # beyond the tail.
             return LiveStart(reply.tail, reply, None)
         if isinstance(reply, OriginError) and reply.status == 400 and known != start:
-            # The origin refuses an offset that it has issued itself.  The client did not send this offset, so the
-            # stream was replaced.
+            # The origin refuses an offset that it has stated itself, so the stream was replaced.  The offset does not
+            # come from the client.
             is_by_origin = stream.own_record().said is None
             reads.live.drop_stream(stream, End.RECREATED, is_by_origin=is_by_origin)
             raise TailMovedBack
@@ -486,7 +493,7 @@ class _Opening:
             raise TailMovedBack
         is_there = stream.outlasts_failure(reads.clock.now(), reads.clock.wall())
         if is_there and stream.elsewhere is not None and has_failed(reply):
-            # The origin has failed, but the stream's owner, another worker, may trust the stream, or have the bytes.
+            # The origin has failed, but the worker that owns the stream may trust the stream, or have the bytes.
             if stream.is_trusted(reads.clock.now(), self._read.route.trust_s):
                 return None
             if start not in (NOW, known) and not stream.tape.knows_after(start):
@@ -499,7 +506,7 @@ class _Opening:
         return None
 
     async def _check_offset(self, start: str) -> LiveStart | None:
-        """Have the origin check an offset that it has not stated before.
+        """Ask the origin about an offset that it has not stated before.
 
         The offset may be before the tail, beyond the tail, or invalid.
         """
@@ -520,10 +527,10 @@ class _Opening:
 
 
 def _is_of_start_alone(head: Head | None, start: str) -> bool:
-    """Return whether `head`, the answer to a read from the stream's start, is a 410 that does not show whether `start`
-    exists.
+    """Return whether `head` is a 410 that says nothing about `start`.  `head` is the answer to a read from the stream's
+    start.
 
-    The origin may have trimmed only the bytes before `start`.
+    The origin may have trimmed only bytes before `start`.
     """
     return start != START and isinstance(head, OriginError) and head.status == 410
 

@@ -1,8 +1,8 @@
 """Long-poll (section 5.7): answers as soon as bytes follow the client's offset.
 
-This module makes the answers; `gateway.engine.long_poll_waiter` holds the clients that wait for an answer.  Clients
-wait on the stream's topic, the group of its live readers.  New bytes arrive from the topic's follower, the one live
-request at the origin, and are stored on the tape, the stream's bytes in memory.
+This module makes the answers.  `gateway.engine.long_poll_waiter` has the clients that wait for an answer.  Clients wait
+on the stream's topic (the group of its live readers).  The topic's follower (the one live request at the origin)
+receives new bytes and stores them on the tape (the stream's bytes in memory).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class LongPoll:
         self._runner = runner
 
     async def answer(self, read: Read) -> Answer | WaitingPoll:
-        """Answer with the bytes after the offset, or register the poll to wait; the caller must call `close` on the
+        """Answer with the bytes after the offset, or register the poll to wait.  The caller must call `close` on the
         result.
 
         Raises Uncacheable or a GatewayError.
@@ -68,7 +68,8 @@ class LongPoll:
         )
 
     def _held(self, read: Read, stream: Stream) -> Answer | None:
-        """Return an answer with the bytes in memory, or None if these must not be sent without the origin's answer."""
+        """Return an answer with the bytes in memory; None if these bytes must not be sent without an answer of the
+        origin."""
         reading = stream.tape.read(read.start, self._reads.max_reply_bytes)
         progress = self._reads.progress(read, stream, reading.end)
         progress.has_bytes, progress.failed_at = reading.size > 0, self.clock.wall()
@@ -85,10 +86,10 @@ class LongPoll:
         self._reads.reader_left(topic)
 
     async def _on(self, read: Read, stream: Stream) -> Answer | WaitingPoll:
-        """Answer with the bytes after the offset.  If there are none, register the poll to wait.
+        """Answer with the bytes after the offset.  If there are no such bytes, register the poll to wait.
 
-        The caller must call `WaitingPoll.start` or `WaitingPoll.close`.  Raises Uncacheable, TailMovedBack if `stream`
-        is not the origin's present stream, or another GatewayError.
+        The caller must call `WaitingPoll.start` or `WaitingPoll.close`.  Raises TailMovedBack if the origin now has
+        another stream than `stream`.  Raises Uncacheable or another GatewayError.
         """
         try:
             start, head, _, is_unconfirmed = await self._reads.settle_start(read, stream, wants_lifetime=True)
@@ -135,9 +136,9 @@ class LongPoll:
     def answer_late(self, read: Read, stream: Stream) -> Answer | None:
         """Answer a late poll: one whose bytes are in memory when it arrives.
 
-        A client is late if messages follow faster than it can ask.  Many clients are then late at the same offset, so
-        the answer may be repeated until the tail moves, like that of a catch-up read.  Returns None if the poll has to
-        wait, if the origin must be asked first, or if the answer may not be repeated.
+        Clients are late if new messages arrive faster than the clients can send requests.  Many clients are then late
+        at the same offset.  The answer may be repeated until the tail moves, like the answer to a catch-up read.
+        Returns None if the poll has to wait, if the origin must be asked first, or if the answer may not be repeated.
         """
         if not stream.tape.knows_after(read.start) or (stream.varies_by_origin and read.web_origin is not None):
             return None
@@ -153,7 +154,8 @@ class LongPoll:
         if not isinstance(found, Answer) or found.status != 200 or found.run is None:
             return None
         now, trust_s, run = self.clock.now(), read.route.trust_s, found.run
-        # A remembered answer needs more than an answer to one client: a known lifetime, and a tail seen lately.
+        # A remembered answer has two conditions that an answer to one client does not have: the lifetime must be known,
+        # and the statement of the tail must be recent.
         may_repeat = (
             stream.may_answer_alone(now, trust_s)
             and stream.tail_until(run.end) > now
@@ -165,8 +167,8 @@ class LongPoll:
         return found
 
     def poll_now(self, read: Read, stream: Stream, topic: Topic, outcome: Outcome = Outcome.HIT) -> Answer | Poll:
-        """Return the answer to a long-poll without asking the origin.  Returns `Poll.WAIT` if there is no answer yet,
-        and `Poll.ASK` if the origin must be asked.  Raises StreamEnded or TailMovedBack."""
+        """Return the answer to a long-poll without a request to the origin.  Returns `Poll.WAIT` if there is no answer
+        yet, and `Poll.ASK` if the origin must be asked.  Raises StreamEnded or TailMovedBack."""
         self._reads.check_ended(stream)
         reading = stream.tape.read(read.start, self._reads.max_reply_bytes)
         polled = self._polled_read
@@ -186,7 +188,7 @@ class LongPoll:
                 raise TailMovedBack
 
     def _poll_fetched(self, read: Read, stream: Stream, head: Head | None, outcome: Outcome) -> Answer | None:
-        """Return an answer with the bytes fetched for this read, or None if these do not reach the tail."""
+        """Return an answer with the bytes fetched for this read; None if these bytes do not reach the tail."""
         if not isinstance(head, StreamHead) or not head.up_to_date or stream.ended is not None:
             return None
         reading = stream.tape.read(read.start, self._reads.max_reply_bytes)
@@ -198,15 +200,16 @@ class LongPoll:
     async def poll_asking(
         self, read: Read, stream: Stream, topic: Topic, outcome: Outcome = Outcome.FOLLOWED
     ) -> Answer | Poll:
-        """Ask the origin for the bytes or facts that an answer needs.
+        """Ask the origin for the bytes or metadata that an answer needs.
 
-        Waits briefly for a follower that is connecting, because it may make a request for the tail unnecessary.
+        Waits briefly for a connecting follower, because its statement of the tail may make a request unnecessary.
         Returns the answer, `Poll.ASK` if the caller should try again, or `Poll.WAIT` if nothing has changed.
         """
         tape, most = stream.tape, self._reads.max_reply_bytes
         reading = tape.read(read.start, most)
         if reading.size and not topic.is_confirmed:
-            # A follower that is connecting will name the tail, and bring later bytes.  A fetch would bring them twice.
+            # A connecting follower will state the tail, and receive later bytes.  With a fetch, these bytes would be
+            # received twice.
             await self._reads.live.until_connected(stream)
             if topic.not_shareable is not None:
                 raise Uncacheable(topic.not_shareable)
@@ -233,7 +236,7 @@ class LongPoll:
         is_stale = has_failed(head) or (isinstance(head, StreamHead) and head.is_stale)
         if is_stale and outcome is Outcome.HIT:
             outcome = Outcome.STALE_IF_ERROR
-        # The bytes read before the fetch may have been evicted since, but are still valid.
+        # The bytes that were read before the fetch may have been evicted since then, but are still valid.
         edition = version.edition
         if (later := tape.read(read.start, most)).size > reading.size:
             reading, edition = later, stream.version.edition
@@ -256,7 +259,7 @@ class LongPoll:
     ) -> Answer:
         """Return a 200 or 304 with the bytes of `reading`.
 
-        Set `is_closed` if the origin has stated the closure to this read; the tape may have lost that fact by now.
+        Set `is_closed` if the origin has stated the closure to this read.  The tape may no longer record the closure.
         """
         end = reading.end
         if reading.size and self.are_overdue(read, stream):
@@ -300,7 +303,7 @@ class LongPoll:
             answer.close()
 
     def timeout_confirmed(self, read: Read, stream: Stream, topic: Topic) -> Answer | None:
-        """Return the 204 of a wait that has timed out if the follower has confirmed the tail, else None."""
+        """Return the 204 for a wait that has timed out; None if the follower has not confirmed the tail."""
         at = stream.tape.resolve(read.start)
         if not topic.is_current(at):
             return None
@@ -308,7 +311,7 @@ class LongPoll:
         return timed_out(read, stream, at, stream.tape.is_closed_at(at), cursor, Outcome.FOLLOWED)
 
     async def timeout_asking(self, read: Read, stream: Stream) -> Answer:
-        """Answer a wait that has timed out while the tail is unconfirmed, by asking the origin."""
+        """Answer a wait that has timed out while the tail is unconfirmed.  The origin is asked for the tail."""
         cursor = self._reads.live.cursor_for(stream, read.cursor)
         at = stream.tape.resolve(read.start)
         head = await self._reads.fetches.fresh_head(stream, at, read.route, read.source)
@@ -330,7 +333,7 @@ class LongPoll:
         return timed_out(read, stream, at, head.is_closed, cursor, Outcome.MISS)
 
     def wait_at_once(self, read: Read, stream: Stream) -> WaitingPoll | None:
-        """Register a long-poll to wait, or to be answered from the tape, without asking the origin.
+        """Register a long-poll that can wait, or be answered from the tape, without a request to the origin.
 
         Returns None, without side effects, if the origin must be asked first.  The caller must call `WaitingPoll.start`
         or `WaitingPoll.close`.

@@ -1,11 +1,10 @@
 """Waiting long-polls: one `Waiter` for all clients that wait at one offset for the same answer.
 
 A waiter is a small object, without a task or timer of its own.  When the stream's topic (the group of its live readers)
-changes, the waiter checks whether it can answer.  When the wait times out, the waiter answers with a 204 if the
-follower (the stream's one live request at the origin) has confirmed the tail.  The waiter starts a task only to ask the
-origin.
+changes, the waiter checks whether it can answer.  After a timeout, the waiter answers with a 204 if the follower (the
+stream's one live request at the origin) has confirmed the tail.  The waiter starts a task only to ask the origin.
 
-Waiters that one event wakes share the rendered response if their answers are equal.
+If one event wakes several waiters, those with equal answers share the rendered response.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from gateway.upstream.flight import CHANGES_TOO_FAST, NotShareable, OriginError
 
 
 class PollClient(Protocol):
-    """One client of a long-poll, or several clients that wait for the same answer."""
+    """One long-poll client, or several long-poll clients that wait for the same answer."""
 
     @property
     def shape(self) -> Hashable:
@@ -49,20 +48,21 @@ class PollClient(Protocol):
         """Count a response that has been written, and let the connection continue."""
 
     def split(self) -> Iterable[PollClient]:
-        """Keep one client; return a new `PollClient` for each other client.  The caller must call `waits` on each."""
+        """Keep one client, and return a new `PollClient` for each other client.  The caller must call `waits` on each
+        of them."""
 
     def waits(self, waiter: Waiter) -> None:
         """Set the waiter through which this client waits."""
 
     def relay(self, at: str) -> None:
-        """Relay each client's request to the origin, for the bytes after `at` even if the client asked for the tail."""
+        """Relay each client's request to the origin, with the offset `at` even if the client has sent `offset=now`."""
 
     def has_gone(self) -> None:
         """Handle a client that has disconnected, or whose answer has failed.  Does nothing after `account`."""
 
 
 class Polls(Protocol):
-    """Makes the answers for waiters, and holds the objects that they share.  `gateway.engine.long_poll.LongPoll`
+    """Makes the answers for waiters, and has the objects that all waiters share.  `gateway.engine.long_poll.LongPoll`
     implements the methods and documents their errors."""
 
     clock: Clock
@@ -80,26 +80,26 @@ class Polls(Protocol):
         """Record that a reader has left the topic."""
 
     def poll_now(self, read: Read, stream: Stream, topic: Topic, outcome: Outcome) -> Answer | Poll:
-        """Return the answer, or the reason why there is none yet, without asking the origin."""
+        """Return the answer, or the reason why there is no answer yet, without a request to the origin."""
 
     async def poll_asking(self, read: Read, stream: Stream, topic: Topic, outcome: Outcome) -> Answer | Poll:
-        """Ask the origin for the bytes or facts that an answer needs."""
+        """Ask the origin for the bytes or metadata that an answer needs."""
 
     def timeout_confirmed(self, read: Read, stream: Stream, topic: Topic) -> Answer | None:
-        """Return the 204 of a wait that has timed out if the follower has confirmed the tail, else None."""
+        """Return the 204 for a wait that has timed out; None if the follower has not confirmed the tail."""
 
     async def timeout_asking(self, read: Read, stream: Stream) -> Answer:
-        """Ask the origin for the tail, and answer a wait that has timed out."""
+        """Answer a wait that has timed out, after a request for the tail."""
 
     async def answer(self, read: Read) -> Answer | WaitingPoll:
-        """Answer a long-poll that starts again, or register the poll to wait."""
+        """Answer a long-poll that has been started again, or register the poll to wait."""
 
     async def answer_past_tape(self, read: Read, stream: Stream) -> Answer:
         """Answer a long-poll whose bytes are not on the tape."""
 
 
 class WaitingPoll(NamedTuple):
-    """A long-poll that is about to wait on a topic; `start` or `close` must be called."""
+    """A long-poll that is about to wait on a topic.  The caller must call `start` or `close`."""
 
     polls: Polls
     read: Read
@@ -146,21 +146,21 @@ class Waiter:
         self._client = client
         is_shared = read.if_none_match is None and not read.is_handed
         self._answer_key = (read.start, read.accepted, client.shape) if is_shared else None
-        """The parts of the request that affect the answer, except the cursor; None if the answer cannot be shared.  The
-        head of another process's answer has this process's statement about the stream."""
+        """The parts of the request that affect the answer, except the cursor; None if the answer cannot be shared.  An
+        answer to another process cannot be shared, because its head has this process's statement about the stream."""
         self._cursor = parse_cursor(read.cursor) or -1
         self._was_confirmed = waiting.topic.is_confirmed
         """Whether the follower has confirmed the stream since the first client arrived (for `_restart`)."""
         self._is_over = False
-        """Whether this waiter has answered the clients, or has handed them over to be answered elsewhere."""
+        """Whether this waiter has answered the clients, or has handed them over to another object for the answer."""
         self._has_left = False
         """Whether the clients have been removed from the topic's count."""
         self._is_asking = False
         self._has_missed = False
-        """Whether the topic has changed while the origin was being asked, so that the waiter must look again."""
+        """Whether the topic has changed during a request to the origin, so that the waiter must check again."""
         self._has_timed_out = False
         self._changes = 0
-        """How often the wait has started again because the stream had changed."""
+        """The number of times that the wait has started again because the stream had changed."""
         self.began = polls.clock.now()
         self.clients = 1
         """The number of clients that wait for the answer."""
@@ -184,7 +184,7 @@ class Waiter:
         return self._waiting.read.is_handed
 
     def join(self, now: float) -> bool:
-        """Add a client with the same request; return False if that client must wait by itself."""
+        """Add a client with the same request.  Return False if this client needs a separate waiter."""
         stream, version = self._waiting.stream, self._version
         if (
             self._is_over
@@ -192,7 +192,7 @@ class Waiter:
             or self._has_timed_out
             or now >= self.began + TICK_S
             or stream.ended is not None
-            # Usually the version is still the same object.  The comparison with `is` saves a call then.
+            # Usually the version is still the same object, and the comparison with `is` saves a call.
             or (version is not stream.version and not version.same_waiting_as(stream.version))
         ):
             return False
@@ -236,8 +236,8 @@ class Waiter:
         answers = topic.shared_answers() if self._answer_key is not None and waiting.stream.ended is None else None
         answer_key: Hashable = self._answer_key
         if self._cursor >= topic.answers_cursor:
-            # The shared answer's cursor is not greater than this client's cursor, but a client must always get a
-            # greater cursor than its own.  Share an answer only among clients with equal cursors.
+            # A client must always get a greater cursor than its own.  The shared answer's cursor is not greater than
+            # this client's cursor.  Share an answer only among clients with equal cursors.
             answer_key = (answer_key, self._cursor)
         if answers is not None and isinstance(shared := answers.get(answer_key), Rendered) and self._suits(shared):
             self._is_over = True
@@ -257,15 +257,16 @@ class Waiter:
         if isinstance(found, Answer):
             rendered = self._finish(found)
             if answers is not None and topic.is_confirmed and (topic.is_pumping or not rendered.body):
-                # Share an answer only if a follower has confirmed the tail, because otherwise the tail may be out of
-                # date within a second.  Share a large body only while the topic wakes its waiters (`is_pumping`).  A
-                # body that is shared for longer would stay in memory after the tape has dropped it.
+                # Share an answer only if a follower has confirmed the tail.  Otherwise the tail may be out of date
+                # within a second.  Share a body only while the topic wakes its waiters (`is_pumping`).  A body that is
+                # shared for longer would stay in memory after the tape has dropped it.
                 answers[answer_key] = rendered
         elif found is Poll.ASK:
             self._ask(waiting.polls.poll_asking(waiting.read, waiting.stream, topic, outcome))
 
     def _answer_sooner(self) -> None:
-        """Answer a timed-out wait at once if the topic has the answer now, although the origin is still being asked."""
+        """Answer a timed-out wait at once if the topic has the answer now.  A request to the origin is still under
+        way."""
         polls, read, stream, topic, found = *self._waiting, None
         if topic.is_confirmed and topic.not_shareable is None and not stream.varies_by_origin:
             # If the stream has ended, the origin's answer decides what the clients get.
@@ -277,7 +278,8 @@ class Waiter:
             self._finish(found)
 
     def _suits(self, shared: Rendered) -> bool:
-        """Return whether a shared answer suits this client: the client's cursor must not go back (section 8.1)."""
+        """Return whether a shared answer has a cursor that is valid for this client.  The client's cursor must not go
+        back (section 8.1)."""
         return self._cursor < 0 or (cursor := shared.cursor) is None or cursor > self._cursor
 
     def account(self, sent: object) -> None:
@@ -288,10 +290,10 @@ class Waiter:
         self._client.account(sent)
 
     def beat(self) -> None:
-        """Do nothing: a long-poll has no body yet, so heartbeats are not possible."""
+        """Do nothing.  A waiting long-poll has no body yet, so heartbeats are impossible."""
 
     def split(self) -> list[Waiter]:
-        """Give each client a waiter of its own; return all waiters, including this one."""
+        """Create a separate waiter for each client.  Return all waiters, including this one."""
         if self.clients == 1 or self._is_over or self._is_asking or self._has_timed_out:
             return [self]
         found, topic = [self], self._waiting.topic
@@ -307,7 +309,7 @@ class Waiter:
         return found
 
     def drain_within(self, delay_s: float, within_s: float) -> None:
-        """End the wait after `delay_s` seconds at the latest.  An early 204 is harmless."""
+        """End the wait within `delay_s` seconds.  An early 204 does no harm."""
         if self._is_over or self._has_timed_out:
             return
         wheel = self._waiting.polls.wheel
@@ -316,7 +318,8 @@ class Waiter:
         self._tick = wheel.add(self, max(0.0, min(delay_s, within_s, left_s)))
 
     def stay(self, lifetime_s: float) -> None:
-        """Do nothing when a drain is undone: a wait may end early, but must not last longer than the client expects."""
+        """Do nothing after a cancelled drain.  A wait may end early, but must not last longer than the client
+        expects."""
 
     def due(self) -> None:
         """Handle the timeout of the wait."""
@@ -394,12 +397,13 @@ class Waiter:
         if self._was_confirmed and waiting.stream.ended not in (None, End.PURGED):
             return self._replaced()
         if self.is_handed:
-            # The head of the answer would state the record that the wait began with, and so the other process would
-            # join the bytes of two streams.  Cut its connection: the answer to its next request states the new record.
+            # The head of the answer would state the record with which the wait began, and the other process would
+            # combine the bytes of two streams.  Cut the connection of the other process.  The answer to its next
+            # request will state the new record.
             self.gone()
             return Poll.WAIT
         if waiting.stream.ended is not End.PURGED:
-            # Limit the restarts, because a faulty origin may state an offset and then refuse it, again and again.
+            # Limit the restarts, because a faulty origin may again and again state an offset and then refuse it.
             self._changes += 1
             if self._changes > MOST_CHANGES:
                 raise Uncacheable(CHANGES_TOO_FAST)
@@ -407,7 +411,7 @@ class Waiter:
             found = await waiting.polls.answer(waiting.read)
         except Uncacheable as error:
             if error.why is BEYOND_TAIL:
-                # The origin had stated this offset for the old stream, and the new stream is shorter.
+                # The origin has stated this offset for the old stream.  The new stream is shorter.
                 return self._replaced()
             raise
         if isinstance(found, Answer):

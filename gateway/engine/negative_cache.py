@@ -1,17 +1,17 @@
 """Negative caching: remembers which streams the origin reported missing, and limits requests for missing streams.
 
 A 404 or 410 is repeated until `absent_s` seconds after its request, and only to requests with the same upstream
-headers.  Only the names of the gateways that the request has passed may differ, as between members of a fleet.  The
-error stands for the stream as a whole, or for one offset if the origin has trimmed that offset.  A 400 is not
+headers.  Only the headers with the names of passed gateways may differ, because members of a fleet have different
+names.  The error applies to the whole stream, or to one offset if the origin has trimmed this offset.  A 400 is not
 remembered, because the next append may make its offset valid.
 
-Before a write is sent through this gateway, all entries for its path are dropped.  Until the write is answered, no new
-entries are made.  A stream is therefore visible to all readers as soon as its PUT is acknowledged.
+Before this gateway sends a write, all entries for the path of the write are dropped.  Until the write is answered, no
+new entries for the path are made.  A stream is therefore visible to all readers as soon as its PUT is acknowledged.
 
-Clients that keep asking for new names would never hit this cache.  Each 404 therefore takes a token from its origin's
-bucket, which refills at `absent_per_s` tokens a second.  While the bucket is empty, streams that are not in memory are
-not requested.  The lower half of the bucket is reserved for client networks that have caused few 404s, so that networks
-that scan for names cannot use up these tokens.
+Requests for ever new names would never hit this cache.  Each 404 therefore takes a token from its origin's bucket,
+which refills at `absent_per_s` tokens a second.  While the bucket is empty, streams that are not in memory are not
+requested.  The lower half of the bucket is reserved for client networks that have caused few 404s.  Networks that scan
+for names therefore cannot use up these tokens.
 """
 
 from __future__ import annotations
@@ -33,21 +33,22 @@ from gateway.tape.costs import headers_cost, key_cost, texts_cost
 from gateway.upstream.flight import METADATA, OriginError
 
 _MOST_BYTES: Final = 1 << 24
-"""The size limit of the cache.  Names, queries and replies can have any length."""
+"""The size limit of the cache in bytes.  A limit on the number of entries would not suffice, because names, queries and
+replies can have any length."""
 _LEAST_PRUNED: Final = 1_000
-"""With fewer entries than this, expired entries are not removed."""
+"""Expired entries are removed only if the cache has at least this many entries."""
 _MOST_BODY_BYTES: Final = 1_024
 """An error with a longer body is not remembered."""
 _BURST_S: Final = 5.0
 """The size of the bucket, as a number of seconds at the full rate."""
 _FEW_SHARE: Final = 1 / 50
-"""A client network has caused few 404s if its 404s take at most this share of the origin's tokens."""
+"""A client network has caused few 404s if its 404s have taken at most this share of the origin's tokens."""
 _ABSENT: Final = frozenset({404, 410})
 _PASSED: Final = ("Via", "CDN-Loop")
 """The headers with the names of gateways."""
 
 _Entry = tuple[StreamKey, str | None]
-"""A stream and the requested offset; None stands for the stream as a whole."""
+"""A stream and the requested offset.  The offset is None if the entry applies to the whole stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class _Remembered:
     request_headers: CIMultiDict[str]
     """The request's headers.  They include the credentials, because one reader's error may not be valid for another."""
     asked_at: float
-    """When the request was sent (monotonic seconds)."""
+    """The time at which the request was sent (monotonic seconds)."""
     until: float
     cost: int
     """Size charged for the entry, in bytes."""
@@ -110,8 +111,8 @@ class NegativeCache:
             getsizeof=lambda remembered: remembered.cost,
         )
         self.groups: dict[Group, dict[StreamKey, set[str | None]]] = {}
-        """The offsets with entries, by path and stream; entries may have expired.  The dictionary is never replaced,
-        because hits keep a reference to it and check whether it is empty."""
+        """The offsets with entries, by path and stream.  Some entries may have expired.  The dictionary object is never
+        replaced, because the code for cache hits keeps a reference to it and checks whether it is empty."""
         self._entry_count = 0
         """The number of offsets in `groups`, including offsets whose entries have expired."""
         self._buckets: dict[tuple[str, float], _Bucket] = {}
@@ -137,10 +138,10 @@ class NegativeCache:
         asked_at: float,
         client: str = UNKNOWN,
     ) -> None:
-        """Remember that the origin has refused the stream, or only the bytes after `offset`.
+        """Remember that the origin has refused the stream, or only the bytes after `offset` if it is not None.
 
         The request had the headers `request_headers`, was sent at `asked_at`, and was caused by a client in the network
-        `client`.  The entry's lifetime counts from the request, not from the reply.
+        `client`.  The entry's lifetime begins at the time of the request, not of the reply.
         """
         if error.status == 404:
             self.count(route, client)
@@ -176,8 +177,8 @@ class NegativeCache:
     ) -> None:
         """Remember the status of a relayed HEAD of the stream.
 
-        The answer to a HEAD has no body to repeat, so the entry answers only reads that begin with a HEAD.  Does
-        nothing if a write has started or ended since the request, that is, if `write_epoch` has changed.
+        The answer to a HEAD has no body that could be repeated, so the entry answers only reads that begin with a HEAD.
+        Does nothing if a write has started or ended since the request.  `write_epoch` has then changed.
         """
         if write_epoch == self._pending.epoch:
             self.remember(key, METADATA, OriginError.of_ended(status), request_headers, route, asked_at, client)
@@ -185,13 +186,14 @@ class NegativeCache:
     def find(self, key: StreamKey, offset: str | None, request_headers: CIMultiDict[str]) -> OriginError | None:
         """Return the remembered error for a read from `offset` with these upstream headers, or None.
 
-        `offset` None stands for the stream as a whole.
+        `offset` is None for the error of the whole stream.
         """
         found = self._find(key, offset, request_headers)
         return found.error if found is not None else None
 
     def asked_at(self, key: StreamKey, offset: str, request_headers: CIMultiDict[str]) -> float | None:
-        """Return when the origin was asked for the errors that a read from `offset` may get; None if there are none."""
+        """Return the earliest request time of the remembered errors that a read from `offset` may get; None if there
+        are no such errors."""
         found = (self._find(key, one, request_headers) for one in (offset, METADATA))
         return min((one.asked_at for one in found if one is not None), default=None)
 
@@ -205,7 +207,7 @@ class NegativeCache:
         return None
 
     def has_any(self, key: StreamKey) -> bool:
-        """Return whether an error of the stream is remembered for any reader.  Removes expired entries."""
+        """Return whether any error of the stream is remembered, for whatever reader.  Removes expired entries."""
         if not self.groups:
             return False
         by_key = self.groups.get(key.group)
@@ -229,8 +231,8 @@ class NegativeCache:
         return bucket is None or bucket.may_ask(self._accounts.find(client), self._now())
 
     def forget_path(self, group: Group, before: float = inf) -> None:
-        """Drop the entries for a path whose requests were sent before a time (monotonic seconds), because of a write to
-        the path."""
+        """Drop entries for a path, because of a write to the path.  Only entries whose requests were sent before
+        `before` (monotonic seconds) are dropped."""
         if not self.groups or (forgotten := self.groups.pop(group, None)) is None:
             return
         if before < inf:

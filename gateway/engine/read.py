@@ -1,4 +1,4 @@
-"""The engine's view of a read, independent of sockets and HTTP messages, and the errors that end a read."""
+"""The engine's view of a read, and the errors that end a read.  Neither depends on sockets or HTTP messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gateway.upstream.flight import NotShareable, OriginError
 from gateway.upstream.origin_call import Handed, Source
 
 MOST_CHANGES: Final = 8
-"""How many times a stream may be re-created or lose its bytes during one read.  After that the read is relayed."""
+"""How many times a stream may be re-created, or its bytes dropped, during one read.  After that the read is relayed."""
 
 
 class Read(NamedTuple):
@@ -33,10 +33,10 @@ class Read(NamedTuple):
     """The content codings that the client accepts."""
     is_live: bool = False
     web_origin: str | None = None
-    """The request's Origin header if the origin, rather than the gateway, answers for CORS.  The request then shares
-    only replies that hold for this web origin."""
+    """The request's Origin header if the origin, rather than the gateway, is responsible for CORS.  The request then
+    shares only replies that are valid for this web origin."""
     max_age_s: float | None = None
-    """The greatest age in seconds of cached bytes that the client accepts; None if it states none."""
+    """The greatest age in seconds of cached bytes that the client accepts; None if the client states no limit."""
     handed: Handed = Handed.NO
     """Whether another worker sent this read.  That worker has already counted the read against its client's limits."""
 
@@ -47,7 +47,7 @@ class Read(NamedTuple):
 
     @property
     def is_confirmation(self) -> bool:
-        """Whether another process sent this read to have bytes of its own confirmed.
+        """Whether another process has sent this read to request a confirmation of bytes in its memory.
 
         If the origin is silent, the other process decides whether its readers get these bytes or wait for the origin.
         """
@@ -59,13 +59,13 @@ class Read(NamedTuple):
         return Shape(self.is_live, self.start)
 
     def remember_unshared(self, why: NotShareable) -> None:
-        """Remember that the origin's answers to reads of this shape may not be shared, if the reason is a lasting
-        one."""
+        """Remember that the origin's answers to reads of this shape may not be shared.  Do nothing if the reason is not
+        lasting."""
         if why.is_lasting:
             self.route.unshared.remember(self.key, self.shape, why.reason)
 
     def is_kept_from(self, stream: Stream) -> bool:
-        """Return whether the request's Origin header rules out shared answers from the stream."""
+        """Return whether the stream's shared answers are invalid for the request's Origin header."""
         return self.web_origin is not None and (stream.varies_by_origin or not self.is_origin_met(stream.headers))
 
     def is_origin_met(self, headers: Headers) -> bool:

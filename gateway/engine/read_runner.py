@@ -1,4 +1,4 @@
-"""Runs a read on the stream in memory, and restarts the read if the origin proves to have another stream."""
+"""Runs a read on the stream in memory.  If the stream proves to have been replaced at the origin, restarts the read."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ T = TypeVar("T", bound=Closeable)
 
 
 def is_known_kept(read: Read, stream: Stream) -> bool:
-    """Return whether the stream's shared answers are already known not to suit the read's Origin header.
+    """Return whether the stream's shared answers are already known to be invalid for the read's Origin header.
 
-    If the origin sends `Vary: Origin`, this knowledge is valid while the stream stays in memory.  If the shared reply
-    merely lacks permission for this web origin, the knowledge is valid only for a while, because the origin may grant
+    If the origin has sent `Vary: Origin`, the result stays true while the stream is in memory.  If the shared reply
+    only lacks permission for this web origin, the result is true only for a while, because the origin may grant
     permission later.
     """
     if not read.is_kept_from(stream):
@@ -38,7 +38,7 @@ def is_known_kept(read: Read, stream: Stream) -> bool:
 
 
 def is_kept(read: Read, stream: Stream, found: object) -> bool:
-    """Return whether a shared answer, or a live subscription, does not suit the read's Origin header."""
+    """Return whether a shared answer, or a live subscription, is invalid for the read's Origin header."""
     if stream.varies_by_origin or not isinstance(found, Answer) or found.status < 400:
         return read.is_kept_from(stream)
     # Failures of the origin are the same for all readers.
@@ -76,8 +76,8 @@ class ReadRunner:
         self._cold_read_limit.admit_read(read.route, read.source.client)
 
     def start_first_read(self, read: Read, work: Callable[[Read, Stream], FirstRead]) -> FirstRead | None:
-        """Call `work` on a new stream record if the origin must answer this read, because nothing in memory affects the
-        answer.  Return None for any other read.
+        """Call `work` on a new stream record if nothing in memory affects the answer.  The origin must then answer the
+        read.  Return None for any other read.
 
         Raises TooManyAbsent or TooManyRequests.
         """
@@ -107,13 +107,14 @@ class ReadRunner:
     ) -> T | Answer:
         """Return the result of `work` on the read's stream, or the remembered error of an absent stream.
 
-        A read that has begun as `first` is continued, and `work` is not called.  Raises Uncacheable or a GatewayError.
+        If `first` is given, this first read is continued, and `work` is not called.  Raises Uncacheable or a
+        GatewayError.
         """
         if first is None and (absence := self._absence(read)) is not None:
             if read.web_origin is not None and (absence.varies_by_origin or not read.is_origin_met(absence.headers)):
                 raise Uncacheable(VARIES_BY_ORIGIN)
             return origin_error_answer(read.route, absence, Outcome.HIT)
-        # Limit the attempts: clients can create and delete a stream over and over.
+        # Limit the attempts, because clients can create and delete a stream again and again.
         left = MOST_CHANGES
         while left:
             if first is None:
@@ -131,7 +132,7 @@ class ReadRunner:
                     going, first = first, None
                     found = await going.answer()
                 if read.web_origin is not None and is_kept(read, stream, found):
-                    # A reply that arrived during the read has shown that the answer does not suit the Origin header.
+                    # A reply that arrived during the read has shown that the answer is invalid for the Origin header.
                     found.close()
                     raise Uncacheable(VARIES_BY_ORIGIN)
                 stream.reads += 1
@@ -139,13 +140,13 @@ class ReadRunner:
                     stream.hits += 1
                 return found
             except TailMovedBack:
-                # Do not count a purge: the stream may be the same, and operators may purge as often as they like.
+                # Do not count a purge.  The stream may be the same, and operators may purge as often as they like.
                 if stream.ended is not End.PURGED:
                     left -= 1
             except Uncacheable as error:
                 if error.why.is_lasting:
                     read.remember_unshared(error.why)
-                    # The server looks for a remembered answer before it asks `unshared`, so drop the stream's
+                    # The server searches for a remembered answer before it checks `unshared`, so drop the stream's
                     # remembered answers too.
                     self._store.withdraw(stream)
                 raise
@@ -157,20 +158,20 @@ class ReadRunner:
         """Return the remembered error that answers this read, or None."""
         found = self._negative_cache.find(read.key, read.start, read.source.headers)
         if found is None and read.is_live and read.start != START:
-            # A live read from an offset begins with a HEAD, so an error remembered from a HEAD answers the read.
+            # A live read from an offset begins with a HEAD, so the remembered error of a HEAD answers the read.
             found = self._negative_cache.find(read.key, METADATA, read.source.headers)
         return found
 
     def open(self, read: Read) -> Stream:
-        """Return the read's stream, with a new record if the known stream may have expired.
+        """Return the read's stream.  If the known stream may have expired, create a new record.
 
         Raises TooManyAbsent or TooManyRequests.
         """
         now = self._clock.now()
         existing = self._store.find(read.key)
         if existing is not None and existing.has_expired(now, self._clock.wall()):
-            # Only the origin can tell whether the stream was re-created or its sliding TTL renewed elsewhere.  So live
-            # readers must ask the origin, too.
+            # Only the origin knows whether the stream was re-created, or its sliding TTL was renewed by another
+            # request.  Live readers must therefore ask the origin, too.
             is_over = existing.expiry.has_passed(self._clock.wall())
             self._live.drop_stream(existing, End.EXPIRED if is_over else End.PURGED)
         elif existing is None and not read.is_handed:

@@ -1,16 +1,16 @@
 """Applies the meaning of an origin's reply to the stream in memory.
 
-A reply is compared with the state of the stream when the request was sent, because the tape (the stream's bytes in
-memory) may have grown since.  Any of these differences shows that another stream now has the same name: an earlier
-tail, a closed stream that is open again, another content type, another identity.
+A reply is compared with the state that the stream had when the request was sent, because the tape (the stream's bytes
+in memory) may have grown since then.  Each of these differences shows that another stream now has the same name: an
+earlier tail, a closed stream that is open again, another content type, another identity.
 
-`ReplyRecorder` changes the stream's record.  It returns the effect on the live readers, and the fetch carries out that
+`ReplyRecorder` changes the stream's record.  It returns the effect on the live readers, and the fetch carries out this
 effect.
 
-Two kinds of reply are out of date.  Such a reply answers only the readers that wait for it.  First, if a request was
-sent before a write was acknowledged, an error reply may predate the write, so the error does not end the stream.
-Second, a reply is *overtaken* if the stream's bytes were dropped after the request was sent.  An overtaken reply
-changes nothing in memory.
+Two kinds of reply are out of date.  Such a reply answers only the readers that wait for it.  First, an error reply is
+out of date if its request was sent before a write was acknowledged.  The origin may have sent the error before it
+executed the write, so the error does not end the stream.  Second, a reply is *overtaken* if the stream's bytes were
+dropped after the request was sent.  An overtaken reply changes nothing in memory.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from gateway.upstream.origin_call import Source
 
 
 class SentFetch(Protocol):
-    """The parts of a fetch that `ReplyRecorder` uses.  The request for the flight (a reply that readers share) has been
-    sent."""
+    """The parts of a fetch that `ReplyRecorder` uses.  The request of the fetch has been sent.  The flight is the reply
+    that readers share."""
 
     stream: Stream
     flight: Flight
@@ -47,11 +47,11 @@ class SentFetch(Protocol):
     source: Source
     facts: TapeFacts
     asked_at: float
-    """When the request was sent (monotonic seconds)."""
+    """The time at which the request was sent (monotonic seconds)."""
 
 
 class Effect(StrEnum):
-    """The effect of a reply on the stream's live readers, which the fetch carries out."""
+    """The effect of a reply on the stream's live readers.  The fetch carries out this effect."""
 
     REFOLLOW = "refollow"
     """Restart the live request, because the stream may have ended or may have been re-created."""
@@ -89,8 +89,8 @@ class ReplyRecorder:
             meaning, lifetime = meaning
             is_earlier = _may_be_of_predecessor(stream, facts) or is_overtaken(stream, flight)
             if lifetime is not None and not is_earlier:
-                # This reply may not be shown to other clients, but its lifetime still limits how long replies to other
-                # clients are cached.
+                # This reply may not be sent to other clients.  But its lifetime is the stream's lifetime, and limits
+                # the caching for other clients too.
                 stream.expiry.know(lifetime)
                 stream.head_headers = None
         return Applied(meaning, None if is_overtaken(stream, flight) else self._apply_refusal(fetch, meaning))
@@ -98,9 +98,9 @@ class ReplyRecorder:
     def _apply_part(self, fetch: SentFetch, learned: Learned) -> Applied:
         stream, facts, asked_at, tail = fetch.stream, fetch.facts, fetch.asked_at, None
         if (said := facts.said) is not None and stream.own_record().has_dropped_bytes(said):
-            # The owner's bytes may have belonged to another stream, and so may this worker's bytes, which came from the
-            # owner.  Learn the new name of the owner's bytes at once.  This reply is overtaken now and teaches nothing
-            # else, and the next reply must not let the bytes be forgotten again.
+            # The owner's bytes may have belonged to another stream.  This worker's bytes come from the owner, so drop
+            # them.  Record the new name of the owner's bytes at once: this reply is overtaken now and changes nothing
+            # else, and the next reply must not cause another drop of the bytes.
             self._store.forget_bytes(stream)
             stream.lose_metadata()
             stream.own_record().learn(said, stream.version.incarnation)
@@ -124,7 +124,7 @@ class ReplyRecorder:
         return make(Applied, (learned.head(), None, tail))
 
     def _learn(self, fetch: SentFetch, learned: Learned) -> None:
-        """Apply the facts stated by a reply that is part of the stream.  Raises TailMovedBack."""
+        """Apply the metadata from a reply that is part of the stream.  Raises TailMovedBack."""
         stream, route, facts, tape = fetch.stream, fetch.route, fetch.facts, fetch.stream.tape
         start, offset, up_to_date, is_closed, is_beyond, headers, manner, lifetime = learned
         is_fetch, content_type = start not in (METADATA, NOW), _content_type(stream, learned)
@@ -134,7 +134,7 @@ class ReplyRecorder:
             tape.check(facts.tail, offset, has_bytes=False)
         has_reopened = not is_closed and facts.closed_at is not None and (not is_fetch or facts.closed_at == offset)
         if facts.said is not None and facts.said.is_stale:
-            # While the origin fails, the owner's answer does not show whether a closed stream is open again.
+            # The origin fails, so the owner's answer does not show whether a closed stream is open again.
             has_reopened = False
         if has_reopened or (content_type is not None and not stream.learn_type(content_type)):
             raise TailMovedBack
@@ -171,10 +171,10 @@ class ReplyRecorder:
         stream.is_weighed = False
 
     def apply_remembered(self, fetch: SentFetch, said: HopSaid, remembered: Remembered) -> None:
-        """Apply the facts that the stream's owner, another worker, has in memory while the origin fails.
+        """Apply the metadata from the memory of the stream's owner, another worker, while the origin fails.
 
-        The facts are as old as the origin's last contact with the owner.  They do not show the present tail.  Raises
-        TailMovedBack if the facts belong to another stream.
+        The metadata is from the owner's last contact with the origin, and does not show the current tail.  Raises
+        TailMovedBack if the metadata belongs to another stream.
         """
         stream = fetch.stream
         if is_overtaken(stream, fetch.flight) or stream.ended is not None:
@@ -196,7 +196,7 @@ class ReplyRecorder:
             stream.record_headers(CIMultiDict(remembered.headers))
             if remembered.surrogate_keys:
                 self._store.tag(stream, frozenset(remembered.surrogate_keys))
-            # Use the owner's time, because the time when this worker made its record does not matter.
+            # Use the time of the owner's last contact instead of the time at which this worker created its record.
             stream.contacted_at = remembered.contacted_at
         stream.contacted(remembered.contacted_at)
         if not remembered.is_doubted:
@@ -216,12 +216,12 @@ class ReplyRecorder:
                 elif (said := fetch.facts.said) is None:
                     stream.expiry.not_told()
                 elif said.lifetime is not None:
-                    # The origin has told the stream's owner, another worker, by a reply for one reader alone.
+                    # The owner, another worker, knows the lifetime from a reply that may not be shared.
                     stream.expiry.stated_by_owner(said.lifetime)
             case NotShareable(is_personal=True):
                 stream.mark_stale()
             case OriginError(status=status, request_headers=None) if tells_lifetime and status < 500 and status != 429:
-                # Do not ask again before every read if the origin always refuses HEAD.
+                # If the origin always refuses HEAD, do not send another HEAD before every read.
                 stream.expiry.not_told()
             case _:
                 pass
@@ -230,8 +230,8 @@ class ReplyRecorder:
     def _missing(self, fetch: SentFetch, status: int) -> Effect | None:
         """Apply a 404 or 410."""
         stream, flight, facts = fetch.stream, fetch.flight, fetch.facts
-        # The origin may have trimmed only this offset, even if no later offset is known.  The next request without an
-        # offset, or for a later offset, shows whether the whole stream is gone.
+        # The origin may have trimmed only this offset, even if no later offset is known.  A later request without an
+        # offset, or for a later offset, will show whether the whole stream is gone.
         may_be_trimmed = status == 410 and flight.start not in (METADATA, NOW)
         if stream.is_hidden_from(fetch.source.asker):
             # The stream may be hidden from this reader only.  The live request, or other readers' requests, will show
@@ -241,8 +241,8 @@ class ReplyRecorder:
                 self._store.tell_ended(stream.key, was_known=stream.is_known, is_certain=False)
             return None if may_be_trimmed else Effect.REFOLLOW
         if is_outdated(stream, flight):
-            # A write that was acknowledged after the request has found the stream.  The next request shows whether the
-            # stream still exists.
+            # A write was acknowledged after the request was sent, so the stream existed then.  The next request shows
+            # whether the stream still exists.
             stream.mark_stale()
             return Effect.REFOLLOW
         if may_be_trimmed:
@@ -251,7 +251,7 @@ class ReplyRecorder:
                 self._store.forget_through(stream, flight.start)
             stream.mark_stale()
             return Effect.REFOLLOW if flight.start == facts.tail else None
-        # An owner that answers for the origin has told the other workers itself.
+        # If the stream's owner has answered, it has informed the other workers itself.
         why = End.GONE if status == 410 else End.DELETED
         has_ended = self._store.drop_stream(stream, why, is_by_origin=facts.said is None)
         return Effect.END_READERS if has_ended else None
@@ -259,14 +259,13 @@ class ReplyRecorder:
     def apply_another(self, fetch: SentFetch) -> Effect | None:
         """End the record in memory, because a reply belongs to another stream.
 
-        The record stays if it may already belong to the later of the two streams.
+        If the record may already belong to the later of the two streams, the record is kept.
         """
         stream, flight = fetch.stream, fetch.flight
         if is_overtaken(stream, flight):
             return None
         if fetch.facts.identity is None and stream.identity is not None and is_outdated(stream, flight):
-            # The identity in the record was learned after the request was sent, so the record may belong to the later
-            # stream.
+            # The record's identity was stated after the request was sent, so the record may belong to the later stream.
             stream.mark_stale(may_be_another=True)
             return Effect.REFOLLOW
         said = fetch.facts.said
@@ -280,14 +279,14 @@ def _content_type(stream: Stream, learned: Learned) -> str | None:
     """Return the content type that a reply implies; None if it implies none."""
     content_type = learned.manner.content_type
     if content_type is None and learned.start != METADATA:
-        # Stored bytes need a content type.  Metadata without a content type leaves the type open.
+        # Stored bytes need a content type.  After metadata without a content type, the type stays unknown.
         return stream.content_type or DEFAULT_TYPE
     return content_type
 
 
 def _record_tail(fetch: SentFetch, learned: Learned) -> str:
-    """Record the tail that the reply states for an open stream, and how long this tail may be repeated; return the
-    tail."""
+    """Record the tail that the reply states for an open stream, and the time for which this tail may be repeated.
+    Return the tail."""
     route, tail, asked_at = fetch.route, learned.offset, fetch.asked_at
     if route.heard_s:
         fresh = freshness_from_headers(learned.headers)
@@ -299,8 +298,8 @@ def _record_tail(fetch: SentFetch, learned: Learned) -> str:
 
 
 def is_overtaken(stream: Stream, flight: Flight) -> bool:
-    """Return whether the stream's bytes were dropped after the flight was sent.  The flight may bring the dropped bytes
-    again."""
+    """Return whether the stream's bytes were dropped after the flight was sent.  The flight's reply may contain the
+    dropped bytes."""
     seen, now = flight.version, stream.version
     return seen is not now and not seen.same_incarnation_as(now)
 
@@ -308,7 +307,7 @@ def is_overtaken(stream: Stream, flight: Flight) -> bool:
 def is_outdated(stream: Stream, flight: Flight) -> bool:
     """Return whether a write was acknowledged, or may have been executed, after the flight was sent.
 
-    The stream may then have bytes, or exist, although the flight did not find them.
+    The flight may then have found no stream or no bytes although they exist now.
     """
     return not flight.version.same_writes_as(stream.version)
 

@@ -75,7 +75,7 @@ class ReplyTaker:
         self._carry_out(fetch.stream, self.recorder.apply_another(fetch))
 
     def take_remembered(self, fetch: SentFetch, said: HopSaid) -> None:
-        """Apply the facts from the memory of the stream's owner, another worker, if the reply states them."""
+        """Apply the metadata from the memory of the stream's owner, another worker, if the reply has such metadata."""
         if said.remembered is None:
             return
         try:
@@ -84,7 +84,7 @@ class ReplyTaker:
             self.take_another(fetch)
 
     def take_reply(self, fetch: AnsweredFetch, reply: Reply) -> Coroutine[Any, Any, None] | None:
-        """Process a reply as far as possible without waiting; return the remaining work, or None if there is none.
+        """Process a reply until the first wait.  Return the remaining work; None if there is none.
 
         Raises TailMovedBack if the reply belongs to another stream, or another GatewayError.
         """
@@ -116,7 +116,7 @@ class ReplyTaker:
         if isinstance(meaning, Learned):
             is_first_word = meaning.up_to_date and fetch.facts.version.same_acks_as(stream.version)
             if is_first_word and not stream.holds_acknowledged(meaning.offset, meaning.is_closed):
-                # Applying the reply may drop the bytes in memory.  The flight is then overtaken.
+                # This call may drop the bytes in memory.  The flight is then overtaken.
                 self.writes.tail_is_short(stream)
         head, effect, tail = self.recorder.apply(fetch, meaning)
         if effect is not None:
@@ -143,7 +143,7 @@ class ReplyTaker:
         return None
 
     async def _take_facts(self, fetch: AnsweredFetch, reply: Reply, remembered: Remembered) -> None:
-        """Answer with the facts in the owner's memory, which `take_remembered` has applied."""
+        """Answer with the metadata from the owner's memory.  `take_remembered` has already applied it."""
         if fetch.stream.ended is not None or remembered.tail is None:
             raise TailMovedBack
         await self._take_metadata(fetch, reply, StreamHead(remembered.tail, False, remembered.is_closed))
@@ -199,15 +199,16 @@ class ReplyTaker:
         return learned
 
     async def _refused(self, fetch: AnsweredFetch, error: OriginError) -> None:
-        """Remember the origin's refusal for later reads.  Raises TailMovedBack if the refusal shows that this is
-        another stream."""
+        """Remember the origin's refusal for later reads.  Raises TailMovedBack if the refusal shows that the stream was
+        replaced."""
         stream, flight, source = fetch.stream, fetch.flight, fetch.source
         is_current = not is_overtaken(stream, flight)
         if error.status == 400 and fetch.facts.is_origin_token and is_current and await self._accepts_requests(fetch):
-            # The origin refuses a token that it has issued itself, so this is another stream.
+            # The origin refuses an offset that it has stated itself, so the stream was replaced.
             raise TailMovedBack
         if is_current and stream.ended is None and not is_outdated(stream, flight):
-            # An error to a HEAD has no body to repeat to a GET, so it answers only reads that begin with a HEAD.
+            # The error reply to a HEAD has no body that could be repeated for a GET.  It is therefore used only for
+            # reads that begin with a HEAD.
             offset = None if error.status == 404 and flight.start != METADATA else flight.start
             key, client = stream.key, source.client
             self.negative_cache.remember(key, offset, error, source.headers, fetch.route, fetch.asked_at, client)
@@ -226,7 +227,7 @@ class ReplyTaker:
                 assert_never(effect)
 
     async def _accepts_requests(self, fetch: AnsweredFetch) -> bool:
-        """Return whether the origin accepts the source's requests at all, so that a refusal must concern the offset."""
+        """Return whether the origin accepts any request of this source.  If true, the refusal concerns the offset."""
         source, route = fetch.source, fetch.route.name
         for method, mode, offset in (("HEAD", Mode.HEAD, None), ("GET", Mode.CATCHUP, START)):
             asked_at = self.clock.now()
@@ -238,7 +239,7 @@ class ReplyTaker:
                 client=fetch.flight.askers,
                 shared=Shared(fetch.stream.key, source.handed),
             )
-            # Only the head is needed.  A body is dropped by dropping the connection.
+            # Only the head is needed.  If the reply has a body, the connection is closed.
             async with await self.upstream.send(call, partial(fetch.count_sent, mode)) as reply:
                 self.metrics.upstream_head(mode, reply.status, self.clock.now() - asked_at, route)
                 if method == "GET" or reply.status not in NO_HEAD:
@@ -249,8 +250,8 @@ class ReplyTaker:
 def _counted_age(reply: Reply, stream: Stream, route: Route) -> float:
     """Return a reply's age in seconds, up to a limit.
 
-    The limit is below `Stream.reusable_s`.  So even a reply that was in other caches for a long time can be reused for
-    a moment.
+    The limit is below `Stream.reusable_s`.  A reply that was in other caches for a long time can therefore still be
+    reused for a moment.
     """
     age_s = age_from_headers(reply.headers)
     return max(0.0, min(age_s, stream.reusable_s(route.trust_s) - LEAST_GAP_S)) if age_s else 0.0

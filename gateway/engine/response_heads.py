@@ -1,12 +1,13 @@
 """Response heads: builds the headers of every answer to a read, for all read modes.
 
-`Stream-Up-To-Date` and `Stream-Closed` are never stored: the caller states them for each answer.  The ETag is the
-gateway's own: `"<incarnation>:<start>:<end>[:c]"`.  Origins use different formats, and an ETag without an incarnation
-(a name for one life of the stream) could validate the bytes of another stream with the same name.
+`Stream-Up-To-Date` and `Stream-Closed` are never stored: the caller states them for each answer.  The gateway makes its
+own ETags: `"<incarnation>:<start>:<end>[:c]"`.  The ETags of origins are not used, because their formats differ.  An
+ETag without an incarnation (a name for one life of the stream) could validate the bytes of another stream with the same
+name.
 
 If the client's If-None-Match has the answer's ETag, the answer is a 304 without a body (RFC 9110 sections 13.1.2 and
-15.4.5).  `gateway.protocol.etag` makes and compares ETags.  `gateway.server.remembered` repeats a
-catch-up read's 304 like any other answer.
+15.4.5).  `gateway.protocol.etag` makes and compares ETags.  `gateway.server.remembered` repeats the 304 of a catch-up
+read like any other answer.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from gateway.protocol.names import (
 from gateway.tape.stream import Stream
 from gateway.upstream.flight import OriginError
 
-# Interned, because multidict otherwise lower-cases a name on each use.
+# These names are `istr` objects, because multidict converts other names to lower case at each use.
 _CONTENT_TYPE: Final = istr("Content-Type")
 _NEXT_OFFSET: Final = istr(STREAM_NEXT_OFFSET)
 _UP_TO_DATE: Final = istr(STREAM_UP_TO_DATE)
@@ -51,7 +52,7 @@ def _cache_control(read: Read, stream: Stream, *, must_revalidate: bool) -> str:
     """Return the Cache-Control of an answer.
 
     Bytes before the tail get the origin's directives, or the directives of section 8.1 if the origin has sent none.
-    `must_revalidate`: the answer states the tail, or moves the reader back to it.
+    `must_revalidate`: the answer states the tail, or moves the reader back to the tail.
     """
     scope = "private" if read.is_private else "public"
     if must_revalidate:
@@ -70,10 +71,11 @@ def _cache_control(read: Read, stream: Stream, *, must_revalidate: bool) -> str:
 
 
 def _tagged_start(start: str, size: int | str) -> str:
-    """Return the part of a read's ETag that stands for the start.
+    """Return the part of a read's ETag that identifies the start.
 
-    After the origin has trimmed a stream, the start sentinel (`-1`) names a later position of the same incarnation.  No
-    reply states this, and not all workers have the same bytes.  The size of the body distinguishes these positions.
+    After the origin has trimmed a stream, the start sentinel (`-1`) means a later position of the same incarnation.  No
+    reply states that the position has changed, and not all workers have the same bytes.  The size of the body
+    distinguishes the two positions.
     """
     return f"{START}+{size}" if start == START else start
 
@@ -85,14 +87,14 @@ class Said(NamedTuple):
     up_to_date: bool
     is_closed: bool
     age_s: float | None = None
-    """Seconds since the origin last confirmed the answer."""
+    """Seconds since the origin last confirmed the answer; None if the answer states no age."""
     cursor: str | None = None
     fwd_status: int | None = None
-    """The status of the origin's reply, if the origin was asked."""
+    """The status of the origin's reply; None if the origin was not asked."""
     stored: bool = False
     stale_s: float | None = None
-    """Seconds since the stated tail became stale, if the answer is sent while the origin is asked for the tail again
-    (`stale-while-revalidate`); else None."""
+    """For an answer that is sent while the tail is revalidated (`stale-while-revalidate`), the seconds since the tail
+    became stale; otherwise None."""
 
 
 def stream_headers(read: Read, run: BodyRun, size: int | str, said: Said) -> CIMultiDict[str]:
@@ -113,7 +115,7 @@ def stream_headers(read: Read, run: BodyRun, size: int | str, said: Said) -> CIM
         headers[STREAM_CURSOR] = cursor
     name = stream.tag_name(run.edition.incarnation)
     if isinstance(size, str):
-        # The string is unique in this process only, and other workers use the same name.
+        # The string is unique only in this process, and other workers use the same `name` in their ETags.
         size = f"{size}~{run.edition.incarnation}"
     add(_ETAG, mint(name, _tagged_start(run.start, size), end, said.is_closed))
     must_revalidate = said.up_to_date or cursor is not None or is_before(end, run.start)
@@ -122,7 +124,7 @@ def stream_headers(read: Read, run: BodyRun, size: int | str, said: Said) -> CIM
         cache_control += ", no-transform"
     add(_CACHE_CONTROL, cache_control)
     if cursor is not None:
-        # `no-transform` is not needed: the answer is complete, so a proxy that compresses it delays nothing.
+        # `no-transform` is not needed.  The answer is complete, so compression by a proxy does not delay any bytes.
         headers[ACCEL_BUFFERING] = "no"
     if said.age_s is not None:
         headers["Age"] = str(max(0, int(said.age_s)))
@@ -136,8 +138,8 @@ def stream_headers(read: Read, run: BodyRun, size: int | str, said: Said) -> CIM
 
 
 def part_answer(read: Read, run: BodyRun, said: Said, parts: Parts) -> Answer:
-    """Return the answer with this range of the stream, whose bytes are `parts`; a 304 if the client has these bytes
-    already."""
+    """Return the answer with this range of the stream.  `parts` has the bytes of the range.  The answer is a 304 if the
+    client already has these bytes."""
     is_json = run.stream.tape.is_json
     headers = stream_headers(read, run, parts.tag_size(is_json) if run.start == START else 0, said)
     if read.if_none_match is not None and matches(read.if_none_match, headers["ETag"]):

@@ -1,7 +1,7 @@
 """A route at run time.
 
-A route maps requests to the origin's streams and decides which readers share them.  The route also remembers facts
-about the origin: which answers may not be shared, and whether the origin answers at all.
+A route maps requests to the origin's streams and decides which readers share a stream.  The route also remembers the
+behaviour of the origin: which answers may not be shared, and whether the origin answers at all.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ class HeaderRules(NamedTuple):
     personal: frozenset[str] = frozenset()
     """Credential headers that may differ between the readers of one stream."""
     web_origins: frozenset[str] | None = None
-    """The web origins, in lower case, that get CORS headers of their own from the gateway.  Answers do not depend on
-    other values of Origin.  Empty if the gateway allows all web origins.  None if the gateway adds no CORS headers, or
-    if Origin is a credential."""
+    """The web origins, in lower case, for each of which the gateway sends specific CORS headers.  Answers do not depend
+    on other values of Origin.  Empty if the gateway allows all web origins.  None if the gateway adds no CORS headers,
+    or if Origin is a credential."""
 
 
 class SharingFacts(NamedTuple):
@@ -86,17 +86,17 @@ class SharingFacts(NamedTuple):
     """The request headers of a shared fetch."""
     accepted: AcceptedCodings
     web_origin: str | None
-    """The Origin header; None if the gateway answers for CORS itself, or if Origin is a credential."""
+    """The Origin header; None if the gateway itself is responsible for CORS, or if Origin is a credential."""
     max_age_s: float | None
-    """The greatest age in seconds of cached bytes that the client accepts; None if it states none."""
+    """The greatest age in seconds of cached bytes that the client accepts; None if the client states no limit."""
 
 
 class Route:
-    """One configured route, with the facts remembered about it.
+    """One configured route, with the remembered behaviour of its origin.
 
-    `retries` is the retry budget of the origin, shared by all routes to that origin.  `origin` is the name of the
-    origin in tape keys.  Equivalent origins share one name, so that tapes, and the streams that a write affects, do not
-    depend on which origin answers.
+    `retries` is the retry budget of the origin.  All routes to this origin share the budget.  `origin` is the name of
+    the origin in tape keys.  Equivalent origins have one name.  The choice of the origin for a request therefore does
+    not affect the tape of a read, or the streams that a write affects.
     """
 
     def __init__(
@@ -114,8 +114,9 @@ class Route:
         """Authorises requests by the route's rules; None if the route has no rules."""
         self.node = node
         self.public = public or Partition(config.name)
-        """The partition of readers without credentials, and the base of the route's other partitions.  A changed route
-        is replaced by a new object, which gets the same partition only if it may use the same tapes."""
+        """The partition of readers without credentials, and the base of the route's other partitions.  After a change
+        of the configuration, a new object replaces this object.  The new object gets the same partition only if it may
+        use the same tapes."""
         self.retries = RouteRetries(retries or RetryBudget(), config.retry_budget)
         self._base_path = URL(config.members[0].url).raw_path.rstrip("/")
         if config.is_bridged and config.bridging.basin:
@@ -146,19 +147,19 @@ class Route:
         """Whether the origin's streams have S2 names."""
         self.unshared = Unshared(config.hit_for_miss_s, clock.now)
         self.denied_origins = DeniedOrigins(config.hit_for_miss_s, clock.now)
-        """For each path, web origins that the origin does not allow to read it.  Reads of these web origins may share
-        replies without Access-Control-Allow-Origin."""
+        """For each path, web origins that may not read the path by a decision of the origin.  Reads of these web
+        origins may share replies without Access-Control-Allow-Origin."""
         self._now = clock.now
         self.answers = 0
-        """The number of requests of the route that an origin has answered.  A waiting read compares the number with an
-        earlier one, to see whether the origin answers at all."""
+        """The number of requests of the route that an origin has answered.  A waiting read compares this number with an
+        earlier value, to find out whether the origin answers at all."""
         self.silent_at: float | None = None
-        """When a read had waited too long, and the origin had answered no request of the route (monotonic seconds).
-        None if the origin has answered since."""
+        """The time at which a read had waited too long while the origin answered no request of the route (monotonic
+        seconds).  None if the origin has answered since then."""
         self.ends_live_in_s: float | None = None
-        """Set when a reload has put the route's requests under rules of authorisation.  A read in progress has not
-        passed these rules.  If its live answer begins after the reload, the answer ends after this number of
-        seconds."""
+        """Set when a reload has added authorisation rules to the route; otherwise None.  A read in progress was not
+        checked by these rules.  If such a read begins its live answer after the reload, the answer ends after this
+        number of seconds."""
         self._has_shared_live = False
         self._shares_live_from = -math.inf
         is_asked = config.tail == "asked"
@@ -175,12 +176,12 @@ class Route:
             config.connect_timeout_s, config.live_first_byte_timeout_s, config.idle_timeout_s, config.total_timeout_s
         )
         self.codings = tuple(Coding(name) for name in config.compression)
-        """The codings offered to clients, most preferred first."""
+        """The codings offered to clients.  The most preferred coding is first."""
         self.levels = {Coding.ZSTD: config.zstd_level, Coding.BR: config.brotli_level, Coding.GZIP: config.gzip_level}
         self.credential_names = tuple(name.lower() for name in config.credential_headers)
         self.heeds_origin = config.cors is None and "origin" not in self.credential_names
-        """Whether answers can depend on the Origin header: the origin answers for CORS, and Origin is not a
-        credential."""
+        """Whether answers can depend on the Origin header.  They can if the origin is responsible for CORS, and Origin
+        is not a credential."""
         self.sharing = rules_of(config)
         """Decides which of the origin's replies may be shared."""
         self.manners = Manners(self.sharing)
@@ -200,17 +201,19 @@ class Route:
         return frozenset(map(str.lower, cors.allow_origins) if "*" not in cors.allow_origins else ())
 
     def judge_live(self, key: StreamKey, why: NotShareable | None) -> None:
-        """Record whether a live answer of the origin for this stream may be shared; `why` is None if it may."""
+        """Record whether a live answer of the origin for this stream may be shared.  `why` is None if it may be
+        shared."""
         if why is None:
             self._has_shared_live = True
         else:
             self.unshared.remember(key, ANY_LIVE, why.reason)
-            # The next readers are relayed, so they cannot show that live answers have become shareable.  Assume after a
-            # while that they have become shareable.
+            # The next readers are relayed, so their answers cannot show that live answers have become shareable.
+            # Therefore assume after a while that live answers have become shareable.
             self._shares_live_from = self._now() + max(self.config.hit_for_miss_s, _LEAST_UNSHARED_S)
 
     def why_alone(self, headers: Headers, *, is_stored: bool) -> NotShareable | None:
-        """Return why a reply with these headers may not be shared, by the route's `SharingRules`; None if it may."""
+        """Return the reason why a reply with these headers may not be shared, according to the route's `SharingRules`;
+        None if it may be shared."""
         ground = self.sharing.why_alone(headers, is_stored=is_stored)
         if ground is None:
             return None
@@ -218,17 +221,18 @@ class Route:
         return NotShareable(ground, is_personal=True)
 
     def why_refusal_alone(self, status: int, headers: Headers) -> NotShareable | None:
-        """Return why a reply with this error status may not be shared; None if it may.  Changes nothing.
+        """Return the reason why a reply with this error status may not be shared; None if it may be shared.  Changes
+        nothing.
 
-        Of the headers only Vary matters: readers that share have equal credentials, and cookies are not repeated.
-        Failures of the origin (5xx, 429) are always shared.
+        Only the header Vary is checked, because the readers of a shared reply have equal credentials, and cookies are
+        not repeated.  Failures of the origin (5xx, 429) are always shared.
         """
         if status >= 500 or status == 429 or not self.sharing.varies(headers):
             return None
         return NotShareable(Ground.VARY, is_personal=True)
 
     def varies_by_origin(self, headers: Headers) -> bool:
-        """Return whether the reply may not be used for requests with an Origin header, and log that once."""
+        """Return whether the reply may not be used for requests with an Origin header.  Log the first such reply."""
         varies = self.sharing.varies_by_origin(headers)
         if varies:
             self.notice(Ground.ORIGIN, headers)
@@ -237,8 +241,8 @@ class Route:
     def judge_web_origin(self, group: Group, web_origin: str, reply: Reply, shared: Headers | None) -> None:
         """Record whether the origin allows `web_origin` to read a path, from the reply to a relayed read.
 
-        `shared` are the headers of the stream's latest shared reply; None if there is none.  Only a successful reply
-        can prove a denial, because servers leave CORS headers out of errors.
+        `shared` has the headers of the stream's latest shared reply; None if there is none.  Only a successful reply
+        can prove a denial, because servers omit CORS headers from error replies.
         """
         if allows(reply.headers, web_origin):
             self.denied_origins.discard(group, web_origin)
@@ -248,23 +252,24 @@ class Route:
             self.denied_origins.remember(group, web_origin)
 
     def is_denial_recent(self, seen_at: float) -> bool:
-        """Return whether a denial seen at `seen_at` (monotonic seconds) is too recent for a new check."""
+        """Return whether a denial at `seen_at` (monotonic seconds) is too recent for a new check."""
         return self._now() < seen_at + self.config.hit_for_miss_s
 
     def notice(self, ground: Ground, headers: Headers) -> None:
-        """Log once for each ground why replies of this route are not shared, and how to make them shareable."""
+        """Log why replies of this route are not shared, and how to make them shareable.  Log each ground only once."""
         if ground not in self._noticed:
             self._noticed.add(ground)
             _log.warning("route %s: the origin %s", self.config.name, cure(ground, headers, self.sharing))
 
     @property
     def shares_live(self) -> bool:
-        """Whether a live answer of the origin has proved shareable, and none has recently proved unshareable."""
+        """Whether a live answer of the origin has proved shareable, and no live answer has recently proved
+        unshareable."""
         return self._has_shared_live and self._now() >= self._shares_live_from
 
     @property
     def is_silent(self) -> bool:
-        """Whether a read has waited too long, and the origin has answered no request of the route since."""
+        """Whether a read has waited too long, and the origin has answered no request of the route since then."""
         return self.silent_at is not None
 
     def heard(self) -> None:
@@ -273,7 +278,7 @@ class Route:
         self.silent_at = None
 
     def heard_elsewhere(self, at: float) -> None:
-        """Record that the origin has answered another process at this time (monotonic seconds), which may be long
+        """Record that the origin has answered another process at this time (monotonic seconds).  The time may be long
         ago."""
         if self.silent_at is not None and at > self.silent_at:
             self.silent_at = None
@@ -292,7 +297,7 @@ class Route:
                     return False
             elif wanted != host:
                 return False
-        # `covers`, inlined: every request makes this check for each route.
+        # A copy of `covers`, to save a call: every request makes this check for each route.
         return not prefix or path == prefix or path.startswith(prefix + "/")
 
     def label(self, host: str) -> str | None:
@@ -306,22 +311,23 @@ class Route:
 
     @property
     def precedence(self) -> tuple[int, int]:
-        """The sort key of routes: exact hosts, then wildcards, then any host; longer prefixes first."""
+        """The sort key of routes.  Exact hosts come first, then wildcards, then routes for any host.  Within each of
+        these groups, longer prefixes come first."""
         host = self.config.host
         rank = 0 if host == "*" else 1 if host.startswith("*.") else 2
         return rank, len(self._prefix)
 
     def relays(self, offset: str) -> bool:
-        """Return whether reads from this offset must be relayed, by the route's `relayed_offsets`."""
+        """Return whether reads from this offset must be relayed, according to the route's `relayed_offsets`."""
         return self._relayed_offset is not None and self._relayed_offset.fullmatch(offset) is not None
 
     def upstream_path(self, path: str) -> str:
         """Return the path at the origin for a canonical request path.
 
-        S2 stream names are normalised: each S2 SDK escapes names in its own way, and all spellings must lead to one
-        tape.  Otherwise readers that use one spelling would miss writes that use another.
+        S2 stream names are normalised.  Each S2 SDK escapes names in its own way, and all spellings must lead to one
+        tape.  Otherwise a write with one spelling would not be seen by readers with another spelling.
 
-        Raises BadTarget if the result would begin with two slashes, which can happen when the prefix is stripped.
+        Raises BadTarget if the result would begin with two slashes.  Removing the prefix can lead to such a result.
         """
         below = path if self._is_path_kept else path[len(self._prefix) :] or "/"
         asked = self._base_path + (unescaped_delimiters(below) if self._has_s2_names else below)
@@ -345,7 +351,8 @@ class Route:
         return public + (self._prefix + path if self.config.strip_prefix else path)
 
     def sharing_of(self, headers: CIMultiDict[str], nodes: Sequence[str]) -> SharingFacts:
-        """Derive the facts about a header section; `nodes` are the gateways that the request has already passed."""
+        """Return the values derived from a header section.  `nodes` are the gateways that the request has already
+        passed."""
         credentials, cache_control = self.credentials(headers), joined(headers, "Cache-Control")
         return SharingFacts(
             bool(credentials),
@@ -357,7 +364,7 @@ class Route:
         )
 
     def credentials(self, headers: Mapping[str, str]) -> CIMultiDict[str]:
-        """Return the request's credential headers, with all values of each."""
+        """Return the request's credential headers, with all values of each header."""
         found: CIMultiDict[str] = CIMultiDict()
         for name in self.credential_names:
             if name in headers:
@@ -367,7 +374,7 @@ class Route:
         return found
 
     def partition(self, credentials: CIMultiDict[str], passed_nodes: Sequence[str] = ()) -> Partition:
-        """Return the partition of a request with these credentials; for `passed_nodes` see `source_headers`."""
+        """Return the partition of a request with these credentials.  `source_headers` explains `passed_nodes`."""
         parts = []
         if credentials and self.config.credentials == "partition":
             parts = [f"{name.lower()}:{value}" for name, value in credentials.items()]
@@ -387,8 +394,8 @@ class Route:
         """Return the request headers of a shared fetch.
 
         `passed_nodes` are the gateways that the request has passed.  A loop over several gateways is detected only if
-        each gateway forwards the names of the gateways before it (RFC 8586 section 2).  The names are part of the
-        tape's key.  Otherwise the names in one reader's request could make the origin refuse a fetch that other readers
+        each gateway forwards the names of the preceding gateways (RFC 8586 section 2).  The names are part of the
+        tape's key.  Otherwise the names in one reader's request could cause a refusal of a fetch that other readers
         share.
         """
         headers = CIMultiDict(credentials if self.guard is None or not self.guard.drops_credentials else ())
@@ -408,13 +415,13 @@ class Route:
 
 
 def _is_personal(name: str) -> bool:
-    """Return whether the gateway uses a header of this name only as a credential."""
+    """Return whether the gateway uses headers of this name only as credentials."""
     return name in ("authorization", "cookie") or (name.startswith("x-") and not name.startswith("x-forwarded-"))
 
 
 def route_for(routes: Sequence[Route], host: str, path: str) -> Route | None:
-    """Return the route that serves `host` and `path`; None if no route does.  `routes` are in order of precedence,
-    highest first."""
+    """Return the route that serves `host` and `path`; None if there is none.  `routes` are in the order of
+    `Route.precedence`."""
     for route in routes:
         if route.serves(host, path):
             return route

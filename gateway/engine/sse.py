@@ -2,12 +2,14 @@
 
 `gateway.live.frames` encodes the events and `gateway.live.subscriber` writes them.
 
-The first reader of a stream is answered when its own fetch has returned the tail, while the follower (the stream's one
-live request at the origin) is still connecting.  The answer then takes one round trip to the origin instead of three.
-But a live answer that may not be shared must be relayed from its first byte.  So the reader waits for the follower in
-two cases: no live answer on its route has proved shareable yet, or a live answer has recently proved unshareable.  A
-reader that is another worker waits, too.  The head of its answer states the age of the tail, which the stream's owner
-may have in memory, and later events state no age.
+The first reader of a stream is answered as soon as its own fetch has returned the tail.  At that time the follower (the
+stream's one live request at the origin) is still connecting.  The answer then takes one round trip to the origin
+instead of three.
+
+There are exceptions.  A live answer that may not be shared must be relayed from its first byte.  A reader therefore
+waits for the follower in two cases: no live answer on its route has proved shareable yet, or a live answer has recently
+proved unshareable.  A reader that is another worker also waits.  Only the head of its answer can state the age of a
+tail from the owner's memory, because the events state no age.
 
 Many readers often join at the same offset within a second, for instance after a network outage.  The head and the first
 event for one of these readers are therefore kept (`SseOpening`), and sent to the next readers.  The kept bytes may be
@@ -37,7 +39,8 @@ from gateway.tape.origin_statements import FirstTail
 from gateway.tape.stream import Stream
 
 MOST_BYTES: Final = 512
-"""The largest first piece that is kept.  Most readers join at the tail, and their first piece is one control event."""
+"""The largest first piece that is kept, in bytes.  Most readers join at the tail, and their first piece is one control
+event."""
 
 
 class SseOpening:
@@ -61,7 +64,7 @@ class SseOpening:
         return f"<SseOpening {self.step.end}, {self.step.size} bytes>"
 
     def topic_at(self, wall: float) -> Topic | None:
-        """Return the topic if its next reader may be sent the same bytes at `wall` (Unix seconds), else None.
+        """Return the topic if the same bytes may be sent to its next reader at `wall` (Unix seconds), else None.
 
         The stream's version changes with its live request, with new data from the origin, with each acknowledged write
         and with the end of the stream.
@@ -101,7 +104,7 @@ class Sse:
         self._tasks = tasks
 
     async def open(self, read: Read) -> Subscription | Answer:
-        """Subscribe an SSE read, or return the answer that refuses it.
+        """Subscribe an SSE read, or return the answer that refuses the read.
 
         The caller must call `close` on a subscription.  Raises Uncacheable or a GatewayError.
         """
@@ -121,18 +124,20 @@ class Sse:
         return await self._runner.run(read, subscribe)
 
     def subscribe_now(self, read: Read, stream: Stream) -> Subscription | None:
-        """Return a subscription if the origin need not be asked, else None; `start` or `close` must be called."""
+        """Return a subscription; None if the origin must be asked first.  The caller must call `start` or `close`."""
         if self._is_too_late(read):
             return None
         topic = self._reads.join(read, stream)
         return Subscription(self, read, stream, topic, stream.tape.resolve(read.start)) if topic is not None else None
 
     def _is_too_late(self, read: Read) -> bool:
-        """Return whether a new reader would be drained so soon that its client would assume that SSE does not work."""
+        """Return whether a drain would end a new reader very soon.  The client might then assume that SSE does not
+        work."""
         return self.drain.ends(read) and self.drain.within_s(self.clock.now()) < SHORTEST_S
 
     def _held(self, read: Read, stream: Stream) -> Subscription | None:
-        """Return a subscription that begins with bytes in memory, if it may begin without the origin's answer."""
+        """Return a subscription that begins with bytes in memory; None if it must not begin without an answer of the
+        origin."""
         at = stream.tape.resolve(read.start)
         if not stream.tape.knows_after(at) or not self._reads.may_give_held(read, stream):
             return None
@@ -170,17 +175,17 @@ class Sse:
             self._reads.reader_left(topic)
             raise
         if read.is_handed:
-            # The head states no age of a tail that the live request has not named.
+            # The head can state the age of the tail only if the live request has stated the tail.
             first = None
         is_unconfirmed = is_unconfirmed and stream.tape.knows_after(at)
         is_unconfirmed |= self._reads.are_overdue(read, stream, at)
         return Subscription(self, read, stream, topic, at, first, is_unconfirmed)
 
     async def _await_follower(self, stream: Stream, topic: Topic) -> None:
-        """Wait briefly for a follower that is connecting.
+        """Wait briefly for a connecting follower.
 
-        Once the follower is connected, the first control event can state the tail, and an unshareable live answer is
-        known before the first byte.
+        After the follower has connected, the first control event can state the tail.  The gateway also knows whether
+        live answers may be shared before it sends the first byte.
         """
         deadline = self.clock.now() + _CONNECTING_S
         while not topic.is_confirmed and topic.failure is None and stream.ended is None and not stream.tape.closed_at:
@@ -192,7 +197,7 @@ class Sse:
         """Return a subscriber that has not been started."""
         read, topic = subscription.read, subscription.topic
         lifetime_s, now = self._lifetime_s(read), self.clock.now()
-        # Draw the cursor only once: it may be jittered, and must not go back.
+        # Compute the cursor only once.  It may be jittered, and must not go back.
         cursor = int(topic.cursors.next_for(read.cursor))
         subscriber = Subscriber(topic, subscription.at, cursor, wire, self, now, lifetime_s)
         subscriber.first, subscriber.is_handed = subscription.first, read.is_handed
@@ -201,11 +206,11 @@ class Sse:
         return subscriber
 
     def opening(self, subscriber: Subscriber, start: str, wall: float) -> SseOpening | None:
-        """Return the first piece for the next reader that begins at `start`, if that reader may get the same bytes as
+        """Return the first piece for the next reader that begins at `start`.  The next reader gets the same bytes as
         this subscriber.
 
-        Returns None if the piece differs from reader to reader, or if more bytes follow at once.  `wall` is the time
-        that the head states (Unix seconds).
+        Returns None if the piece differs between readers, or if more bytes follow at once.  `wall` is the time that the
+        head states (Unix seconds).
         """
         topic = subscriber.topic
         step = topic.step(start, said_up_to_date=False, least_cursor=0)
@@ -214,7 +219,7 @@ class Sse:
         return SseOpening(topic, step, wall) if 0 < len(step.data) <= MOST_BYTES else None
 
     def reopen(self, read: Read, opening: SseOpening, wire: Wire, now: float) -> Subscriber | None:
-        """Subscribe a reader that can be sent the head and first piece of `opening`, which the caller writes.
+        """Subscribe a reader that gets the head and first piece of `opening`.  The caller writes these bytes.
 
         Returns None, without side effects, if the reader needs a different opening.  The caller must have checked
         `negative_cache.has_any`.  `now` is monotonic seconds, by the streams' clock.
@@ -227,15 +232,15 @@ class Sse:
         if topic is None or reads.drain.is_set:
             return None
         stream = topic.stream
-        # The first condition is inlined from `has_expired`, because it decides for most streams.
+        # The first condition is copied from `has_expired`, because it is false for most streams and saves the call.
         if (stream.expiry.is_limited and stream.has_expired(now, wall)) or not reads.live.table.attach_followed(topic):
             return None
         lifetime_s = read.route.sse_lifetime_s * (_LEAST_LIFETIME + _SPREAD_LIFETIME * reads.rng.random())
         return Subscriber(topic, step.end, step.cursor, wire, self, now, lifetime_s)
 
     def _lifetime_s(self, read: Read) -> float:
-        """Return the lifetime of an SSE response, jittered so that readers that join together do not all return
-        together."""
+        """Return the lifetime of an SSE response.  It is jittered, so that readers that join together do not all
+        reconnect together."""
         return read.route.sse_lifetime_s * (_LEAST_LIFETIME + _SPREAD_LIFETIME * self._reads.rng.random())
 
     def fill(self, subscriber: Subscriber) -> None:
@@ -250,18 +255,19 @@ class Sse:
                 # Try to follow the stream again.  A closed stream is not followed, but the fetch may have found a new,
                 # open stream.
                 self._reads.live.follow(topic)
-            # Another worker would date old bytes by their arrival.  It must ask again, and then learns their age.
+            # Another worker would treat the time of arrival as the time of old bytes.  It must send a new request, and
+            # the new answer states the age of the bytes.
             if not (subscriber.is_handed and self._reads.are_old(topic.stream, subscriber.at)):
                 has_changed = filled
         except (StreamEnded, Uncacheable, GatewayError):
-            # The connection ends.  The client resumes from its last control event, and then gets the error as a status.
+            # The connection ends.  The client then resumes from its last control event, and gets the error as a status.
             pass
         finally:
             subscriber.filled(has_changed)
 
 
 class Subscription(NamedTuple):
-    """An SSE read that is about to begin; `start` or `close` must be called."""
+    """An SSE read that is about to begin.  The caller must call `start` or `close`."""
 
     sse: Sse
     read: Read
@@ -269,18 +275,18 @@ class Subscription(NamedTuple):
     topic: Topic
     at: str
     first: FirstTail | None = None
-    """The tail, if the origin has stated it in answer to this read."""
+    """The tail that the origin has stated to this read; None if it has stated no tail."""
     is_unconfirmed: bool = False
     """Whether the answer begins with bytes in memory that the origin has failed to confirm."""
 
     @property
     def outcome(self) -> Outcome:
-        """The outcome that the head states: how the answer begins."""
+        """The outcome that the head states.  It describes the beginning of the answer."""
         return Outcome.STALE_IF_ERROR if self.is_unconfirmed else Outcome.FOLLOWED
 
     @property
     def headers(self) -> dict[str, str]:
-        """The response header that states the encoding of the events' data, if there is one."""
+        """The response header that states the encoding of the events' data; empty if the data is not encoded."""
         return {} if is_sse_text(self.stream.content_type) else {SSE_DATA_ENCODING.lower(): "base64"}
 
     def start(self, wire: Wire) -> Subscriber:

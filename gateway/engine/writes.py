@@ -1,16 +1,16 @@
 """Writes: the effects of appends, PUTs and DELETEs through the gateway on the streams in memory.
 
-A write's effects are recorded before any byte of its answer reaches the client.  A read that starts after the
+The effects of a write are recorded before any byte of its answer reaches the client.  A read that starts after the
 acknowledgement therefore cannot be answered from an earlier state.  After a write the gateway does not know the tail,
 so the next read that needs the tail asks the origin.
 
 Several writes to one path may be under way.  The origin may answer them in a different order than it executes them.  A
-write is *overtaken* if another write deletes or creates the stream, or may do so, while the first write is under way.
-The answer to the first write may then concern the earlier stream or the present one.
+write is *overtaken* if another write has, or may have, deleted or created the stream while the first write was under
+way.  The answer to an overtaken write may concern the earlier stream or the present stream.
 
-A write is *pending* while the origin may still execute it (`gateway.engine.pending_writes`).  While pending writes may
-re-create the stream, an acknowledgement may concern a new stream that no reply has shown yet.  The bytes in memory are
-then dropped.
+A write is *pending* while the origin may still execute it (`gateway.engine.pending_writes`).  Pending writes may
+re-create the stream.  An acknowledgement may then concern a new stream that no reply has shown yet, so the bytes in
+memory are dropped.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _ABSENT: Final = frozenset({404, 410})
 _CLOSED: Final = istr(STREAM_CLOSED)
 _GETS: Final = frozenset({Mode.CATCHUP, Mode.LONGPOLL, Mode.SSE})
 
-# Enum members are slow to reach in Python 3.11, so every write uses these constants.
+# Looking up a member of an enum is slow in Python 3.11, so every write uses these constants.
 _APPEND, _CREATE, _DELETE = Mode.APPEND, Mode.CREATE, Mode.DELETE
 
 
@@ -76,8 +76,8 @@ class Writes:
         if (others := self.others) is not None:
             others.look(write.request.group)
             if (key := write.request.tape_key) is not None:
-                # Set the time only after the look at the other workers' writes: this write is sent later than the
-                # writes that the look has applied.
+                # Set the time only after the other workers' writes have been applied, because this write is sent later
+                # than those writes.
                 write.stream = stream = self._store.find(key)
                 write.version = stream.version if stream is not None else None
             others.begun(write)
@@ -108,7 +108,7 @@ class Writes:
             if others is not None:
                 others.unanswered(write, may_be_done=may_be_done)
 
-    # -- the effects of a write of this worker or of another one
+    # -- the effects of a write, which may have been sent by this worker or by another worker
 
     def apply_started(self, write: SentRequest) -> None:
         """Apply the beginning of a write."""
@@ -128,7 +128,7 @@ class Writes:
             self._pending.remove_write(write)
 
     def apply_unanswered(self, write: SentRequest) -> None:
-        """Apply the effects that a write without an answer may have had."""
+        """Apply the possible effects of a write without an answer."""
         try:
             if write.stream is not None:
                 self._look_up(write.stream)
@@ -157,9 +157,9 @@ class Writes:
         self._tell(group, anything, "doubt")
 
     def apply_appends(self, group: Group, *, are_acknowledged: bool) -> None:
-        """Assume that another gateway has appended to the path.  The tail is stated again once the origin has.
+        """Assume that another gateway has appended to the path.  The tail is unknown until the origin states it again.
 
-        `are_acknowledged`: the origin has acknowledged an append, so that no read may lack it."""
+        `are_acknowledged`: the origin has acknowledged an append, so all later answers must include it."""
         self._negative_cache.forget_path(group)
         if are_acknowledged:
             self._tell(group, _appended, "appended")
@@ -182,7 +182,8 @@ class Writes:
         self._tell(group, earlier)
 
     def apply_control(self, origin: str) -> None:
-        """Doubt all S2 streams of an origin: another worker's request may have deleted or created any of them."""
+        """Doubt all S2 streams of an origin, because another worker's request may have deleted or created any of
+        them."""
         for stream in tuple(self._store):
             if isinstance(stream, RecordStream) and stream.key.group.origin == origin:
                 self._store.doubt_records(stream)
@@ -190,8 +191,8 @@ class Writes:
     def apply_appended(self, group: Group, queries: Collection[str] | None, start: int) -> None:
         """Doubt the streams of an S2 path that hold records from `start` on, after another worker's append.
 
-        `start` is the number of the first appended record.  The held records may be the appended ones, because this
-        worker may have fetched them since the append was sent.
+        `start` is the number of the first appended record.  The held records may also be the appended records, because
+        this worker may have fetched them after the append was sent.
         """
         awake = tuple(self._store.awake(group))
         for stream in awake:
@@ -200,10 +201,10 @@ class Writes:
         self._store.doubt_replaced(group, queries, start, frozenset(awake))
 
     def apply_ended(self, key: StreamKey, *, is_certain: bool) -> None:
-        """Doubt a stream, because the origin has shown to another worker that it has ended.
+        """Doubt a stream, because the origin has shown to another worker that the stream has ended.
 
-        What this worker has may belong to a later stream, so the origin is asked again.  `is_certain` is false if the
-        stream may only be hidden from one reader.
+        The bytes in this worker's memory may belong to a later stream, so the origin is asked again.  `is_certain` is
+        false if the stream may only be hidden from one reader.
         """
         if is_certain:
             self._store.withdraw_kept(key.group)
@@ -213,13 +214,13 @@ class Writes:
         if is_certain and stream.block_count:
             self._doubt(stream)
         else:
-            # Do not begin another incarnation without need.  It would overtake the requests under way, and the reply to
-            # such a request may be this very statement.
+            # Do not begin a new incarnation here, because it would overtake the requests under way.  The other worker
+            # may have learned of the end from the reply to one of these requests.
             stream.mark_stale(may_be_another=is_certain)
             self._live.revalidate(stream)
 
     def missing(self, sent: SentRequest, reply: WriteReply) -> None:
-        """Record that the origin has answered 404 or 410 to this client; other clients may still see the stream."""
+        """Record that the origin has answered 404 or 410 to this client.  Other clients may still see the stream."""
         status, route, is_read = reply.status, sent.request.route, sent.request.mode not in WRITES
         if status not in _ABSENT:
             return
@@ -233,22 +234,23 @@ class Writes:
                 self._store.tell_ended(key, was_known=False, is_certain=later is None and not is_alone)
             return
         if is_alone or sent.is_outdated:
-            # The stream may be hidden from this client only, or only the GET's offset may be gone.  Or a write that was
-            # acknowledged after the request has found the stream.  The next request shows which case applies.
+            # There are three possible cases.  The stream may be hidden from this client only.  Only the GET's offset
+            # may be gone.  Or the stream exists, because a write was acknowledged after the request.  The next request
+            # shows which case applies.
             sent.stream.mark_stale()
             self._live.revalidate(sent.stream)
             if is_read:
                 self._store.tell_ended(sent.stream.key, was_known=sent.stream.is_known, is_certain=False)
         else:
-            # The record of a write tells the other workers.
+            # If the request is a write, its record informs the other workers.
             why = End.GONE if status == 410 else End.DELETED
             self._live.drop_stream(sent.stream, why, is_by_origin=is_read)
 
     def tail_is_short(self, stream: Stream) -> None:
-        """Handle a reply from the origin whose tail is before the tail that a write's acknowledgement has stated.
+        """Handle a reply of the origin whose tail is before the tail in the acknowledgement of a write.
 
         If pending writes may have re-created the stream, the bytes in memory are dropped.  Otherwise the acknowledged
-        write went to another stream at the path.
+        write has changed another stream at the path.
         """
         if self._may_be_remade(stream, self._pending.change(stream.key.group), self._clock.now()):
             self._doubt(stream)
@@ -256,7 +258,7 @@ class Writes:
     def _look_up(self, stream: Stream) -> None:
         """Apply earlier writes to the writer's own stream, and drop the stream if it may have expired.
 
-        If the stream has expired, this write may be the first to reach a new stream of that name.
+        If the stream has expired, this write may be the first write to a new stream of the same name.
         """
         self._store.wake(stream)
         if stream.ended is None and stream.has_expired(self._clock.now(), self._clock.wall()):
@@ -292,10 +294,10 @@ class Writes:
     def _end_group(self, write: SentRequest, why: End) -> None:
         """Drop every stream at a path, because a write has ended the earlier stream there.
 
-        Only the writer's own stream, as it was when the write was sent, has certainly ended.  With other
-        credentials, or another query, the path may name another stream.  A record that is newer, or was written to
-        since, may belong to the stream that this write created.  Live readers of such streams do not end; they resume
-        at the origin.
+        Only the writer's own stream, as it was when the write was sent, has certainly ended.  With other credentials,
+        or another query, the path may lead to another stream.  A record that was created or written to after the write
+        was sent may belong to the stream that this write created.  Live readers of streams that may still exist do not
+        end: they resume at the origin.
         """
         self._pending.overtake(write.request.group)
         self._store.withdraw_kept(write.request.group)
@@ -306,12 +308,13 @@ class Writes:
         )
 
     def _record_created(self, write: SentRequest, reply: WriteReply) -> None:
-        """Record the stream that a PUT has created: the answer has the same headers as the answer to a HEAD."""
+        """Record the stream that a PUT has created.  The answer to the PUT has the same headers as the answer to a
+        HEAD."""
         request = write.request
         if request.tape_key is None or STREAM_FORKED_FROM in request.headers or "Content-Type" not in reply.headers:
             return
         if request.route.sharing.varies(reply.headers):
-            # Which stream the path names may depend on a header of the writer that shared reads do not have.
+            # The path may lead to different streams, depending on a header of the writer that shared reads do not have.
             return
         wall, took_s = self._clock.wall(), self._clock.now() - write.asked_at
         stated = lifetime_from_headers(request.headers)
@@ -319,7 +322,7 @@ class Writes:
         expires_at, origins_time = stated.expires_at, date_from_headers(reply.headers)
         if expires_at is not None and (lifetime.expires_at is None or expires_at <= (origins_time or 0.0)):
             # The expiry had passed before the PUT was answered, for example because the client has repeated the PUT.
-            # The stream has probably expired at once.
+            # The new stream has probably expired at once.
             return
         stream = self._store.open(request.tape_key, self._clock.now())
         stream.begun_at = min(stream.begun_at, write.asked_at)
@@ -330,7 +333,7 @@ class Writes:
         stream.learn_type(reply.headers["Content-Type"])
         headers = CIMultiDict(reply.headers)
         if headers.get(ALLOW_ORIGIN, "*").strip() != "*":
-            # The answer allows the writer's web origin.  It does not show whether other origins are allowed.
+            # The answer allows only the writer's web origin.  Other web origins may or may not be allowed.
             del headers[ALLOW_ORIGIN]
         if request.route.varies_by_origin(reply.headers):
             self._store.vary_by_origin(stream)
@@ -359,7 +362,7 @@ class Writes:
             self._store.tell(request.group, self._acknowledged(write, tail, is_closed=is_closed))
         else:
             is_doubted = self._acknowledge_in_doubt(write, change, tail, is_closed=is_closed)
-        # With other credentials the path may name another stream, so only the client's own stream gets these facts.
+        # With other credentials the path may lead to another stream.  So record this only in the client's own stream.
         if own is not None and own.ended is None and not is_doubted and not request.route.sharing.varies(headers):
             self._reached(own, tail, is_closed=is_closed)
 
@@ -368,12 +371,13 @@ class Writes:
         return Acknowledged(self._live, tail, write.request.query, now, wall, write.asked_at, is_closed=is_closed)
 
     def _acknowledge_in_doubt(self, write: SentRequest, change: Change, tail: str | None, *, is_closed: bool) -> bool:
-        """Record a write to a stream that other writes may have re-created, or whose new tail is unknown.
+        """Record an acknowledged write in two cases: other writes may have re-created the stream, or the new tail is
+        unknown.
 
         Returns whether the writer's own stream may have been re-created.
         """
         is_doubted, now = False, self._clock.now()
-        # `reached` may be stored for a long time, so it must not refer to `write`, which has the body.
+        # `reached` may be stored for a long time.  It must not refer to `write`, because `write` has the body.
         own, asked_at, group = write.stream, write.asked_at, write.request.group
         acknowledged = None if tail is None else self._acknowledged(write, tail, is_closed=is_closed)
 
@@ -418,17 +422,17 @@ class Writes:
             if is_made or is_ended or self._may_be_remade(stream, change, now):
                 self._doubt(stream)
             else:
-                # The write may have gone to the present stream, whose known tail may then predate the write.
+                # The write may have changed the present stream.  The known tail may then be the tail before the write.
                 stream.acknowledged_without_offset()
                 self._live.restart(stream)
 
         self._tell(request.group, overtaken)
 
     def _change(self, write: SentRequest) -> Change:
-        """Return the changes that writes may have made to the path's stream although no reply shows them yet.
+        """Return the changes that writes may have made to the path's stream but that no reply shows yet.
 
-        They include the effect of `write` itself if it is an append, because the append may have created the stream.  A
-        PUT that has created nothing (no 201) has found the stream in place.
+        If `write` is an append, its own effect is included, because the append may have created the stream.  If `write`
+        is a PUT without 201, its own effect is not included, because the PUT has found an existing stream.
         """
         request = write.request
         change = self._pending.change(request.group, beside=write)
@@ -452,13 +456,14 @@ class Writes:
 
         def revalidate(stream: Stream) -> None:
             stream.may_be_another()
-            # The present live request may be stalled, and not notice that the stream has ended.
+            # The present live request may be stalled, and may then never show that the stream has ended.
             self._live.revalidate(stream)
 
         self._tell(group, revalidate, "revalidate")
 
     def _doubt(self, stream: Stream) -> None:
-        """Drop the bytes in memory, because they may belong to an earlier stream than the acknowledged write."""
+        """Drop the bytes in memory.  They may belong to an earlier stream, and the acknowledged write to the new
+        stream."""
         self._store.forget_bytes(stream)
         stream.begun_at = self._clock.now()
         stream.forget_acknowledged()
@@ -469,8 +474,8 @@ class Writes:
     def _remember(self, write: SentRequest) -> None:
         """Add an unanswered write, which may create or delete the stream, to the list of pending writes."""
         for group in self._pending.remember(write):
-            # The list is full, and this path was removed from it.  The path's streams may have been re-created
-            # unnoticed.
+            # The list was full, so this path was removed from the list.  The gateway no longer knows that the path's
+            # streams may have been re-created.
             self._store.withdraw_kept(group)
             self._tell(group, self._doubt, "doubt")
 
@@ -485,7 +490,7 @@ class Writes:
         stream.tape.reached(tail, is_closed=is_closed)
 
     def _mark_stale(self, write: SentRequest) -> None:
-        """Keep the bytes in memory, but ask the origin before the next hit, because the write may have been
+        """Keep the bytes in memory, but require a revalidation before the next hit.  The write may have been
         executed."""
         request = write.request
         if request.route.is_s2:
@@ -494,7 +499,7 @@ class Writes:
             change = write.change | self._pending.change(request.group, beside=write)
             if request.mode is _APPEND and not (write.change and may_remake(change)):
                 if write.change != NO_CHANGE:
-                    # The append may create a stream if a later DELETE is executed before it.
+                    # If a later DELETE is executed before the append, the append may create a stream.
                     self._remember(write)
                 self._tell(request.group, lambda stream: stream.mark_stale(may_have_ended=False), "stale")
                 return

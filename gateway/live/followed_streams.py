@@ -1,18 +1,19 @@
-"""Which streams are followed: all topics with their followers, and the bound on live requests at origins.
+"""The table of followed streams: all topics with their followers, and the bound on live requests at origins.
 
 A topic is the group of live readers of one stream.  Its follower is a task with one live request at the origin.  A
-topic is created for its first live reader and survives its last live reader by a linger time, because a long-poll
-client is absent between two requests.  The table has at most one topic for each `Stream` object.  A topic holds this
-object in memory, so all requests for the stream find the same object.  Therefore a stream has at most one topic and one
-follower.
+topic is created for its first live reader.  After its last live reader has left, the topic is kept for a linger time,
+because a long-poll client is absent between two requests.  The table has at most one topic for each `Stream` object.  A
+topic keeps this object in memory, so all requests for the stream find the same object.  Therefore a stream has at most
+one topic and one follower.
 
-The table serves both Durable Streams and S2, and keeps only what both need: the number of readers, a periodic timer
-(the beat), and the follower's task.  The code of each protocol decides when a stream is followed and by which task.
+The table is used for both Durable Streams and S2.  It has only the state that both need: the number of readers, a
+periodic timer (the beat), and the follower's task.  The code of each protocol decides when a stream is followed and by
+which task.
 
 The number of live requests at origins is bounded.  Each followed stream has one live request.  Until the topic ends,
 this request is charged to the client network (`net`) whose read started the follower.  Without these charges, one
-network could use up all live requests, because each query that a client invents makes another stream.  Relayed live
-reads are counted too, because an HTTP/2 client can send many of them on one connection.
+network could use up all live requests, because a client can invent any number of queries, and each query leads to
+another stream.  Relayed live reads are counted too, because an HTTP/2 client can send many of them on one connection.
 
 If the bound is reached, a hot topic without live readers is removed to make room for a live reader
 (`gateway.live.hot_topics`).
@@ -38,7 +39,7 @@ from gateway.telemetry.tracing import detach
 _LEAST_LINGER: Final = 0.95
 """The least time that a topic lingers, as a fraction of the linger time.  The exact time is random."""
 _SPREAD_S: Final = 0.5
-"""The seconds over which followers spread their reconnects once an origin has recovered."""
+"""The seconds over which followers spread their reconnects after an origin has recovered."""
 
 
 class LiveTopic(Protocol):
@@ -99,7 +100,7 @@ class LiveTable:
         return (entry.topic for entry in tuple(self._entries.values()))
 
     def _entry(self, topic: LiveTopic) -> _Entry | None:
-        """Return the topic's entry; None if the topic was removed.  Its stream may have a new topic by now."""
+        """Return the topic's entry; None if the topic was removed, even if its stream has a new topic."""
         entry = self._entries.get(topic.stream)
         return entry if entry is not None and entry.topic is topic else None
 
@@ -110,7 +111,7 @@ class LiveTable:
     # -- readers
 
     def add_topic(self, topic: LiveTopic, beat_s: float, removed: Callable[[], object]) -> None:
-        """Add the topic of a stream that has none.
+        """Add the topic of a stream that has no topic yet.
 
         `topic.beat` is called every `beat_s` seconds, and `removed` when the topic has been removed.
         """
@@ -130,7 +131,7 @@ class LiveTable:
         entry.beat = self._clock.call_later(beat_s, beat)
 
     def attach(self, topic: LiveTopic) -> None:
-        """Count a live reader.  The caller must call `detach` at its end."""
+        """Count a live reader.  The caller must call `detach` when the reader ends."""
         topic.readers += 1
         entry = self._entries[topic.stream]
         if entry.linger is not None:
@@ -151,8 +152,8 @@ class LiveTable:
     def detach(self, topic: LiveTopic, linger_s: float) -> None:
         """Remove a live reader from the count.
 
-        A topic without readers is removed at once if it is not followed, or after about `linger_s` if it is followed.
-        A hot topic stays.
+        A topic without readers is removed: at once if it is not followed, and after about `linger_s` if it is followed.
+        A hot topic is not removed.
         """
         topic.readers -= 1
         if topic.readers or (entry := self._entry(topic)) is None:
@@ -160,8 +161,8 @@ class LiveTable:
         if entry.run is None and topic not in self.hot:
             self.remove(topic)
         else:
-            # A hundred readers may leave together, because they shared a connection.  End the live requests of their
-            # topics at different times.
+            # Many readers may leave together, because they share a connection.  End the live requests of their topics
+            # at different times.
             linger_s *= self._rng.uniform(_LEAST_LINGER, 1.0)
             entry.linger = self._clock.call_later(linger_s, lambda: self._expire(entry))
 
@@ -186,7 +187,7 @@ class LiveTable:
         for timer in (entry.linger, entry.beat, self.hot.pop(topic, None)):
             if timer is not None:
                 timer.cancel()
-        # The timers refer to the entry: break the reference cycle.
+        # The timers refer to the entry.  Break this reference cycle.
         entry.linger = entry.beat = None
         run = self._stop(entry)
         if run is not None and run is not asyncio.current_task():
@@ -247,22 +248,22 @@ class LiveTable:
         return self.followed + self.relayed >= self.most
 
     def has_share(self, net: str, topic: LiveTopic | None = None) -> bool:
-        """Return whether one more live request may be charged to the network, or the topic's request is charged
-        already."""
+        """Return whether one more live request may be charged to the network.  Also return True if the topic's request
+        is already charged."""
         is_charged = topic is not None and (entry := self._entry(topic)) is not None and entry.net is not None
         account = self._accounts.find(net)
         return is_charged or account is None or account.followed < self.most_per_client
 
     def charge(self, topic: LiveTopic, net: str) -> None:
-        """Charge the topic's live request to the network, unless it is charged already."""
+        """Charge the topic's live request to the network.  Do nothing if the request is charged already."""
         entry = self._entries[topic.stream]
         if entry.net is None:
             entry.net = net
             self._take(net)
 
     def make_room(self, net: str, topic: LiveTopic | None = None) -> None:
-        """Make room for one more live request of this network.  Remove a hot topic if necessary.  `topic` is the topic
-        to be followed; None for a relayed live read.
+        """Make room for one more live request of this network.  If necessary, remove a hot topic.  `topic` is the topic
+        that will be followed; None for a relayed live read.
 
         Raises ShortOfMemory while the process is short of memory, TooManyFollowed if the bound is reached, and
         TooManyRequests if the network has used up its share.
@@ -285,7 +286,7 @@ class LiveTable:
         return False
 
     def _refusal(self) -> TooManyRequests:
-        """Count a refused live read whose network has used up its share; return the error."""
+        """Count a live read that is refused because its network has used up its share.  Return the error."""
         self._metrics.client_limited("client_followed_streams")
         return TooManyRequests(retry_after_s(UNKNOWN_WAIT_S, self._rng), "Too many live streams")
 
@@ -295,7 +296,8 @@ class LiveTable:
         return len(self._relayed)
 
     def begin_relayed(self, net: str, route: str, end: Callable[[], None]) -> RelayedLive:
-        """Count a relayed live read of this network.  The caller must call `give_back` on the result at its end.
+        """Count a relayed live read of this network.  When the read ends, the caller must call `give_back` on the
+        result.
 
         `end` ends the read early.
         Raises the errors of `make_room`.
@@ -351,8 +353,8 @@ async def pause_before_reconnect(
 ) -> bool:
     """Wait for `longest_s` before the next live request.
 
-    If an open circuit breaker refused the last request, wait only until its probe succeeds, and then a short random
-    time.  Returns whether the probe has succeeded.
+    If an open circuit breaker has refused the last request, the wait may be shorter: it ends a short random time after
+    the breaker's probe has succeeded.  Returns whether the probe has succeeded.
     """
     if not isinstance(failure, CircuitOpen) or failure.recovered is None:
         await pause(clock, longest_s)

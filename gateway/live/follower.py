@@ -3,14 +3,14 @@
 The follower starts at the tail that the gateway knows, stores the bytes that it receives, and wakes the stream's live
 readers.  It reads JSON and binary streams by SSE.  It reads text streams by long-poll, because SSE does not preserve
 the difference between CR, LF and CRLF.  It also uses long-poll for origins without SSE, and for binary streams while
-their events are large.  Base64 adds a third to an event, but a long-poll adds only two heads.
+their events are large.  SSE adds a third to the size of a binary event (base64), but a long-poll adds only two heads.
 
-A data event counts only when its control event has arrived.  If a connection is lost before the control event arrives,
-the follower drops the data event and requests its bytes again.
+A data event is used only after its control event has arrived.  If a connection is lost before the control event
+arrives, the follower drops the data event and requests its bytes again.
 
 An origin may keep an SSE connection open for ever, even for a deleted stream, so each connection has a lifetime.  After
-a failure the follower reconnects after a growing, jittered pause, or as soon as the circuit breaker's probe succeeds.
-Live readers stay connected meanwhile.
+a failure, the follower reconnects after a growing, jittered pause, or as soon as the circuit breaker's probe succeeds.
+Live readers stay connected during this pause.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _LONGEST_PAUSE_S = 5.0
 _SHORT_LIFE_S = 1.0
 _LIFETIME_JITTER = (0.8, 1.0)
 _LEAST_HELD = 1 << 20
-"""One reply may hold this many bytes in memory even if the cache is smaller."""
+"""One reply may take this many bytes of memory even if the cache is smaller."""
 
 
 class Follower:
@@ -79,42 +79,42 @@ class Follower:
         self._access_log = surroundings.access_log
         self._recorded = RecordedStream.of(self._route, topic.access.source.target, topic.stream.key.partition)
         self._pace = WalkPace()
-        """Slows long-polls down while their replies bring almost no bytes."""
+        """Limits the rate of long-polls while their replies have almost no bytes."""
         self._mode = Mode.SSE
         """The mode of the latest live request."""
         self._asked_version = topic.stream.version
-        """The stream's version when the follower last sent a request.  A write that was acknowledged since can make a
-        refusal outdated."""
+        """The stream's version when the follower last sent a request.  If a write was acknowledged later, a refusal may
+        be outdated."""
         self._live_version = self._asked_version
         """The stream's version when the latest live request was sent."""
         self._counted_failure: GatewayError | None = None
-        """The latest failure that another metric has counted already, so that it is not counted again: a failed fetch,
-        or an error status."""
+        """The latest failure that another metric has already counted: a failed fetch, or an error status.  It is not
+        counted again."""
         self._cursor: str | None = None
         self._is_new = topic.position is None and not topic.stream.tape.block_count
-        """Whether the gateway had no bytes or facts of the stream before this follower's first connection."""
+        """Whether the gateway had no bytes of the stream and no position before this follower's first connection."""
         content_type = topic.stream.content_type
         self._speaks_sse = content_type is None or _suits_sse(content_type)
         self._is_bulk = False
         self._tries_sse_again = False
-        """Whether to retry SSE, which has failed, after one connection lifetime."""
+        """Whether SSE has failed and will be tried again after one connection lifetime."""
         self.is_by_hop = False
         """Whether the stream's owner, another worker, answers the latest live request."""
         self._stated_at = math.inf
-        """When the origin had the bytes and the tail that the owner is sending from its memory (monotonic seconds); inf
-        for bytes and tails that come from the origin now."""
+        """The time at which the bytes and the tail were current that the owner is sending from its memory (monotonic
+        seconds).  inf if the bytes and the tail come from the origin now."""
         self._asked_at = 0.0
-        """When the latest live request was sent (monotonic seconds)."""
+        """The time at which the latest live request was sent (monotonic seconds)."""
         self._is_stale = False
         """Whether the owner is sending bytes from its memory because the origin has failed to confirm them."""
         self._is_of_known_record = False
-        """Whether the owner has answered from the same record as when this worker got its bytes."""
+        """Whether the owner has answered from the record from which this worker's bytes came."""
         self._may_poll = True
-        """Whether large events may be long-polled.  False once the origin's long-polls have proved broken."""
+        """Whether large events may be read by long-poll.  False after the origin's long-polls have proved broken."""
 
     async def run(self) -> End | None:
-        """Follow the stream.  Return why the stream has ended, or None if it was closed or its live replies may not be
-        shared."""
+        """Follow the stream.  Return the reason why the stream has ended.  Return None if the stream was closed, or if
+        its live replies may not be shared."""
         failures = 0
         while True:
             failure: GatewayError | None = None
@@ -141,7 +141,8 @@ class Follower:
             self._metrics.reconnect(self._route, is_planned=failure is None)
             if failure is None and self._is_bulk is not was_bulk:
                 continue  # only a switch between SSE and long-poll
-            # A connection that moved the position or lasted for a while was a success, even if it ended in an error.
+            # If a connection has moved the position or lasted for a while, it counts as a success, even if it has ended
+            # with an error.
             if self._topic.position != started_at or self._clock.now() - began >= _SHORT_LIFE_S:
                 failures = 0
             if failure is not None or self._clock.now() - began < _SHORT_LIFE_S:
@@ -149,15 +150,15 @@ class Follower:
                 if not isinstance(failure, CircuitOpen):
                     self._metrics.retry(self._route)
                 if failures == 1 and self.is_by_hop:
-                    # Do not pause here, because the owner pauses before it asks the origin again.  Readers wait for the
-                    # next answer.
+                    # Do not pause here, because the owner pauses before its next request to the origin, and readers
+                    # wait for the next answer.
                     continue
                 longest = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(failures, 10))
                 pause_s = self._rng.uniform(longest / 2, longest)
                 if await pause_before_reconnect(self._clock, self._rng, failure, pause_s):
                     failures = 0
             if isinstance(failure, UpstreamBroken) and failures > 1 and self._speaks_sse:
-                # A proxy may be cutting SSE connections.  Long-poll for a while.
+                # A proxy may be cutting SSE connections.  Use long-polls for a while.
                 self._speaks_sse, self._tries_sse_again = False, True
 
     @property
@@ -173,10 +174,9 @@ class Follower:
     # -- long-poll
 
     async def _by_long_poll(self) -> None:
-        """Send long-polls one after the other.  If SSE is avoided only because of large events, stop at an empty reply,
-        so that SSE is used again.
+        """Begin with a catch-up fetch, which stores the bytes up to the tail.  Then send one long-poll after another.
 
-        Begin with a catch-up fetch, which stores the bytes up to the tail.
+        If large events are the only reason not to use SSE, stop at an empty reply, so that SSE is used again.
         """
         ends_at = self._clock.now() + self._topic.times.lifetime_s
         self._asked_version = self._stream.version
@@ -200,7 +200,7 @@ class Follower:
                 self._speaks_sse, self._tries_sse_again = True, False
                 return
             if is_empty and self._clock.now() - asked_at < _FIRST_PAUSE_S and not self._is_closed_here():
-                # The origin answers long-polls at once, without waiting for data.  Avoid a tight loop.
+                # The origin answers long-polls at once instead of waiting for data.  Avoid a tight loop.
                 await pause(self._clock, _FIRST_PAUSE_S)
             elif (pause_s := self._pace.pause_s(self._stream, self._clock.now())) > 0:
                 await pause(self._clock, pause_s)
@@ -265,18 +265,18 @@ class Follower:
             try:
                 await self._take_events(at, reply, is_base64)
             except UpstreamTimeout:
-                # The planned end of the connection.  The next connection requests incomplete events again.
+                # This is the planned end of the connection.  The next connection requests incomplete events again.
                 return
 
     async def _verify_incarnation(self) -> None:
-        """Check by a HEAD that the SSE connection just opened is for the stream in memory.
+        """Check by a HEAD that the new SSE connection is for the stream in memory.
 
         The events do not show to which stream they belong, because a re-created stream may have the same offsets.  The
-        HEAD is skipped if the gateway held no bytes of the stream when the follower began, and knows the stream's
-        identity, content type and lifetime.  If the gateway has only seen the stream's creation, it does not know the
-        identity yet.  If it has only seen appends, it does not know the content type either.
+        HEAD is skipped under two conditions: the gateway had no bytes of the stream when the follower began, and it
+        knows the stream's identity, content type and lifetime.  The creation of a stream does not show its identity.
+        Appends show neither its identity nor its content type.
 
-        If another worker answers, it names its record of the stream in its live reply, and sends the HEAD itself.
+        If another worker answers, its live reply states its record of the stream, and it sends the HEAD itself.
         """
         is_new, self._is_new = self._is_new, False
         is_known = (is_new and self._stream.identity is not None) or self._is_of_known_record
@@ -311,8 +311,8 @@ class Follower:
                 self._stop_sse()
                 raise UpstreamBroken from error
             if events.is_silent and not self.is_by_hop:
-                # A comment shows, like an event, that the origin is alive and has sent all events so far.  Another
-                # worker's comment shows only that the worker is alive.
+                # Like an event, a comment shows that the origin is alive and has sent all events so far.  But a comment
+                # of another worker shows only that this worker is alive.
                 self._topic.heard(self._clock.now())
             self._is_bulk |= self._may_poll and events.is_bulk
             return self._is_bulk and not events.is_waiting
@@ -320,15 +320,15 @@ class Follower:
         await reply.each(take)
 
     def _stop_sse(self) -> None:
-        """Use long-polls for a while.  They begin with a fetch, which reads up to the tail without holding a large body
-        in memory."""
+        """Use long-polls for a while.  They begin with a fetch.  The fetch reads up to the tail, and does not keep a
+        large body in memory."""
         self._speaks_sse, self._tries_sse_again = False, True
 
     # -- both
 
     async def _fetch(self, at: str) -> StreamHead:
-        """Fetch and store the bytes after `at`.  The stream's type is then known.  Raises FollowingEnded, or the
-        GatewayError that the reply means."""
+        """Fetch and store the bytes after `at`.  The stream's content type is then known.  For any other reply, raises
+        FollowingEnded or the corresponding GatewayError."""
         head = await self._topic.access.fetch(at)
         if isinstance(head, OriginError):
             if head.status == 410:
@@ -380,8 +380,8 @@ class Follower:
             record = self._stream.own_record()
             self._is_of_known_record = record.is_known(said)
             if record.has_dropped_bytes(said):
-                # The owner's bytes may have belonged to another stream, and so may this worker's bytes, which came from
-                # the owner.
+                # The owner's bytes may have belonged to another stream.  This worker's bytes come from the owner, so
+                # drop them.
                 self._store.forget_bytes(self._stream)
                 self._stream.lose_metadata()
             if not self._stream.learn_owner(said):
@@ -400,15 +400,15 @@ class Follower:
         self._access_log.unclaimed(self._recorded, self._mode, requests=1)
 
     def _received(self, size: int, mode: Mode) -> None:
-        """Count received body bytes.  The bytes serve all live readers, so the next access record of any reader lists
-        them."""
+        """Count received body bytes.  The bytes are for all live readers.  They are listed in the next access record of
+        any of these readers."""
         if self.is_by_hop:
             return
         self._metrics.upstream_bytes(size, mode, self._route)
         self._access_log.unclaimed(self._recorded, mode, fetched_bytes=size)
 
     def _take(self, at: str, control: Control, pieces: Sequence[bytes]) -> str:
-        """Store the bytes after `at`, and tell the topic; return the new position."""
+        """Store the bytes after `at`, and notify the topic.  Return the new position."""
         tape, end = self._stream.tape, control.next_offset
         if self._stream.ended is not None:
             raise FollowingEnded(self._stream.ended)
@@ -428,14 +428,15 @@ class Follower:
         is_told = self._topic.position == end and not pieces and not self._topic.handed_untold
         self._topic.moved(end, stated_at, is_confirmed=is_confirmed)
         if self._asked_at - stated_at > LEAST_AGE_S and not is_told:
-            # Workers whose answers have begun would date these bytes and this tail by their arrival.  What the owner
-            # has got since it was asked is new.  Another member dates it by the request, because its clock is another.
+            # Other workers read from this worker.  If their answers have begun, they would treat the time of arrival as
+            # the time of these bytes and this tail.  Data that the owner has received since the request is new.
+            # Another member of the fleet has another clock, so it uses the time of the request instead.
             self._topic.cut_handed()
         if is_confirmed:
-            # The owner has sent what it had in memory.  What follows comes from the origin.
+            # The owner has sent all data from its memory.  The following data comes from the origin.
             self._stated_at, self._is_stale = math.inf, False
         if self.is_by_hop and not is_confirmed:
-            # The owner does not follow the stream yet, so this worker must not count the stream as followed.
+            # The owner does not follow the stream yet.  The stream therefore does not count as followed here either.
             self._stream.unfollowed(self._stream.contacted_at)
         return end
 
@@ -458,8 +459,8 @@ class Follower:
         return position is not None and self._stream.tape.is_closed_at(position)
 
     async def _check_offset(self, at: str, status: int) -> None:
-        """Called when the origin has refused an offset that it had named earlier: find out whether the stream was
-        re-created or trimmed.
+        """Find out whether the stream was re-created or trimmed, because the origin has refused an offset that it had
+        stated earlier.
 
         Raises FollowingEnded if the stream has ended.
         """
@@ -473,10 +474,10 @@ class Follower:
     async def _check_trimmed(self) -> None:
         """Handle a 410 for an offset.
 
-        Only a HEAD that is answered 404 or 410 shows that the stream is gone.  If the HEAD fails (5xx, 429 or no
-        reply), UpstreamUnavailable is raised.  After any other reply, such as a refusal with 401, the stream may exist,
-        and the origin may have trimmed it beyond the offset.  FollowingEnded is then raised, so that readers at later
-        offsets continue with a new `Stream`.
+        The method sends a HEAD.  Only the status 404 or 410 shows that the stream is gone.  If the HEAD fails (5xx, 429
+        or no reply), UpstreamUnavailable is raised.  After any other reply, such as a refusal with 401, the stream may
+        exist, and the origin may have trimmed it beyond the offset.  FollowingEnded is then raised, so that readers at
+        later offsets continue with a new `Stream`.
         """
         if not self._asked_version.same_acks_as(self._stream.version):
             return
@@ -496,8 +497,8 @@ class Follower:
 
 
 def _suits_sse(content_type: str | None) -> bool:
-    """Return whether SSE brings the stream's bytes unchanged.  It does not tell CR from LF, so text is long-polled.
+    """Return whether SSE preserves the stream's bytes.  It does not preserve the difference between CR and LF in text.
 
-    False if the type is not known, because the bytes could not be read.
+    False if the type is unknown, because the events could not be decoded.
     """
     return content_type is not None and (is_json(content_type) or not is_sse_text(content_type))

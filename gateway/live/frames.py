@@ -3,8 +3,8 @@
 Data and control events (Durable Streams section 5.8) are encoded once for all readers of a stream.  A frame is a data
 event with the control event that follows it.  Frames are kept for the next readers at the same offset.
 
-An event that is too large for one write is sent in parts, without its control event.  The control event is made when
-the last part is sent, because it must describe the stream at that time.
+If an event is too large for one write, it is sent in parts, without its control event.  The control event is created
+when the last part is sent, because it must describe the stream at that time.
 
 The functions at the end decode the live replies of the origin.
 """
@@ -47,8 +47,8 @@ class LiveReader(Protocol):
 
     @property
     def carrier(self) -> int:
-        """The number of the HTTP/2 connection that carries the reader's answer, maybe with answers of other readers; 0
-        for any other connection."""
+        """The number of the HTTP/2 connection that carries the reader's answer; 0 for any other connection.  Several
+        readers may have the same number."""
 
     def pump(self) -> None:
         """Send the stream's new bytes.  Called when the topic has changed."""
@@ -66,7 +66,7 @@ class LiveReader(Protocol):
         """Return this reader, and a new reader for each other client that shares it."""
 
     def drain_within(self, delay_s: float, within_s: float) -> None:
-        """End the response for a drain: regularly after about `delay_s`, in any case within `within_s`."""
+        """End the response for a drain: usually after about `delay_s` seconds, and always within `within_s` seconds."""
 
     def stay(self, lifetime_s: float) -> None:
         """Begin a new lifetime, because the drain was cancelled.  Does nothing for a reader without a lifetime."""
@@ -80,7 +80,7 @@ class Droppable(Protocol):
 
 
 def drop_failed(reader: Droppable) -> None:
-    """Log the current exception and end the reader, so that its error does not affect other readers."""
+    """Log the current exception and end the reader, so that the exception does not affect other readers."""
     _log.exception("a live reader failed")
     try:
         reader.gone()
@@ -106,7 +106,8 @@ class LargeEvent:
 
 @dataclass(slots=True)
 class LiveStep:
-    """The next bytes for a reader at one offset.  If `data` is empty, there is nothing to send now."""
+    """The next bytes for a reader at one offset.  If `data` is empty and `large` is None, there is nothing to send
+    now."""
 
     data: bytes
     """Whole frames, as one chunk of a chunked body."""
@@ -114,7 +115,7 @@ class LiveStep:
     """The size of the frames without the chunk framing."""
     end: str
     said_up_to_date: bool
-    """Whether the reader's last control event has stated that the reader is up to date."""
+    """Whether the last control event after this step has stated that the reader is up to date."""
     cursor: int
     is_last: bool = False
     """Whether the response ends with this step."""
@@ -129,20 +130,20 @@ class LiveStep:
 _KEPT_BYTES: Final = 1 << 20
 """The most bytes of kept frames of one stream."""
 MOST_KEPT_BYTES: Final = 1 << 25
-"""The most bytes of kept frames of all streams.  A bound per stream does not suffice, because each query that a client
-invents makes a stream."""
+"""The most bytes of kept frames of all streams.  A bound per stream does not suffice, because a client can invent any
+number of queries, and each query leads to another stream."""
 EVENT_BYTES: Final = 1 << 18
 """The approximate number of stream bytes in one data event.  An event can only end at a known offset."""
 _MOST_BYTES: Final = 2 * EVENT_BYTES
-"""An encoded data event larger than this is sent in parts.  Base64 adds a third; text with only line ends grows to six
-times its size."""
+"""An encoded data event that is larger than this is sent in parts.  Encoding enlarges the bytes: base64 adds a third,
+and text that has only line ends grows to six times its size."""
 
 
 _Key = tuple[Edition, str, str, bool, bool, str]
 
 
 class KeptFrames:
-    """Bounds the kept frames of all streams together.  The frames of the stream that changed longest ago are dropped
+    """Bounds the kept frames of all streams together.  The frames of the least recently changed stream are dropped
     first."""
 
     def __init__(self, most_bytes: int = MOST_KEPT_BYTES) -> None:
@@ -188,7 +189,8 @@ class Frames:
     def frame(
         self, start: str, reading: TapeReading, *, is_current: bool, is_closed: bool, cursor: str
     ) -> bytes | LargeEvent:
-        """Return the data event of a reading with its control event, or the data event alone if it is too large."""
+        """Return the data event of a reading with its control event.  If the data event is too large, return only the
+        data event."""
         key = (self._stream.version.edition, start, reading.end, is_current, is_closed, cursor)
         frame = self._kept.get(key)
         if frame is not None:

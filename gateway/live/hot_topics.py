@@ -1,9 +1,10 @@
-"""Hot topics: the topics that are followed for the sake of catch-up reads, and may have no live readers.
+"""Hot topics: topics that are followed for catch-up reads, even if they have no live readers.
 
-If catch-up reads often ask the origin for the tail of a stream (`Stream.count_tail_read`), one live request is cheaper.
-The topic then becomes hot (`heat`).  Every `_COOLING_S` it is checked, and it cools if the stream was read too rarely.
+If catch-up reads often ask the origin for the tail of a stream (`Stream.count_tail_read`), one live request costs less.
+The topic then becomes hot (`heat`).  A hot topic is checked every `_COOLING_S` seconds.  If its stream was read too
+rarely, the topic cools: it is no longer hot.
 
-Hot topics take at most half of the live requests.  If the bound on live requests is reached, a hot topic without live
+Hot topics use at most half of the live requests.  If the bound on live requests is reached, a hot topic without live
 readers is removed to make room for a live reader (`gateway.live.followed_streams`).
 """
 
@@ -24,8 +25,9 @@ class HotTopics:
     """Decides which topics of Durable Streams are hot.  `LiveTable.hot` has these topics."""
 
     def __init__(self, table: LiveTable, store: TapeStore, clock: Clock, is_misplaced: Callable[[Topic], bool]) -> None:
-        """`is_misplaced` tells whether a topic that was created for another process would be followed elsewhere for
-        clients of this process.  Such a topic cools.  If clients read it often, it becomes hot for them."""
+        """`is_misplaced` is true for a topic that was created for another process, if the live request would be sent
+        elsewhere for clients of this process.  Such a topic cools.  If clients of this process then read the stream
+        often, the topic becomes hot for them."""
         self._is_misplaced = is_misplaced
         self._table = table
         self._store = store
@@ -43,8 +45,8 @@ class HotTopics:
     def heat(self, topic: Topic, per_s: float) -> bool:
         """Make the topic hot while its stream has at least `per_s` / 2 reads a second.
 
-        Returns whether the topic has become hot.  The caller must then follow its stream.  Does nothing if no live
-        request is free for the topic.
+        Returns whether the topic has become hot.  The caller must then follow its stream.  If no live request is
+        available for the topic, does nothing.
         """
         table, net = self._table, topic.access.source.client
         if topic in table.hot or topic.stream.tape.closed_at is not None or not table.has(topic):

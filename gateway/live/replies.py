@@ -1,6 +1,6 @@
 """The origin's replies to a follower (the gateway's live request for a stream): their offsets, events and refusals.
 
-A data event counts only when its control event has arrived.  `ReplyEvents` keeps the data until then.
+A data event is used only after its control event has arrived.  `ReplyEvents` keeps the data until then.
 
 Functions that read a successful reply raise UpstreamBroken if the reply violates the protocol.
 """
@@ -32,11 +32,11 @@ from gateway.tape.tape import Tape
 from gateway.upstream.flight import Head, OriginError
 
 _BULK_BYTES = 1 << 13
-"""A stream is long-polled if a binary event has at least this size.  Base64 would add a third to such an event, which
-is much more than the two heads of a long-poll.
+"""If a binary event has at least this size, the stream is read by long-poll.  Base64 would add a third to such an
+event, and this is much more than the two heads of a long-poll.
 """
 _NO_SSE = frozenset({400, 405, 406, 415, 501})
-"""Statuses that an origin without SSE may send."""
+"""The statuses with which an origin without SSE may refuse a request for SSE."""
 _EVENT_COST = 64
 """Bytes counted for each event in addition to its data, because an origin may send many tiny or empty events."""
 
@@ -61,10 +61,10 @@ def refusal(status: int, at: str | None, stream: Stream, asked: Version) -> Foll
     `at` is the requested offset; None for a HEAD.  `asked` is the stream's version when the request was sent.
     """
     if status in (404, 410) and not asked.same_acks_as(stream.version):
-        # A write acknowledged since the request was sent shows that the stream exists.  Ask again.
+        # A write was acknowledged after the request was sent, so the stream exists.  Ask again.
         return UpstreamUnavailable()
     if status == 410 and at is not None and stream.tape.tail not in (None, at):
-        # The origin has trimmed this offset, but has named a later offset meanwhile.
+        # The origin has trimmed this offset, but a later offset is known by now.
         return UpstreamUnavailable()
     if status == 404:
         return FollowingEnded(End.DELETED)
@@ -74,7 +74,7 @@ def refusal(status: int, at: str | None, stream: Stream, asked: Version) -> Foll
 
 
 def is_sse(status: int, headers: Headers) -> bool:
-    """Return whether this may be the reply of an origin with SSE to a request for SSE."""
+    """Return False if this reply to a request for SSE shows that the origin does not support SSE, else True."""
     return status not in _NO_SSE and (status != 200 or media_type(headers.get("Content-Type")) == SSE_TYPE)
 
 
@@ -112,7 +112,7 @@ def decoded(data: bytes, *, is_base64: bool, is_json: bool) -> bytes:
 
 
 class ReplyEvents:
-    """The events of one SSE reply.  The data that waits for its control event takes at most `most_held` bytes."""
+    """The events of one SSE reply.  At most `most_held` bytes of data may wait for their control event."""
 
     def __init__(self, tape: Tape, most_held: int, *, is_base64: bool) -> None:
         self._tape = tape
@@ -122,7 +122,7 @@ class ReplyEvents:
         self._waiting: list[bytes] = []
         self._held = 0
         self.is_silent = False
-        """Whether the latest chunk has ended without a control event, and no event has begun: it was a comment."""
+        """Whether the latest chunk was a comment: it had no control event, and no event has begun."""
         self.is_bulk = False
         """Whether any binary event had at least `_BULK_BYTES`."""
 
@@ -132,7 +132,7 @@ class ReplyEvents:
         return bool(self._waiting)
 
     def read_chunk(self, chunk: bytes) -> Iterator[tuple[Control, list[bytes]]]:
-        """Yield each control event in the received bytes, with the data since the previous one.
+        """Yield each control event in the received bytes, with the data since the preceding control event.
 
         Raises SseTooLarge if an event is too large, or if too much data waits for its control event.
         """

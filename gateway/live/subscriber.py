@@ -1,9 +1,9 @@
 """A subscriber: one SSE client, as a small object without a task, a queue or a timer of its own.
 
 A subscriber has the offset up to which it has sent the stream.  When the stream changes, or the connection has room
-again, the subscriber reads the tape (the stream's bytes in memory) from this offset and writes.  While the client does
-not read, the subscriber writes nothing: the bytes stay on the tape.  The connection enforces the deadline for the
-client to read.
+again, the subscriber reads the tape (the stream's bytes in memory) from this offset and writes the bytes.  While the
+client does not read, the subscriber writes nothing, and the bytes stay on the tape.  If the client does not read in
+time, the connection ends the response.
 
 `Drain` spreads the ends of live readers over time.
 """
@@ -29,7 +29,7 @@ SHORTEST_S = 1.0
 connections."""
 
 
-# Access to enum members is slow in Python 3.11.
+# Looking up a member of an enum is slow in Python 3.11.
 _LEFT: Final = CloseReason.LEFT
 
 
@@ -46,7 +46,7 @@ class Wire(Protocol):
 
     @property
     def live_first_byte_s(self) -> float:
-        """The seconds between reading the request and writing the response head."""
+        """The seconds from the arrival of the request to the writing of the response head."""
 
     @property
     def is_full(self) -> bool:
@@ -56,10 +56,10 @@ class Wire(Protocol):
         """Write `size` bytes of the body, framed as a chunk (RFC 9112 §7.1)."""
 
     def send_view(self, piece: memoryview) -> None:
-        """Write a piece of the body without copying it, because many clients receive the same piece."""
+        """Write a piece of the body without a copy, because many clients receive the same piece."""
 
     def over(self, reason: CloseReason, *, in_order: bool) -> None:
-        """End the response, regularly if `in_order`, otherwise truncated.  Called once."""
+        """End the response.  If `in_order`, the response is complete, otherwise truncated.  Called once."""
 
 
 class LiveRead(Protocol):
@@ -99,8 +99,8 @@ class Drain:
     def ends(self, read: LiveRead) -> bool:
         """Return whether the gateway drains, and the drain ends this read.
 
-        A read that this worker makes for another worker (`is_handed`) goes on.  The other worker learns the tail from
-        this read.  Without the read, the other worker would have to ask for the tail before the end of each of its own
+        A read of this worker for another worker (`is_handed`) continues, because it states the tail to the other
+        worker.  Without this read, the other worker would have to ask for the tail before the end of each of its own
         long-polls.
         """
         return self.is_set and not read.is_handed
@@ -113,8 +113,8 @@ class Drain:
     def within_s(self, now: float) -> float:
         """Return the seconds within which a reader that begins now must end.
 
-        The result is the rest of the drain.  If the drain is over and the gateway still serves, the result is the whole
-        length of the drain.  At the end of a final drain, the reader must end at once.
+        During the drain, the result is the remaining time of the drain.  After a drain that is not final, the result is
+        the whole length of the drain.  After a final drain, the reader must end at once.
         """
         left_s = self._gone_at - now
         return left_s if left_s > 0 else self._late_within_s
@@ -131,7 +131,7 @@ class LiveContext(Protocol):
         """The state of the drain."""
 
     def fill(self, subscriber: Subscriber) -> None:
-        """Fetch the bytes after the subscriber's offset; call `filled` when done."""
+        """Fetch the bytes after the subscriber's offset, and then call `filled`."""
 
     def reader_left(self, topic: Topic) -> None:
         """Remove a subscriber from the count of readers of its topic (the group of the stream's live readers)."""
@@ -167,7 +167,7 @@ class Subscriber:
         self.topic = topic
         self.at = at
         self.first: FirstTail | None = None
-        """The tail that the origin has named for this subscriber's request.  The caller sets it before `start`."""
+        """The tail that the origin has stated to this read.  The caller sets it before `start`."""
         self.is_handed = False
         """Whether the client is another worker.  The caller sets it before `start`."""
         self._said_up_to_date = False
@@ -187,13 +187,13 @@ class Subscriber:
         self._is_filling = False
         """Whether a fetch for this subscriber is running."""
         self._has_missed = False
-        """Whether the topic has changed while a fetch for this subscriber is running, so that `pump` must be called
-        again."""
+        """Whether the topic has changed during a fetch for this subscriber, so that `pump` must be called again."""
         self._is_over = False
         self._sent_at_beat = topic.beats
         self._tick = context.wheel.add(self, max(SHORTEST_S, lifetime_s), now)
         self.began = now
-        """When the read began (monotonic seconds).  To save memory, other objects refer to the same float object."""
+        """The time at which the read began (monotonic seconds).  To save memory, other objects refer to the same float
+        object."""
 
     def __repr__(self) -> str:
         return f"<Subscriber at {self.at}>"
@@ -228,9 +228,9 @@ class Subscriber:
         topic.stream.sent_bytes += step.size
 
     def pump(self) -> None:
-        """Write the bytes after the client's offset, as far as the tape and the connection allow."""
+        """Write the bytes after the client's offset, until the tape has no more bytes or the connection has no room."""
         topic, wire = self.topic, self.wire
-        # Fast path: when bytes arrive, most subscribers are at the same offset and get the same single step.
+        # Fast path: when bytes arrive, most subscribers are at one offset, and get the same single step.
         step = topic.steps.get(self.at)
         if (
             step is not None
@@ -306,7 +306,7 @@ class Subscriber:
             self.pump()
 
     def account(self, sent: object) -> None:
-        """Do nothing.  Only long-poll answers are counted after the delivery round; SSE writes are counted at once."""
+        """Do nothing.  SSE writes are counted at once.  Only long-poll answers are counted after the delivery round."""
 
     def beat(self) -> None:
         """Send a heartbeat if nothing has been written for a heartbeat interval."""
@@ -321,7 +321,7 @@ class Subscriber:
     def drain_within(self, delay_s: float, within_s: float) -> None:
         """End the response after `delay_s`, or after `within_s` if that is less.
 
-        The connection lasts at least `SHORTEST_S` if `within_s` allows, so that the client counts it as successful.
+        If `within_s` allows it, the connection lasts at least `SHORTEST_S`, so that the client counts it as successful.
         """
         if self._is_over:
             return

@@ -1,17 +1,18 @@
 """A topic: the live readers of one stream.
 
-A follower reads the stream from its origin, by one live request.  It stores the bytes that it receives on the tape (the
+A follower reads the stream from its origin, by one live request.  It stores the received bytes on the tape (the
 stream's bytes in memory) and advances `Topic.position`.  Each live reader reads the tape from its own offset, and waits
-when it has read everything.  There are no queues, so a slow reader does not affect other readers.
+when no more bytes are on the tape.  There are no queues, so a slow reader does not affect other readers.
 
-`is_confirmed` means that the follower's request is open, and that the reply to it has named `position` as the tail.
-Only then may an answer say that its reader is up to date.  There is one exception.  A new reader may cause a request of
-its own.  If the reply names the tail, the first answer to this reader may say that it is up to date.
+`is_confirmed` means that the follower's request is open, and that the reply to it has stated `position` as the tail.
+Only then may an answer state that its reader is up to date.  There is one exception.  If the gateway has sent a
+separate request for a new reader, and the reply states the tail, the first answer to this reader may state that it is
+up to date.
 
 Bytes that arrive in one iteration of the event loop are delivered together, in one round.  `DeliveryTimes` measures a
-round from the first arrival until all live readers have been sent the bytes.  A round with many readers, or with large
-answers, takes several turns of the loop, so that it does not delay other clients.  Each reader is sent the stream's
-state at the time of its own turn.  If news arrives during a round, another round follows.
+round from the first arrival until the bytes have been sent to all live readers.  A round with many readers, or with
+large answers, takes several turns of the loop, so that it does not delay other clients.  Each reader gets the stream's
+state at the time of its own turn.  If the topic changes during a round, another round follows.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ from gateway.upstream.flight import Head, NotShareable
 from gateway.upstream.origin_call import Source
 
 MOST_S: Final = 0.001
-"""How long one turn of the loop may serve the readers of a delivery round, in seconds.  After that it serves no further
-reader."""
+"""The longest time for which one turn of the loop serves readers of a delivery round, in seconds.  Further readers are
+served in the next turn."""
 MOST_READERS: Final = 256
-"""The most readers that one turn serves.  `MOST_S` alone is no bound, because it does not include the time in which
-uvloop writes for the readers at the end of the turn."""
+"""The most readers that one turn serves.  `MOST_S` alone does not bound the length of a turn, because uvloop writes to
+the connections only at the end of the turn."""
 _carrier: Final = attrgetter("carrier")
 
 
@@ -56,12 +57,13 @@ class DeliveryTimes:
         self.now = now
         self._route = route
         self._arrived_at: float | None = None
-        """When the first bytes for the next round arrived; None if there are no such bytes yet."""
+        """The arrival time of the first bytes for the next round; None if there are no such bytes yet."""
         self._began_at: float | None = None
-        """When the first bytes of the present round arrived; None between rounds, and in a round without new bytes."""
+        """The arrival time of the first bytes of the present round; None between rounds, and in a round without new
+        bytes."""
 
     def arrived(self) -> None:
-        """Record that bytes have arrived, which the next round delivers."""
+        """Record that bytes have arrived.  The next round delivers them."""
         if self._arrived_at is None:
             self._arrived_at = self.now()
 
@@ -70,14 +72,16 @@ class DeliveryTimes:
         self._began_at, self._arrived_at = self._arrived_at, None
 
     def delivered(self, readers: int) -> None:
-        """End the round: `readers` live readers have been sent the bytes that had arrived before it began."""
+        """End the round.  The bytes that had arrived before the round began have been sent to `readers` live
+        readers."""
         began_at, self._began_at = self._began_at, None
         if began_at is not None and readers:
             self._metrics.delivered(readers, self.now() - began_at, self._route)
 
 
 BEATS: Final = 16
-"""How often a topic's timer fires in a heartbeat interval.  Each firing is a beat.  All readers share the timer."""
+"""The number of times that a topic's timer fires in a heartbeat interval.  Each firing is a beat.  All readers of the
+topic share the timer."""
 
 
 class OriginAccess(Protocol):
@@ -88,22 +92,23 @@ class OriginAccess(Protocol):
         """The stream's address and headers at the origin."""
 
     async def fetch(self, at: str | None) -> Head:
-        """Fetch the bytes after `at` and store them, or send a HEAD if `at` is None."""
+        """Fetch the bytes after `at` and store them.  If `at` is None, send a HEAD."""
 
     async def learn_facts(self) -> Head:
-        """Ask whether the stream exists, and for its identity and lifetime."""
+        """Ask whether the stream exists, and request its identity and lifetime."""
 
     async def fill(self, topic: Topic, at: str) -> bool:
-        """Fetch the bytes after `at`, unless the follower is about to receive them; return whether any were stored."""
+        """Fetch the bytes after `at`, unless the follower will soon receive them.  Return whether a fetch has brought
+        bytes or another tail."""
 
     def heard(self) -> None:
         """Record for the route that the origin has answered a live request."""
 
     def why_alone(self, status: int, headers: Headers) -> NotShareable | None:
-        """Return why a live reply of the origin may not be shared; None if it may."""
+        """Return the reason why a live reply of the origin may not be shared; None if it may be shared."""
 
     def record_verdict(self, why: NotShareable | None) -> None:
-        """Record for the route why live replies may not be shared; `why` is None if a live reply was shareable."""
+        """Record for the route why live replies may not be shared.  `why` is None if a live reply was shareable."""
 
 
 class LiveTimes(NamedTuple):
@@ -113,8 +118,8 @@ class LiveTimes(NamedTuple):
     heartbeat_s: float
     linger_s: float
     heard_s: float = 0.0
-    """How long the tail stays valid for catch-up reads after the follower last received something.  With 0, catch-up
-    reads always ask the origin."""
+    """How long the tail stays valid for catch-up reads after the follower last received data.  With 0, catch-up reads
+    always ask the origin."""
 
 
 class Topic:
@@ -137,53 +142,56 @@ class Topic:
         self.is_refused = False
         """Whether the origin has refused a request with `access`, perhaps because of the credentials."""
         self.not_shareable: NotShareable | None = None
-        """Why the origin's live replies may not be shared; None while they may."""
+        """The reason why the origin's live replies may not be shared; None while they may be shared."""
         self.readers = 0
         self.revalidated_at = -math.inf
-        """When `LiveTopics.revalidate` last restarted the follower (monotonic seconds).  The rate of these restarts is
-        limited."""
+        """The time at which `LiveTopics.revalidate` last restarted the follower (monotonic seconds).  The rate of these
+        restarts is limited."""
         self.position: str | None = None
         """The offset that the follower has reached; None before it has connected."""
         self.is_confirmed = False
-        """Whether the reply to the follower's open request has named `position` as the tail."""
+        """Whether the reply to the follower's open request has stated `position` as the tail."""
         self.asked_from: str | None = None
-        """The offset of the follower's latest live request; None before the first one."""
+        """The offset of the follower's latest live request; None before the first live request."""
         self.connects_until = -math.inf
         """The time until which a read that needs the tail may wait for `is_confirmed` (monotonic seconds)."""
         self.ended: End | None = None
         self.failure: GatewayError | None = None
-        """Why the follower's last request failed; None once it is connected again."""
+        """The error with which the follower's last request failed; None if it has not failed or is connected again."""
         self.changed = Signal()
         self.beats = 0
         """The number of beats so far.  Readers use it as a clock for their heartbeats."""
         self.readers_now: set[LiveReader] = set()
-        """The readers whose `pump` is called when the topic changes.  Readers with a task wait for `changed`
-        instead."""
+        """The readers without a task.  When the topic changes, their `pump` is called.  Readers with a task wait for
+        `changed` instead."""
         self.shares_connections = False
-        """Whether readers may share connections.  Set when a reader is made for a stream of an HTTP/2 connection."""
+        """Whether several readers may share a connection.  Set when a reader is created for a stream of an HTTP/2
+        connection."""
         self.extra_clients = 0
-        """By how many the clients that `readers_now` serve outnumber these readers.  One reader may serve several
+        """The number of clients of `readers_now`, minus the number of these readers.  One reader may serve several
         clients."""
         self.handed: dict[LiveReader, Callable[[], object]] = {}
-        """The readers that are other workers, each with a function that cuts its connection.  Some may have left."""
+        """The readers that are other workers, each with a function that cuts its connection.  Some of these readers may
+        have left."""
         self.handed_untold = False
-        """Whether such a reader has joined since `position` was last confirmed, and so has not been told the tail."""
+        """Whether a reader that is another worker has joined since `position` was last confirmed.  The tail was not
+        stated to this reader yet."""
         self._named = "", -math.inf
-        """The tail that the origin has named last to another request than the follower's live request, and the time of
-        that request."""
+        """The tail in the latest reply to any request other than the follower's live request, and the time of that
+        request."""
         self._is_flushing = False
         self._has_news = False
-        """Whether the topic has changed since the latest round began, so that another round must follow."""
+        """Whether the topic has changed since the latest round began.  Another round must then follow."""
         self._unpumped: deque[LiveReader] = deque()
         """The readers whose `pump` has not been called in this round."""
         self._round_clients = 0
         """The number of clients that this round serves."""
         self.steps: dict[str, LiveStep] = {}
-        """The steps of the present turn: the next bytes to send, by the offset of the readers.  Empty outside the turns
-        of delivery rounds."""
+        """For each offset of readers, the step with the next bytes to send.  Valid for the present turn of a delivery
+        round, and empty at all other times."""
         self._kept_steps: tuple[tuple[object, ...], dict[str, LiveStep]] | None = None
-        """Between two turns of a round, the steps of the earlier turn, and the topic's state for which the steps are
-        valid."""
+        """Between two turns of a round: the topic's state in the earlier turn, and the steps of that turn.  The steps
+        are valid only for this state."""
         self.is_pumping = False
         """Whether a round is being delivered."""
         self._answers: dict[object, object] = {}
@@ -194,7 +202,7 @@ class Topic:
         self.answers_cursor = 0
         """The cursor of `_answers`.  A client with an equal or greater cursor gets a separate answer."""
         self.to_account: list[tuple[LiveReader, object]] = []
-        """Readers answered in this round, to be counted in metrics and logs after all have been answered."""
+        """The readers answered in this round.  After the round they are counted in metrics and logs."""
         self.cursors = Cursors(wall)
         self.frames = Frames(stream, all_kept)
 
@@ -205,8 +213,8 @@ class Topic:
     # -- for the follower
 
     def moved(self, position: str, stated_at: float, *, is_confirmed: bool) -> None:
-        """Record that the follower has reached `position`, as the origin stated at this time (monotonic seconds; -inf
-        if not known), and wake all readers."""
+        """Record that the follower has reached `position`, and wake all readers.  `stated_at` is the time of the
+        origin's statement (monotonic seconds); -inf if it is unknown."""
         if self.position is not None and position != self.position and self.readers_now:
             self._delivery_times.arrived()
         self.position = position
@@ -219,18 +227,19 @@ class Topic:
         self._fire()
 
     def heard(self, now: float) -> None:
-        """Record that the follower has received data, so the tail at its position is still valid."""
+        """Record that the follower has received data.  The tail at its position is therefore still valid."""
         if self.is_confirmed and self.position is not None and self.times.heard_s:
             self.stream.saw_tail(Sighting(self.position, now, now + self.times.heard_s))
 
     def tail_named(self, tail: str, asked_at: float) -> None:
-        """Record that the origin has named `tail` to another request, which was sent at `asked_at`."""
+        """Record that the reply to a request other than the follower's has stated `tail`.  The request was sent at
+        `asked_at`."""
         self._named = tail, asked_at
         if self.position is not None and self.stream.tape.resolve(self.position) == tail:
             self.heard(asked_at)
 
     def named_at(self, tail: str) -> float:
-        """Return when the origin was asked for this tail, if it has named it to the latest such request; else -inf."""
+        """Return the time of the latest request recorded by `tail_named`; -inf if its reply has not stated `tail`."""
         named, asked_at = self._named
         return asked_at if named == tail else -math.inf
 
@@ -246,16 +255,17 @@ class Topic:
             self._fire()
 
     def cut_handed(self) -> None:
-        """Cut the connections of other workers.  These workers then ask again, and learn the age of the bytes and the
-        tail.  They may trust the stream only while this worker follows it, and take what they are sent for new."""
+        """Cut the connections of other workers.  Their next requests get answers with the age of the bytes and the
+        tail.  Other workers treat all data on an open connection as new, and trust the stream while the connection is
+        open.  Both are right only while this worker follows the stream."""
         handed, self.handed = self.handed, {}
         for reader, cut in handed.items():
             if reader in self.readers_now:
                 cut()
 
     def hand(self, reader: LiveReader, cut: Callable[[], object]) -> None:
-        """Record that a reader is another worker, whose connection `cut` cuts.  If the follower's last request has
-        failed, all such connections are cut at once."""
+        """Record that a reader is another worker.  `cut` cuts the connection of this worker.  If the follower's last
+        request has failed, the connections of all such readers are cut at once."""
         self.handed = {one: function for one, function in self.handed.items() if one in self.readers_now}
         self.handed[reader] = cut
         self.handed_untold = self.handed_untold or not self.is_confirmed
@@ -268,7 +278,7 @@ class Topic:
         return self.readers - sum(reader in self.readers_now for reader in self.handed)
 
     def given_up(self) -> None:
-        """Make readers fetch missing bytes themselves, because the stream is no longer followed."""
+        """Wake the readers, because the stream is no longer followed.  They must fetch missing bytes themselves."""
         self.position = None
         self._fire()
 
@@ -289,7 +299,7 @@ class Topic:
 
     def _flush_soon(self) -> None:
         if not self._is_flushing:
-            # Deliver in the next iteration of the loop, so that events which arrive together go out in one write.
+            # Deliver in the next iteration of the loop, so that events that arrive together are sent in one write.
             self._is_flushing = True
             asyncio.get_running_loop().call_soon(self._flush, context=DETACHED)
 
@@ -300,14 +310,14 @@ class Topic:
         if not unpumped:
             self._has_news = False
             self.shares_connections = self.shares_connections and bool(present)
-            # All that one turn sends to a connection goes out in one write.  Serve the readers of a connection one
+            # All bytes of one turn for one connection are sent in one write.  Serve the readers of a connection one
             # after the other, so that each turn writes to as few connections as possible.
             unpumped.extend(sorted(present, key=_carrier) if self.shares_connections else present)
             self._round_clients = len(unpumped) + self.extra_clients
             self.cursors.rise()
             self._delivery_times.begin()
-        # Pumping is synchronous, so the stream cannot change meanwhile and readers can share steps.  But the stream may
-        # have changed since the round's earlier turn.
+        # A turn is synchronous, so the stream cannot change during a turn, and readers can share steps.  But the stream
+        # may have changed since the round's earlier turn.
         kept, self._kept_steps = self._kept_steps, None
         self.steps = kept[1] if kept is not None and kept[0] == self._step_state() else {}
         self._begin_answers()
@@ -326,7 +336,7 @@ class Topic:
                     if now() > until:
                         break
         finally:
-            # Forget the answers, which would keep bytes in memory that the tape may drop.
+            # Drop the answers.  Otherwise they would keep bytes in memory after the tape has dropped these bytes.
             self._answers, self._answers_version = {}, None
             self.is_pumping = False
             self._account_all()
@@ -336,8 +346,9 @@ class Topic:
         """End a turn of a round.  End the round too if all its readers have been served."""
         steps, self.steps = self.steps, {}
         if self._unpumped:
-            # Keep the steps for the readers that this turn has not served.  A step holds bytes that the connections of
-            # the served readers share.  Until they have sent these bytes, new steps would hold a second copy.
+            # Keep the steps for the readers that this turn has not served.  A step has bytes that the connections of
+            # the served readers share.  Until these connections have sent the bytes, new steps would need a second copy
+            # of the bytes.
             self._kept_steps = self._step_state(), steps
         else:
             self._delivery_times.delivered(self._round_clients)
@@ -385,7 +396,7 @@ class Topic:
         self.answers_cursor = self.cursors.shared()
 
     def beat(self) -> None:
-        """Let readers send heartbeats.  Called `BEATS` times per heartbeat interval."""
+        """Call `beat` of all readers, which may then send heartbeats.  Called `BEATS` times per heartbeat interval."""
         self.beats += 1
         for reader in tuple(self.readers_now):
             try:
@@ -406,7 +417,7 @@ class Topic:
             self.is_confirmed
             and self.position is not None
             and tape.resolve(self.position) == at
-            # Another reply, or a write, may have named a later tail.
+            # Another reply, or the acknowledgement of a write, may have stated a later tail.
             and (tape.tail is None or not is_before(at, tape.resolve(tape.tail)))
             and self.stream.holds_acknowledged(at)
         )
@@ -415,7 +426,7 @@ class Topic:
         """Return the next bytes for a reader at `at`.
 
         `said_up_to_date`: the reader's last control event has stated that the reader is up to date.  `least_cursor`:
-        the least cursor for its frames.  `first`: the tail that the origin has named for a reader that starts now.
+        the least cursor for its frames.  `first`: the tail that the origin has stated to a reader that starts now.
         During a delivery round, a step that other readers can use is also kept in `steps`.
         """
         shared = self.cursors.shared()
@@ -434,7 +445,7 @@ class Topic:
                     chunk(frame), len(frame), end, is_current, cursor, is_closed, is_current and not is_closed
                 )
             if self.is_pumping and cursor == shared and first is None:
-                # Keep steps with a large event too.  The step keeps the event alive, so the event is encoded only once
+                # Keep steps with a large event too.  The step refers to the event, so the event is encoded only once in
                 # a round.
                 self.steps[at] = step
             return step
@@ -452,7 +463,7 @@ class Topic:
         return not tape.has_seen(at) or (tape.tail is not None and is_before(at, tape.tail))
 
     def last_step(self, large: LargeEvent, least_cursor: int) -> LiveStep:
-        """Return the control event after a large event.  It describes the stream's state now."""
+        """Return the control event after a large event.  It describes the stream's current state."""
         end, cursor = large.end, max(self.cursors.shared(), least_cursor)
         is_current, is_closed = self.is_current(end), self.stream.tape.is_closed_at(end)
         frame = self.frames.control(end, is_current=is_current, is_closed=is_closed, cursor=str(cursor))

@@ -1,7 +1,7 @@
 """Creates the topics of Durable Streams for live readers, and starts and stops the topics' followers.
 
-`gateway.live.followed_streams` counts the readers.  It decides how long a stream is followed after its last reader, and
-when a live read is refused.  Topics of S2 streams use it, too.
+`gateway.live.followed_streams` counts the readers.  It decides how long a stream is followed after its last reader has
+left, and when a live read is refused.  Topics of S2 streams use this module, too.
 
 A topic can also be *hot*: its stream is followed even without live readers (`gateway.live.hot_topics`).
 """
@@ -31,21 +31,22 @@ from gateway.upstream.origin_call import Handed
 from gateway.upstream.reply import Upstream
 
 _CONNECTING_S = 0.5
-"""How long a read that needs the tail may wait for a follower that has just been started."""
+"""How long a read that needs the tail may wait for a new follower, in seconds."""
 _REVALIDATION_PAUSE_S = 1.0
 _FOLLOWER_PATIENCE_S = 1.0
-"""How long a follower may take to receive an acknowledged write.  After that it counts as stalled."""
+"""How long a follower may take to receive an acknowledged write, in seconds.  After that the follower counts as
+stalled."""
 
 
 class Placement(Protocol):
-    """Where the live requests for streams are sent: to the origin, or to another process that owns the stream."""
+    """The destination of live requests: the origin, or another process that owns the stream."""
 
     def is_misplaced(self, key: StreamKey, handed: Handed = Handed.NO) -> bool:
-        """Return whether the latest live request for this tape (a stream's bytes in memory) would be sent to another
-        process if it were sent now for a reader of this kind."""
+        """Return whether a live request for this tape (a stream's bytes in memory) would now be sent to another
+        destination than the latest live request.  `handed` is the kind of reader for which it would be sent."""
 
     def claim(self, key: StreamKey, handed: Handed = Handed.NO) -> None:
-        """Record that the latest live request for this tape is for a reader of this kind from now on."""
+        """Record that the latest live request for this tape is now for a reader of the kind `handed`."""
 
 
 class LiveTopics:
@@ -65,7 +66,7 @@ class LiveTopics:
         """The table that counts readers and live requests for these topics."""
         self.hot = HotTopics(table, store, self._clock, self._is_misplaced)
         self.placement: Placement | None = None
-        """Where live requests are sent; None if they are all sent to origins."""
+        """The destination of live requests; None if all live requests are sent to origins."""
         self._topics: dict[Stream, Topic] = {}
         self._kept_frames = KeptFrames()
         self._expiries: dict[Topic, Timer] = {}
@@ -94,10 +95,10 @@ class LiveTopics:
         return topic if topic is not None and topic.is_confirmed and self._is_at(topic, at) else None
 
     def attach(self, stream: Stream, access: OriginAccess, times: LiveTimes) -> Topic:
-        """Add a live reader to the stream's topic, and return the topic.  Create it if there is none.
+        """Add a live reader to the stream's topic, and return the topic.  If there is no topic, create it.
 
-        The caller must call `detach` when the reader ends.  Adding the reader does not start the follower; `follow`
-        does.
+        The caller must call `detach` when the reader ends.  This method does not start the follower: the caller must
+        call `follow`.
         """
         topic = self._topics.get(stream)
         if topic is None:
@@ -117,8 +118,8 @@ class LiveTopics:
         return topic
 
     def _replace_refused(self, topic: Topic, access: OriginAccess) -> None:
-        """Use the credentials of a new reader, because those of the first reader may have been revoked.  A topic that
-        has clients of this process is left to clients."""
+        """Use the credentials of a new reader, because the credentials of the first reader may have been revoked.  If
+        the topic has clients of this process, only the credentials of such a client are used."""
         is_own = not access.source.is_handed
         if is_own or topic.access.source.is_handed or not topic.client_readers:
             topic.access, topic.is_refused = access, False
@@ -126,11 +127,11 @@ class LiveTopics:
                 self.placement.claim(topic.stream.key)
 
     def use_own(self, topic: Topic, access: OriginAccess) -> None:
-        """Send the requests of a topic that was created for another process for a nearer reader from now on: for a
-        client of this process, or for another worker of this gateway.
+        """Send the topic's requests for a nearer reader from now on.  The topic was created for another process.  The
+        nearer reader is a client of this process, or another worker of this gateway.
 
-        A request for another member of a fleet goes to the origin, whoever owns the stream.  A request for a nearer
-        reader goes to the owner.
+        Requests for another member of a fleet are always sent to the origin.  Requests for a nearer reader are sent to
+        the owner of the stream.
         """
         handed = access.source.handed
         is_misplaced, topic.access = self._is_misplaced(topic, handed), access
@@ -140,14 +141,14 @@ class LiveTopics:
             self.placement.claim(topic.stream.key, handed)
 
     def _is_misplaced(self, topic: Topic, handed: Handed = Handed.NO) -> bool:
-        """Return whether the stream is followed for another process, and for a reader of this kind would be followed
-        elsewhere."""
+        """Return whether the stream is followed for another process, and the live request for a reader of the kind
+        `handed` would be sent elsewhere."""
         placement = self.placement
         is_handed = topic.access.source.is_handed
         return is_handed and placement is not None and placement.is_misplaced(topic.stream.key, handed)
 
     def join(self, stream: Stream) -> Topic | None:
-        """Add a live reader to the stream's topic if the stream is followed, else return None.
+        """Add a live reader to the stream's topic.  Return None if the stream is not followed.
 
         The caller must call `detach` when the reader ends.
         """
@@ -159,8 +160,8 @@ class LiveTopics:
     def follow(self, topic: Topic) -> None:
         """Start the follower of the topic's stream, unless it runs.  Raises the errors of `LiveTable.make_room`.
 
-        Call this only for readers that wait.  Reads that are answered at once cost the client nothing.  With a new
-        query in each of these reads, a client could start many live requests.
+        Call this only for readers that wait.  A client can send many reads that are answered at once, each with a new
+        query.  If these reads started followers, one client could cause many live requests.
         """
         if not self.table.is_followed(topic) and topic.stream.tape.closed_at is None:
             net = topic.access.source.client
@@ -201,7 +202,8 @@ class LiveTopics:
                 return
 
     def tail_named(self, stream: Stream, tail: str, asked_at: float) -> None:
-        """Record that the origin has named `tail` to another request, which was sent at `asked_at`."""
+        """Record that the reply to a request other than the follower's has stated `tail`.  The request was sent at
+        `asked_at`."""
         topic = self._topics.get(stream)
         if topic is not None:
             topic.tail_named(tail, asked_at)
@@ -216,7 +218,8 @@ class LiveTopics:
     def expect(self, stream: Stream) -> None:
         """Check after a while whether the follower has received the latest acknowledged write.
 
-        If not, the follower has stalled.  One fetch then gets the bytes for all readers, and the follower is restarted.
+        Otherwise the follower has stalled.  One fetch then gets the bytes for all readers, and the follower is
+        restarted.
         """
         topic = self._topics.get(stream)
         acked = stream.acked.tail
@@ -256,13 +259,13 @@ class LiveTopics:
     def watch_expiry(self, stream: Stream) -> None:
         """Set a timer that ends the live readers at the stream's absolute expiry.
 
-        An origin may leave a live request open after the expiry.  Called whenever the origin has reported the lifetime.
+        An origin may keep a live request open after the expiry.  Called whenever the origin has reported the lifetime.
         """
         topic = self._topics.get(stream)
         life = stream.expiry.latest
         if topic is None or life is None or life.expires_at is None:
             return
-        # The new expiry may be earlier than the old one.
+        # The new expiry may be earlier than the old expiry.
         if (timer := self._expiries.pop(topic, None)) is not None:
             timer.cancel()
         delay_s = life.expires_at - self._clock.wall()
@@ -298,7 +301,7 @@ class LiveTopics:
         self.table.detach(topic, topic.times.linger_s)
 
     def _removed(self, topic: Topic) -> None:
-        """Forget a topic that the table has removed."""
+        """Remove a topic that the table has removed."""
         del self._topics[topic.stream]
         self._kept_frames.forget_frames(topic.frames)
         for timers in (self._expiries, self._revalidations, self._stalls):
@@ -329,17 +332,17 @@ class LiveTopics:
         elif not topic.readers_now or topic.not_shareable is not None:
             return
         else:
-            # The stream was closed and is not followed, but a reader is still receiving its last bytes.  The closure
-            # may have been forgotten since, so follow the stream again.  If no live request is available, the reader
-            # fetches missing bytes itself, and this fetch shows the stream's state.
+            # The stream was closed and is not followed, but a reader is still receiving its last bytes.  The record of
+            # the closure may have been dropped, so follow the stream again.  If no live request is available, the
+            # reader fetches missing bytes itself, and this fetch shows the stream's state.
             with suppress(GatewayError):
                 self.follow(topic)
         if not self.table.is_followed(topic):
-            # The origin has closed the stream, so there will be no news to follow: readers fetch the last bytes.
+            # The origin has closed the stream, so there is nothing to follow.  Readers fetch the last bytes.
             topic.given_up()
 
     def revalidate(self, stream: Stream) -> None:
-        """Restart the follower, but at most once per `_REVALIDATION_PAUSE_S`.
+        """Restart the follower, but at most once in `_REVALIDATION_PAUSE_S` seconds.
 
         The limit is necessary because any client can cause restarts by writes that fail.
         """
@@ -358,13 +361,13 @@ class LiveTopics:
         self.restart(topic.stream)
 
     def drain_readers(self, spread_s: float, within_s: float, ends: Callable[[LiveReader], bool]) -> None:
-        """Drain the live readers for which `ends` returns True, at random times within `spread_s` seconds.  All must
-        end within `within_s`."""
+        """End the live readers for which `ends` returns True, at random times within `spread_s` seconds.  All of them
+        must have ended after `within_s` seconds."""
         self.hot.cool_all()
         self._drain_topics(list(self._topics.values()), spread_s, within_s, ends)
 
     def drain_routes(self, routes: Collection[str], spread_s: float) -> None:
-        """End the live readers of these routes, spread over `spread_s` seconds."""
+        """End the live readers of these routes at different times within `spread_s` seconds."""
         topics = [topic for topic in self._topics.values() if topic.stream.key.route in routes]
         self._drain_topics(topics, spread_s, spread_s, lambda _: True)
 

@@ -1,8 +1,8 @@
 """The cache budget's charge for a response body that is still being received.
 
 The charge grows as the bytes arrive, so a large body evicts other streams gradually.  If the budget were charged only
-when the body is stored, thousands of streams might be evicted in one call.  The stream that will hold the body is not
-evicted.  How readers share a body while it arrives is decided in `gateway.upstream.flight`.
+when the body is stored, thousands of streams might be evicted in one call.  The charge does not evict the stream on
+which the body will be stored.  `gateway.upstream.flight` decides how readers share an arriving body.
 """
 
 from __future__ import annotations

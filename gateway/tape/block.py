@@ -3,7 +3,7 @@
 A block grows only at its end, until it has `SEAL_BYTES`.  Its pieces are immutable `bytes`, so a reader can keep them.
 
 The messages of a JSON stream are kept as the inside of an array, `v1,v2,v3`.  The token between two messages lies at
-the comma between them.  Bytes taken from this token on would begin with the comma, so `cut` leaves the comma out.
+the comma between them.  Bytes that start at this token would begin with the comma, so `cut` leaves the comma out.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ SEAL_BYTES = 1 << 20
 """A block of at least this size is sealed: the next append starts a new block."""
 
 _PIECE_BYTES = 1 << 14
-"""Appends are merged into pieces of up to this size.  A merge copies 8 KB on average.  A list slot for each small
-message would cost more."""
+"""Appends are merged into pieces of up to this size.  A merge copies 8 KB on average, which costs less than a list slot
+for each small message."""
 
 
 class Cut(NamedTuple):
@@ -25,13 +25,14 @@ class Cut(NamedTuple):
 
     pieces: list[bytes]
     copied: int
-    """How many of these bytes count as memory of the answer, in addition to the memory of the block.  Copied bytes
-    count.  The block's last piece counts too if it is small, because the block replaces a small piece when it grows.
-    From then on, only this `Cut` refers to the old piece."""
+    """The number of these bytes that count as memory of the answer, in addition to the memory of the block.  Copied
+    bytes count.  If the block's last piece is small, this piece counts too.  A growing block replaces a small last
+    piece, and then only this `Cut` refers to the old piece."""
 
 
 class Block:
-    """The bytes from the token `start` to the token `end`.  `marks` has the positions of the tokens in between."""
+    """The bytes from the token `start` to the token `end`.  `marks` has `start` and the tokens up to `end`, each with
+    its position."""
 
     __slots__ = ("_ends", "end", "is_json", "leads", "marks", "pieces", "size", "start", "stored_at")
 
@@ -45,8 +46,8 @@ class Block:
         self.size = 0
         self.marks: list[tuple[int, str]] = [(0, start)]
         self.leads: tuple[str, ...] = ()
-        """Tokens inside the block at which a reading may start, but not end, because a client may have invented
-        them."""
+        """Tokens inside the block at which a read may start.  No read may end there, because a client may have invented
+        these tokens."""
         for piece in pieces:
             self._push(piece)
 
@@ -66,7 +67,7 @@ class Block:
         return self.size >= SEAL_BYTES
 
     def extend(self, end: str, pieces: Sequence[bytes]) -> int:
-        """Append bytes up to the token `end`.  The previous end becomes a mark, whose position is returned."""
+        """Append bytes up to the token `end`.  The previous end becomes a mark.  Return the position of this mark."""
         position = self.size
         self.marks.append((position, self.end))
         if self.is_json and len(pieces) == 1 and len(pieces[0]) < _PIECE_BYTES:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from gateway.protocol.sharing import StreamKey
 
 TOKEN_COST: Final = 240
-"""Bytes charged per token in addition to its characters: two dictionary slots, a mark (its position in the block), the
-string's header.  These bytes are most of the cost of a small message."""
+"""Bytes charged per token in addition to its characters: two dictionary slots, a mark (the token's position in the
+block), and the string's header.  Most of the cost of a small message is the cost of its token."""
 BLOCK_COST: Final = 340
 """Bytes charged per block in addition to its bytes and tokens: the object, its lists, a dictionary slot."""
 TAPE_COST: Final = 1_000
@@ -82,7 +82,8 @@ def key_cost(key: StreamKey) -> int:
 
 
 def headers_cost(headers: CIMultiDict[str] | None) -> int:
-    """Return the bytes charged for headers.  `CIMultiDict` keeps each name twice: as received, and in lower case."""
+    """Return the bytes charged for headers.  Each name is charged twice, because `CIMultiDict` keeps it as received and
+    in lower case."""
     cost = 0
     if headers:
         for name, value in headers.items():
@@ -91,7 +92,8 @@ def headers_cost(headers: CIMultiDict[str] | None) -> int:
 
 
 def surrogate_keys_cost(keys: Collection[str]) -> int:
-    """Return the bytes charged for a stream's surrogate keys.  A key that several streams share is charged to each."""
+    """Return the bytes charged for a stream's surrogate keys.  A key that several streams share is charged to each of
+    these streams."""
     return sum(map(len, keys)) + _SURROGATE_KEY_COST * len(keys)
 
 

@@ -3,9 +3,8 @@
 `decide` is pure.  Each kind of read of a Durable Stream is a loop: take the bytes in memory, call the function, carry
 out the step, record the result in the read's progress.  `gateway.tape.decide_records` is the same for S2 streams.
 
-Writes are seen here by their effects on the stream: an acknowledged write names the stream's new tail, and a write that
-may have been executed makes a revalidation necessary.  `gateway.engine.pending_writes` describes the effect of a write
-while it is under way.
+This module sees only the effects of writes.  An acknowledged write sets the known tail.  A write that may have been
+executed makes a revalidation necessary.  `gateway.engine.pending_writes` describes the effect of a pending write.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class Awaited(StrEnum):
     """The event that a read waits for.  The follower is the gateway's own live request for the stream."""
 
     CONNECTION = "connection"
-    """The follower, which is connecting, names the tail."""
+    """The connecting follower states the tail."""
     FOLLOWER = "follower"
     """The follower receives the missing bytes."""
     CHANGE = "change"
@@ -125,12 +124,12 @@ class Progress:
     is_confirmed: bool = False
     """Whether this read has asked the origin to confirm the bytes in memory."""
     may_connect: bool = False
-    """Whether the read may wait for a follower to name the tail.  The read may wait once after each advance, on routes
-    whose live replies can be shared."""
+    """Whether the read may wait until a follower has stated the tail.  On routes whose live replies can be shared, the
+    read may wait once, and once more each time its offset has moved."""
     has_waited: bool = False
     """Whether the read has waited for the follower since it last advanced."""
     failed_at: float | None = None
-    """When the origin failed to answer the read (Unix seconds); None if it has not failed."""
+    """The time at which the origin failed to answer the read (Unix seconds); None if the origin has not failed."""
 
 
 def decide(stream: Stream, read: Progress, now: float) -> Decision:
@@ -141,31 +140,30 @@ def decide(stream: Stream, read: Progress, now: float) -> Decision:
     | state                                                        | catch-up, HEAD       | live                     |
     |--------------------------------------------------------------|----------------------|--------------------------|
     | The stream has ended.                                        | Gone                 | Gone                     |
-    | Its bytes were forgotten after the read took some.           | Gone                 |                          |
+    | The stream's bytes were dropped after the read took some.    | Gone                 |                          |
     | The origin has failed, and held bytes may be sent.           | Send, not up to date | Send, not up to date     |
     | The origin has failed.                                       | Gone                 | Gone                     |
-    | The lifetime is not known any more (`Expiry.is_lost`).       | Ask LIFETIME         |                          |
-    | The type is unknown.                                         | (see below)          | Ask FACTS                |
+    | The lifetime is lost (`Expiry.is_lost`).                     | Ask LIFETIME         |                          |
+    | The content type is unknown.                                 | (see below)          | Ask FACTS                |
     | The stream is not trusted.                                   | (see below)          | Ask EXISTENCE            |
-    | The read starts at the tail, which is known.                 | Send the tail        | Wait there               |
-    | The read starts at the tail.                                 | Ask TAIL             | Ask TAIL                 |
+    | The read has `offset=now`, and the tail is known.            | Send the tail        | Wait there               |
+    | The read has `offset=now`.                                   | Ask TAIL             | Ask TAIL                 |
     | The read begins with bytes that need a confirmation.         | Ask CONFIRMATION     | Ask CONFIRMATION         |
     | The origin has not named the offset where the read starts.   |                      | Ask BYTES                |
     | The read begins with bytes, and the lifetime is unknown.     | (see below)          | Ask LIFETIME             |
     | The read has not joined the topic.                           |                      | Wait for a CHANGE        |
     | The read has reached the end of a closed stream.             | Send                 | Send                     |
-    | The read has reached the tail, which is known.               | Send, up to date     | with bytes: Send         |
+    | The read has reached the tail, and the tail is known.        | Send, up to date     | with bytes: Send         |
     | The read has bytes, and more are known to follow.            | Send                 | Send                     |
-    | A follower that would name the tail may be connecting.       | Wait for CONNECTION  |                          |
-    | A follower brings what is missing.                           | Wait for FOLLOWER    | Wait for a CHANGE        |
+    | A connecting follower may soon state the tail.               | Wait for CONNECTION  |                          |
+    | A follower will receive the missing bytes.                   | Wait for FOLLOWER    | Wait for a CHANGE        |
     | A stale tail may be sent while the origin is asked for it.   | Send, stale          |                          |
     | The read has reached the furthest known offset.              | Ask TAIL             | with bytes: Ask TAIL     |
     | Bytes are missing.                                           | Ask BYTES            | Ask BYTES                |
 
     A catch-up read gets bytes from memory only if the lifetime is known and the stream is trusted
     (`Stream.is_trusted`).  If one of these conditions is not met, a row with Send first asks LIFETIME or EXISTENCE.  If
-    the origin's answers do not meet the conditions, or if the type is unknown, the row does not apply, and the next row
-    is tried.
+    the conditions are not met even after these questions, or if the content type is unknown, this row is skipped.
     """
     if stream.ended is not None or (is_another(stream, read) and not read.is_live):
         return GONE
@@ -181,9 +179,10 @@ def decide(stream: Stream, read: Progress, now: float) -> Decision:
 
 
 def _after_failure(stream: Stream, read: Progress, now: float, failed_at: float) -> Decision:
-    """Send held bytes, not marked up to date, if they may be sent."""
+    """If held bytes may be sent, send them without the mark Stream-Up-To-Date.  Otherwise end the read."""
     may_show = read.has_bytes and outlasts_failure(stream, read, now, failed_at)
-    # The reader goes on from the end of a part that others in memory follow.  The last part must not end too soon.
+    # If more bytes follow in memory, the client gets them with its next request.  If no more bytes follow in memory,
+    # the answer must include all acknowledged writes.
     is_whole = stream.tape.knows_after(read.at) or not stream.may_lack_acknowledged(read.at)
     return Send(read.at) if may_show and is_whole else GONE
 
@@ -225,8 +224,8 @@ def _catch_up(stream: Stream, read: Progress, now: float) -> Decision:
 def _alone(stream: Stream, read: Progress, now: float, send: Send) -> Decision | None:
     """Return `send`, or the question that must be asked first; None if an answer from memory is not allowed."""
     if stream.content_type is None:
-        # So far only writes have named the tail.  Their replies do not state the content type, without which no answer
-        # can be made.
+        # Only replies to writes have stated the tail so far.  These replies do not state the content type, and an
+        # answer needs a content type.
         return None
     expiry = stream.expiry
     if stream.may_answer_alone(now, read.trust_s) or (read.is_there and expiry.lifetime is not None):
@@ -280,8 +279,8 @@ def _poll(stream: Stream, read: Progress, now: float) -> Decision:
 
 
 def is_another(stream: Stream, read: Progress) -> bool:
-    """Return whether the stream may have been replaced since the read began.  Bytes taken so far and later bytes may
-    then belong to different streams.  A purge alone does not matter to a read that has no bytes yet."""
+    """Return whether the stream may have been replaced since the read began.  The bytes that the read has taken, and
+    later bytes, may then belong to different streams.  A purge alone does not affect a read without bytes."""
     seen = read.version
     if seen.same_incarnation_as(stream.version):
         return False
@@ -301,7 +300,8 @@ def outlasts_failure(stream: Stream, read: Progress, now: float, wall: float) ->
 
 
 def known_tail(stream: Stream, max_age_s: float | None, now: float) -> str | None:
-    """Return the tail if an answer may state it without asking the origin, else None.  Does not check the lifetime."""
+    """Return the tail if an answer may state the tail without a request to the origin, else None.  Does not check the
+    lifetime."""
     tape, seen = stream.tape, stream.sighting
     if tape.closed_at is not None:
         return tape.closed_at
@@ -322,18 +322,18 @@ def is_furthest(stream: Stream, at: str) -> bool:
 
 
 def is_named_tail(stream: Stream, at: str, tail: str, *, is_asked: bool) -> bool:
-    """Return whether the follower's offset `at` is the tail, now that the origin has named `tail`.
+    """Return whether the follower's offset `at` is the tail, after the origin has stated `tail`.
 
-    `is_asked` is true if the origin has named `tail` to this read, and false if an acknowledged write has named it.  An
-    acknowledgement may be late, and name an earlier tail than the known one.  If `is_asked` is false, `at` must
-    therefore also be the furthest known offset.
+    `is_asked` is true if the origin has stated `tail` to this read, and false if an acknowledgement of a write has
+    stated it.  An acknowledgement may arrive late and state a tail before the known tail.  If `is_asked` is false, `at`
+    must therefore also be the furthest known offset.
     """
     return at == tail and (is_asked or is_furthest(stream, at))
 
 
 def awaited_tail(stream: Stream, at: str, now: float) -> str | None:
-    """Return the tail that an acknowledged write has named, if this tail is after `at` and the follower is about to
-    receive the bytes before it.  None if there is no such tail, or if the follower is not trusted."""
+    """Return the tail that an acknowledged write has named, if it is after `at` and the follower will soon receive the
+    bytes up to this tail.  None if there is no such tail, or if the follower is not trusted."""
     seen = stream.sighting
     if seen is None or not stream.is_followed or seen.fresh_until <= now or stream.needs_revalidation:
         return None
@@ -343,7 +343,7 @@ def awaited_tail(stream: Stream, at: str, now: float) -> str | None:
 
 
 def may_end(stream: Stream, read: Progress) -> bool:
-    """Return whether an answer may end at the read's offset, even if the tail is not known."""
+    """Return whether an answer may end at the read's offset, even if the tail is unknown."""
     tape, at = stream.tape, read.at
     if tape.is_closed_at(at):
         return True

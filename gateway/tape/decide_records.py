@@ -47,30 +47,30 @@ class RecordProgress:
     may_be_empty: bool = False
     """Whether the read may end at the tail without a record."""
     tail: StreamPosition | None = None
-    """A tail that was valid after the request arrived, or that a follower (the gateway's live session) has named
-    recently.  None if no such tail is known, or if the read is beyond it."""
+    """A tail that was valid after the request arrived, or a recent statement of the tail by a follower (the gateway's
+    live session).  None if no such tail is known, or if the read is beyond this tail."""
     is_tail_trusted: bool = False
-    """Whether a follower has named `tail`, perhaps before the request arrived."""
+    """Whether a follower has stated `tail`, perhaps before the request arrived."""
     topic: RecordTopic | None = None
-    """The stream's topic, once the read has joined it."""
+    """The stream's topic; None until the read has joined the topic."""
     has_records: bool = False
     """Whether the read has taken records that are not sent yet."""
     is_confirmed: bool = True
-    """False if the held records were doubted when the read began (the stream may have been deleted and created again),
-    and the origin has not confirmed them yet."""
+    """False if the held records were doubted when the read began, and the origin has not confirmed them since.  Records
+    are doubted if the stream may have been deleted and created again."""
     is_complete: bool = False
-    """Whether a limit has ended the read, or the origin has no more records within the read's limits."""
+    """Whether a limit has ended the read, or the origin has no more records for the read within its limits."""
 
     def came_to(self, at: int) -> None:
-        """Record that the read has taken everything before `at`."""
+        """Record that the read has taken all records before `at`."""
         if at > self.at:
             self.at = at
             if self.tail is not None and self.tail.seq_num < at:
                 self.tail = None
 
     def trust(self, tail: StreamPosition | None) -> None:
-        """Record that the stream ends at `tail`.  If the read is already beyond `tail`, `tail` may be older than the
-        client's request.  The tail then becomes unknown."""
+        """Record a follower's statement that the stream ends at `tail`.  If the read is already beyond `tail`, the
+        statement may be older than the client's request, and the tail becomes unknown."""
         self.tail = tail if tail is not None and tail.seq_num >= self.at else None
         self.is_tail_trusted = True
 
@@ -94,13 +94,13 @@ def decide_records(stream: RecordStream, read: RecordProgress) -> Question | Lit
     | The stream has ended.                                                  | GONE         |
     | Its records are doubted (`RecordStream`), and not confirmed yet.       | CONFIRMATION |
     | The read is complete.                                                  | RECORDS      |
-    | It has joined the topic, and has records.                              | RECORDS      |
-    | It has joined the topic, and has everything that the topic has.        | CHANGE       |
-    | It is at the tail, and has records.                                    | RECORDS      |
-    | It is beyond the tail.                                                 | UNWRITTEN    |
-    | It is at the tail, and waits there.                                    | CHANGE       |
-    | It is at the tail, and may end without records.                        | RECORDS      |
-    | It is at the tail.                                                     | UNWRITTEN    |
+    | The read has joined the topic, and has records.                        | RECORDS      |
+    | The read has joined the topic, and has reached the topic's position.   | CHANGE       |
+    | The read is at the tail or beyond it, and has records.                 | RECORDS      |
+    | The read is beyond the tail.                                           | UNWRITTEN    |
+    | The read is at the tail, and waits there.                              | CHANGE       |
+    | The read is at the tail, and may end without records.                  | RECORDS      |
+    | The read is at the tail.                                               | UNWRITTEN    |
     | Records are missing.  The read may wait, and has no records.           | TAIL         |
     | Records are missing.                                                   | BYTES        |
     """

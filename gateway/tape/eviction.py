@@ -2,12 +2,13 @@
 
 A policy orders keys.  It has no access to the streams or their sizes.  The `TapeStore` decides when to evict, and
 `gateway.tape.pinned` withholds pinned streams from the policy.  A policy forgets a key that it returns as a victim;
-`admit` adds the key again.  Every call is O(1), amortised: a search skips a key at most once for each touch of the key.
+`admit` adds the key again.  The amortised cost of every call is O(1), because a search skips a key at most once for
+each touch of the key.
 
-`S3Fifo` is the default for two reasons.  First, some readers scan every stream once: a crawler, a nightly job, a client
-that replays its history.  A scan must not evict popular streams.  Second, streams are popular only briefly: a chat is
-busy for an hour, then idle.  `tests/tape/test_eviction_ratios.py` measures both loads, prints a table, and requires
-that S3-FIFO is no worse than LRU.  SIEVE is the simplest policy that beats LRU on skewed loads, but scans harm it.
+`S3Fifo` is the default for two reasons.  First, some readers scan every stream once, for example a crawler or a nightly
+job.  A scan must not evict popular streams.  Second, streams are popular only briefly: a chat is busy for an hour, then
+idle.  `tests/tape/test_eviction_ratios.py` measures both loads, prints a table, and requires that S3-FIFO is no worse
+than LRU.  SIEVE is the simplest policy with a higher hit ratio than LRU on skewed loads, but scans lower its hit ratio.
 """
 
 from __future__ import annotations
@@ -142,32 +143,32 @@ class S3Fifo(Generic[K]):
 
     New keys enter a small queue, called probation.  At the end of probation, a key that was touched moves to the main
     queue, and any other key is evicted.  The keys of a scan therefore leave early, and the main queue is not affected.
-    At the end of the main queue a touched key is queued again, once for each touch up to `_ROUNDS`.  For each queue,
-    the policy remembers the hashes of the latest keys that the queue has evicted, about as many hashes as the policy
-    has keys.  A key with a remembered hash enters the main queue at once.
+    At the end of the main queue, a touched key is queued again, once for each touch up to `_ROUNDS`.  For each queue,
+    the policy remembers the hashes of the latest keys that the queue has evicted.  The number of hashes is about the
+    number of keys in the policy.  A key with a remembered hash enters the main queue at once.
 
     The original algorithm fixes the share of the probation queue.  No fixed share suits both scans and short-lived
-    keys, so the share adapts.  The share grows when a key that probation had evicted returns.  It shrinks when a key
-    that the main queue had evicted returns.
+    keys, so this share adapts.  The share grows when a key returns that probation has evicted.  The share shrinks when
+    a key returns that the main queue has evicted.
     """
 
     _SHARE: Final = 0.1
     _LEAST_SHARE: Final = 0.05
     _MOST_SHARE: Final = 0.5
     _STEP: Final = 0.01
-    """How much one returning key changes the share.  If the other queue has more remembered hashes than the key's
-    queue, the change is multiplied by their ratio."""
+    """The change of the share for one returning key.  If more hashes are remembered for the other queue than for the
+    key's queue, the change is multiplied by the ratio of these two numbers."""
     _ROUNDS: Final = 2
 
     def __init__(self) -> None:
         self.probation_share = self._SHARE
         self._probation: OrderedDict[K, int] = OrderedDict()
         self._main: OrderedDict[K, int] = OrderedDict()
-        """Keys and their number of touches, up to `_ROUNDS`.  The first key is examined next."""
+        """Each key and the number of its touches, at most `_ROUNDS`.  The first key is examined next."""
         self._probation_ghosts: OrderedDict[int, None] = OrderedDict()
         self._main_ghosts: OrderedDict[int, None] = OrderedDict()
-        """Both `_ghosts` tables have the hashes of the keys that their queue has evicted.  A key takes ten times the
-        memory of its hash."""
+        """Each of the two `_ghosts` tables has the hashes of the keys that its queue has evicted.  The tables have no
+        keys, because a key takes ten times the memory of its hash."""
 
     @property
     def remembered(self) -> tuple[int, int]:
@@ -224,8 +225,8 @@ class S3Fifo(Generic[K]):
                 self._main[key] = 0
 
     def _next_queue(self, spared: K) -> OrderedDict[K, int]:
-        """Return the queue from which to evict.  It has a key other than `spared`."""
-        # Hashing `spared` is slow, so look it up only in a queue with at most one key.
+        """Return the queue from which to evict.  This queue has a key other than `spared`."""
+        # Hashing `spared` is slow, so search for `spared` only in a queue with at most one key.
         probation, main = self._probation, self._main
         on_probation, on_main = len(probation), len(main)
         if on_probation <= 1 and on_probation == (spared in probation):

@@ -1,21 +1,22 @@
-"""The statements of an origin about a stream, each with its time: which bytes it has, the tail, and the lifetime.
+"""The statements of an origin about a stream, each with its time: the bytes at the origin, the tail, and the lifetime.
 
-`Confirmations` records the offsets after which the origin has proved to have the bytes.  An origin trims a stream only
-at its front.  If the origin had the bytes after an offset at some time, it also had the bytes after each later offset
-at that time.  The start sentinel (`-1`) is an exception, because it stands for the first position that the origin still
-has.
+`Confirmations` records the offsets for which the origin has shown that it has the following bytes.  An origin trims a
+stream only at its front.  If the origin had the bytes after an offset at some time, it also had the bytes after each
+later offset at that time.  The start sentinel (`-1`) is an exception, because it means the first position that the
+origin still has.
 
-`Caching` is the Cache-Control of replies, as it applies to a stream's bytes (RFC 9111).  Origins send `no-cache` with
-every reply that reaches the tail, because the tail changes.  That `no-cache` does not apply to the bytes of the reply.
-The freshness lifetime and the `must-revalidate` of such a reply do apply to them at first.  A reply *stops short of the
-tail* if its bytes end before the tail.  Once the origin has sent such a reply, only the directives of the latest reply
-that stopped short of the tail apply.
+`Caching` has the Cache-Control directives of replies, as far as they apply to a stream's bytes (RFC 9111).  A reply
+*stops short of the tail* if its bytes end before the tail.  Otherwise the reply *reaches the tail*.  Origins send
+`no-cache` with every reply that reaches the tail, because the tail changes.  That `no-cache` does not apply to the
+bytes of the reply.  The freshness lifetime and the `must-revalidate` of a reply that reaches the tail apply to the
+bytes until a reply stops short of the tail.  From then on, only the directives of the latest reply that stopped short
+of the tail apply.
 
 `Sighting` is the origin's statement of the tail.
 
 `Expiry` is the lifetime of a stream.  The lifetime becomes *lost* when a write may have replaced the stream by another
-one.  The gateway then asks the origin again.  Until the origin answers, the earlier lifetime still applies, because the
-stream may not have been replaced.
+stream.  The gateway then asks the origin for the lifetime again.  Until the origin answers, the earlier lifetime still
+applies, because the stream may not have been replaced.
 
 Times are monotonic seconds, except for `wall`, which is Unix seconds.
 """
@@ -34,10 +35,10 @@ from gateway.protocol.stream_version import Version
 MOST_CONFIRMED: Final = 4
 """The most confirmed offsets that are kept for one stream: the first, the latest, and some in between."""
 LEAST_AGE_S: Final = 1.0
-"""A confirmation of at most this age is recent enough for any client, whatever age it accepts."""
+"""A confirmation of at most this age is recent enough for every client, even if the client accepts only a lower age."""
 LEAST_GAP_S: Final = 1.0
-"""If the latest kept confirmation is more recent than this, another confirmation is not kept, because followers (live
-requests) confirm many times a second."""
+"""The least seconds between the latest kept confirmation and the next confirmation that is kept.  Followers (live
+requests) confirm offsets many times a second, so most of these confirmations are not kept."""
 
 
 _NONE: Final[list[str]] = []
@@ -49,19 +50,19 @@ class Confirmations:
     """The offsets after which the origin has had the bytes, each with the time of the statement (monotonic seconds).
 
     Offsets and times ascend together.  A confirmation also covers all later offsets.  An entry is therefore kept only
-    if its time is later than the time of the preceding entry.  Any entry may be dropped: the gateway then asks the
-    origin once more.
+    if its time is later than the time of the preceding entry.  Any entry may be dropped, at the cost of one more
+    request to the origin.
     """
 
     __slots__ = ("_at", "_offsets", "asked_at", "refused_at", "start_at")
 
     def __init__(self) -> None:
         self.start_at = -math.inf
-        """When the origin last showed that the stream begins with the bytes that the gateway holds as its first."""
+        """The time at which the origin last showed that the stream begins with the first bytes in memory."""
         self.asked_at = -math.inf
-        """When the gateway last sent a request only to have an offset confirmed."""
+        """The time at which the gateway last sent a request whose only purpose was to confirm an offset."""
         self.refused_at = -math.inf
-        """When the origin last refused, as trimmed, an offset that such a request (`asked_at`) was to confirm."""
+        """The time of the last reply that refused the offset of such a request (`asked_at`) as trimmed."""
         self._offsets: list[str] = _NONE
         self._at: list[float] = _NEVER
 
@@ -82,7 +83,7 @@ class Confirmations:
         place = bisect_right(offsets, offset)
         if place and times[place - 1] >= at:
             return
-        # Drop later offsets whose times are not later, because the new confirmation covers them.
+        # Drop later offsets with the same time or an earlier time, because the new confirmation covers them.
         stop = place
         while stop < len(offsets) and times[stop] <= at:
             stop += 1
@@ -91,38 +92,41 @@ class Confirmations:
         offsets[place:stop] = [offset]
         times[place:stop] = [at]
         if len(offsets) > MOST_CONFIRMED:
-            # After an entry is dropped, the preceding entry, with its earlier time, stands for the dropped offset.  So
-            # drop the entry that is nearest in time to the preceding entry, but never the first entry or the new one.
+            # The offset of a dropped entry is covered by the preceding entry, whose time is earlier.  Drop the entry
+            # whose time is nearest to that of the preceding entry, so that the confirmation loses the least time.
+            # Never drop the first entry or the new entry.
             droppable = [number for number in range(1, len(times)) if number != place]
             least = min(droppable, key=lambda number: times[number] - times[number - 1])
             del offsets[least], times[least]
 
     def confirm_start(self, following: str, at: float) -> None:
-        """Record that the stream began, at this time, with the bytes that the gateway holds as its first bytes.
+        """Record that the stream began with the first bytes in memory at this time.
 
-        `following` is the next known offset, which is confirmed as well.
+        `following` is the next known offset.  The method confirms it as well.
         """
         self.start_at = max(self.start_at, at)
         self.confirm(following, at)
 
     def since(self, offset: str) -> float:
-        """Return when the origin last showed that it had the bytes after `offset`; -inf if it never did."""
+        """Return the time at which the origin last showed that it had the bytes after `offset`; -inf if there is no
+        such time."""
         if offset == START:
             return self.start_at
         place = bisect_right(self._offsets, offset)
         return self._at[place - 1] if place else -math.inf
 
     def clear(self) -> None:
-        """Forget all confirmations, because the confirmed bytes were forgotten."""
+        """Drop all confirmations, because the confirmed bytes were dropped."""
         self.start_at = self.asked_at = self.refused_at = -math.inf
         self._offsets, self._at = _NONE, _NEVER
 
 
 class Caching(NamedTuple):
-    """The Cache-Control directives of a stream's bytes, from the latest replies to reads."""
+    """The Cache-Control directives that apply to a stream's bytes, from the latest replies to reads."""
 
     cache_control: str | None = None
-    """The header field of the latest reply that stops short of the tail; None if it has none."""
+    """The Cache-Control field of the latest reply that stops short of the tail; None if that reply has no such
+    field."""
     fresh_s: float = math.inf
     """The seconds for which bytes may be reused (RFC 9111 §4.2.1); infinite if no reply states a limit."""
     must_revalidate: bool = False
@@ -134,42 +138,43 @@ class Caching(NamedTuple):
 
     @classmethod
     def of_bytes(cls, cache_control: str | None, reuse: Reuse) -> Caching:
-        """Return the caching stated by a reply that stops short of the tail; `reuse` is the reply's parsed
+        """Return the directives of a reply that stops short of the tail.  `reuse` is the reply's parsed
         Cache-Control."""
         return cls(cache_control, reuse.lifetime_s, reuse.forbids_stale, True, reuse.is_verbatim)
 
     @classmethod
     def at_tail(cls, reuse: Reuse) -> Caching:
-        """Return the caching stated by a reply that reaches the tail.  It applies only until a reply stops short of the
+        """Return the directives of a reply that reaches the tail.  They apply only until a reply stops short of the
         tail."""
         lifetime_s = reuse.lifetime_s
-        # A freshness lifetime of 0 means the same as `no-cache`, which does not apply to bytes.  During
-        # `stale-while-revalidate`, the gateway revalidates the tail in the background, so it may reuse the bytes for
-        # that time too.
+        # A freshness lifetime of 0 is treated as `no-cache`, so it does not apply to bytes.  During
+        # `stale-while-revalidate`, the gateway revalidates the tail in the background.  The bytes may therefore be
+        # reused during this time too.
         fresh_s = lifetime_s + reuse.stale_s if lifetime_s else math.inf
         return cls(None, fresh_s, reuse.forbids_stale and bool(lifetime_s), False, reuse.is_verbatim)
 
 
 UNSTATED: Final = Caching()
-"""The caching of a stream before the first reply."""
+"""The directives of a stream before the first reply."""
 
 
 class Sighting(NamedTuple):
     """The origin's statement of the tail, and how long it may be used (monotonic seconds).
 
-    Until `fresh_until`, an answer that ends at this tail may be marked up to date.  Until `stale_until`, such an answer
-    may be sent without the mark, while the gateway asks the origin again (RFC 5861 §3).
+    Until `fresh_until`, an answer that ends at this tail may be marked up to date.  From `fresh_until` to
+    `stale_until`, such an answer may be sent without the mark, while the gateway revalidates the tail (RFC 5861 §3).
     """
 
     at: str
     seen_at: float
-    """When the request for this statement was sent.  For a live request, when it last received anything."""
+    """The time at which the request for this statement was sent.  For a live request, the time at which the gateway
+    last received any data of the reply."""
     fresh_until: float
     stale_until: float = -math.inf
 
 
 class FirstTail(NamedTuple):
-    """The tail that the origin named to a live read when the read began."""
+    """The tail that the origin stated to a live read at its beginning."""
 
     at: str
     version: Version
@@ -191,13 +196,14 @@ class Expiry:
     lifetime: Lifetime | None = None
     """The lifetime that the origin has reported; None before the first report, and while the lifetime is lost."""
     latest: Lifetime | None = None
-    """The latest known lifetime.  Unlike `lifetime` it survives a loss.  None if no lifetime was ever known."""
+    """The latest known lifetime, which stays known when `lifetime` is lost.  None if no lifetime was ever known."""
     is_limited: bool = False
     """Whether `latest` is a limited lifetime."""
     is_lost: bool = False
-    """Whether the stream may have been replaced, and the origin has not reported the lifetime since."""
+    """Whether the lifetime is lost: the stream may have been replaced, and the origin has not reported the lifetime
+    since then."""
     asked_at: float = -math.inf
-    """When the gateway last asked for the lost lifetime; -inf if the lifetime is known."""
+    """The time at which the gateway last asked for the lost lifetime; -inf if the lifetime is known."""
     pause_s: float = 0.0
     """The seconds after `asked_at` in which the gateway does not ask again."""
 
@@ -217,9 +223,10 @@ class Expiry:
         return self.latest if self.lifetime is not None else None
 
     def stated_by_owner(self, lifetime: Lifetime) -> None:
-        """Record the lifetime that the stream's owner, another worker, has stated.
+        """Record the statement of the lifetime by the worker that owns the stream.
 
-        An owner also states an unlimited lifetime if the origin does not report one.  A known limit then stays.
+        An owner states an unlimited lifetime also if the origin does not report a lifetime.  An unlimited lifetime
+        therefore does not replace a known limit.
         """
         if lifetime == UNLIMITED:
             self.not_told()
@@ -229,8 +236,8 @@ class Expiry:
     def not_told(self) -> None:
         """Record that the origin does not report the lifetime.  A known lifetime stays.
 
-        If no lifetime was ever known, the lifetime then counts as unlimited.  If the lifetime was lost, the earlier
-        lifetime still applies, and the gateway no longer asks for the lifetime.
+        If no lifetime was ever known, the lifetime now counts as unlimited.  If the lifetime was lost, the earlier
+        lifetime still applies, and the gateway stops asking for the lifetime.
         """
         if self.lifetime is None:
             before, was_limited = self.latest or UNLIMITED, self.is_limited
@@ -238,31 +245,31 @@ class Expiry:
             self.latest, self.is_limited = before, was_limited
 
     def lose(self) -> None:
-        """Record that the stream may have been replaced by another one.
+        """Record that the stream may have been replaced by another stream.
 
-        The gateway asks for a lost lifetime with HEADs, and pauses between them.  A pause that has begun continues.  If
-        each loss ended the pause, a client could cause a HEAD with each of its writes, even while all HEADs fail.
+        The gateway asks for a lost lifetime with HEAD requests, and pauses between them.  A further loss does not end a
+        pause.  Otherwise a client could cause a HEAD with each of its writes, even while all HEADs fail.
         """
         self.lifetime, self.is_lost = None, True
 
     def is_wanted(self, now: float) -> bool:
         """Return whether a read that depends on the lifetime should ask the origin for it.
 
-        An origin may answer reads but fail to report a lifetime, for a long time.  Each further request for the
-        lifetime has a cost.  A failed request counts against the origin's health, and a hanging request delays a
-        reader.  Pauses bound this cost.
+        For a long time, an origin may answer reads but fail all requests for the lifetime.  Each failed request counts
+        against the origin's health, and each hanging request delays a reader.  Pauses bound the number of these
+        requests.
         """
         return self.lifetime is None and (not self.is_lost or now - self.asked_at >= self.pause_s)
 
     def asked(self, now: float) -> None:
-        """Record that the origin is being asked for the lifetime.  If the lifetime is lost, begin a pause until the
-        next request for it."""
+        """Record that a request for the lifetime is about to be sent.  If the lifetime is lost, begin the pause before
+        the next request."""
         if self.is_lost:
             self.asked_at = now
             self.pause_s = min(max(2 * self.pause_s, FIRST_PAUSE_S), MOST_PAUSE_S)
 
     def not_asked(self) -> None:
-        """Undo the doubling of the pause: the request that `asked` has recorded was not sent."""
+        """Undo the doubling of the pause, because the request recorded by `asked` was not sent."""
         self.pause_s /= 2
 
     def has_passed(self, wall: float) -> bool:

@@ -1,16 +1,17 @@
 """The index of streams in memory: by path, by key and by surrogate key.
 
-One path can have many streams: one for each query and each set of credentials.  Clients can invent both.  A write to
-the path affects all of these streams, so the cost of a write must not grow with their number.
+One path can have many streams: one for each query and each set of credentials.  Clients can invent queries and
+credentials.  A write to the path affects all streams of the path, and yet the cost of a write must not grow with the
+number of streams.
 
 Therefore only some streams of a path are *awake*: streams in use, and at most `MOST_AWAKE` other streams.  An event of
 the path, such as a write, is applied to awake streams at once.  The other streams *sleep*.  A path with more than
-`MOST_AWAKE` streams is a *crowd*, which numbers the path's events and keeps the latest events.  When a sleeping stream
-is looked up, the events that it has missed are applied.  If some of these events are no longer kept, the stream is
-dropped, as if it had been evicted.
+`MOST_AWAKE` streams is a *crowd*.  A crowd numbers the path's events and keeps the latest events.  When a sleeping
+stream is looked up, the missed events are applied to the stream.  If some of the missed events are no longer kept, the
+stream is dropped, as if it had been evicted.
 
 No fetch and no live reader uses a sleeping stream.  Its remembered answers (responses that the server keeps for
-repetition) stay valid until the next event of the path.  The server finds these answers without looking at the stream.
+repetition) stay valid until the next event of the path.  The server finds these answers without waking the stream.
 """
 
 from __future__ import annotations
@@ -35,17 +36,16 @@ MOST_QUERIES: Final = 64
 MAX_TAGS: Final = 1_024
 """The most surrogate keys of one stream."""
 MAX_TAG_BYTES: Final = 1 << 16
-"""The most bytes that all surrogate keys of one stream may have, if several replies have named them.  A single reply
-may name as many bytes."""
+"""The most bytes of all surrogate keys of one stream together.  A single reply may have keys with this many bytes."""
 _LOOKS: Final = 8
-"""The most streams that one call examines to find streams that are not in use."""
+"""The most streams that one call examines in its search for streams that are not in use."""
 
 
 class PathEvent(Protocol):
     """A change that concerns all streams of a path.
 
-    The event is applied once to each stream, to some streams only later.  The event must therefore not depend on
-    mutable state.
+    The event is applied once to each stream: at once to awake streams, and later to sleeping streams.  The event must
+    therefore not depend on mutable state.
     """
 
     def __call__(self, stream: Stream, /) -> object:
@@ -54,8 +54,8 @@ class PathEvent(Protocol):
     def with_earlier(self, earlier: PathEvent, /) -> PathEvent | None:
         """Merge the preceding event and this one; return None if they cannot be merged.
 
-        The result must be correct for a stream to which `earlier` has been applied, and for a stream to which `earlier`
-        has not been applied.
+        The result may be applied to streams to which `earlier` has been applied already, and to streams to which it has
+        not.  The effect must be correct in both cases.
         """
 
 
@@ -64,23 +64,23 @@ class Crowd:
 
     def __init__(self, streams: Iterable[Stream]) -> None:
         self.awake: OrderedDict[Stream, None] = OrderedDict.fromkeys(streams)
-        """The streams to which each event is applied at once, the least recently used first."""
+        """The streams to which each event is applied at once.  The least recently used stream is first."""
         self._dozing: OrderedDict[Stream, None] = OrderedDict()
-        """The sleeping streams that have missed no event, so that their remembered answers are valid; the longest
-        asleep first."""
+        """The sleeping streams that have missed no event.  Their remembered answers are valid.  The stream that has
+        slept longest is first."""
         self._version = 0
         self._events: deque[tuple[int, PathEvent]] = deque()
         self._complete_from = 0
-        """The number of the last event that is no longer kept.  A stream that has missed it cannot wake."""
+        """The number of the last event that is no longer kept.  A stream that has missed this event cannot wake."""
         self._records_to: dict[str | None, int] = {}
         """For each query of an S2 path, the highest sequence number up to which a sleeping stream may hold records.
-        The key None stands for all queries together."""
+        The key None means all queries together."""
 
     def __repr__(self) -> str:
         return f"<Crowd {len(self.awake)} awake, {len(self._events)} events>"
 
     def told(self, event: PathEvent) -> Iterable[Stream]:
-        """Keep an event for sleeping streams; the caller applies the event to the awake streams.
+        """Keep an event for sleeping streams.  The caller applies the event to the awake streams.
 
         Returns the streams whose remembered answers become invalid.
         """
@@ -95,7 +95,8 @@ class Crowd:
         return dozing
 
     def wake(self, stream: Stream) -> list[PathEvent] | None:
-        """Mark a sleeping stream as awake; return the events that it has missed, None if some are no longer kept."""
+        """Mark a sleeping stream as awake.  Return the events that the stream has missed; None if some of these events
+        are no longer kept."""
         stream.is_awake = True
         self.awake[stream] = None
         self._dozing.pop(stream, None)
@@ -130,13 +131,13 @@ class Crowd:
 
     def records_to(self, queries: Collection[str] | None) -> int:
         """Return the highest sequence number up to which a sleeping stream with one of these queries may hold records.
-        None stands for all queries."""
+        None means all queries."""
         known = self._records_to.items()
         return max((end for query, end in known if query is None or queries is None or query in queries), default=0)
 
     def looked_at(self, streams: Iterable[Stream]) -> None:
-        """Compute `records_to` again from all streams of the S2 path, after the caller has marked the records of some
-        of them as doubted (`RecordStream`)."""
+        """Compute `records_to` again from all streams of the S2 path.  The caller has just marked records of some of
+        these streams as doubted (`RecordStream`)."""
         self._records_to.clear()
         for stream in streams:
             self._holds_records(stream)
@@ -150,7 +151,7 @@ class Crowd:
                 self._records_to = {None: max(held.values())}
 
     def remove(self, stream: Stream) -> None:
-        """Forget a stream that has left memory."""
+        """Remove a stream that has left memory."""
         self.awake.pop(stream, None)
         self._dozing.pop(stream, None)
 
@@ -161,7 +162,7 @@ class Crowd:
 
 
 def all_tags(stream: Stream, surrogate_keys: frozenset[str]) -> frozenset[str] | None:
-    """Return the surrogate keys of a stream together with further keys; None if these are too many."""
+    """Return the surrogate keys of a stream together with further keys; None if the union is too large."""
     collected = stream.surrogate_keys | surrogate_keys
     return None if len(collected) > MAX_TAGS or sum(map(len, collected)) > MAX_TAG_BYTES else collected
 
@@ -174,12 +175,12 @@ class Paths:
         self._origins: dict[str, int] = {}
         """The number of groups of each origin.  An origin without groups is removed."""
         self._crowds: dict[Group, Crowd] = {}
-        """The paths that have, or have had, more than `MOST_AWAKE` streams."""
+        """The paths that have had more than `MOST_AWAKE` streams at some time."""
         self._row_of: Callable[[Group], int] | None = None
         self._rows: dict[int, set[Group]] = {}
-        """The paths with each number; only if `number_paths` was called."""
+        """For each number, the paths with this number.  Empty unless `number_paths` was called."""
         self.tags: dict[str, dict[Stream, None]] = {}
-        """The streams with each surrogate key."""
+        """For each surrogate key, the streams with this key."""
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -200,12 +201,13 @@ class Paths:
         return list(self._groups.values())
 
     def find(self, key: StreamKey) -> Stream | None:
-        """Return the stream of `key`, which may sleep; None if it is not in memory."""
+        """Return the stream of `key`, awake or asleep; None if the stream is not in memory."""
         streams = self._groups.get(key.group)
         return streams.get(key) if streams is not None else None
 
     def number_paths(self, row_of: Callable[[Group], int]) -> None:
-        """Give each path a number, so that `in_row` finds the paths with a number.  There must be no path yet."""
+        """Assign to each path the number `row_of(path)`, so that `in_row` finds paths by their number.  The index must
+        have no path yet."""
         self._row_of = row_of
 
     def in_row(self, number: int) -> set[Group]:
@@ -213,8 +215,8 @@ class Paths:
         return set(self._rows.get(number, ()))
 
     def add_stream(self, stream: Stream) -> Iterable[Stream]:
-        """Add an awake stream.  Other streams may be put to sleep to make room for it.  Return the streams whose
-        remembered answers must be dropped (`Crowd.put_to_sleep`)."""
+        """Add an awake stream.  Other streams may be put to sleep to make room for the new stream.  Return the streams
+        whose remembered answers must be dropped (`Crowd.put_to_sleep`)."""
         group = stream.key.group
         streams = self._groups.get(group)
         if streams is None:
@@ -283,28 +285,28 @@ class Paths:
         return list(streams.values()) if streams is not None else []
 
     def told(self, group: Group, event: PathEvent) -> Iterable[Stream]:
-        """Keep an event for the sleeping streams of the path; return the streams whose remembered answers become
+        """Keep an event for the sleeping streams of the path.  Return the streams whose remembered answers become
         invalid."""
         if self._crowds and (crowd := self._crowds.get(group)) is not None:
             return crowd.told(event)
         return ()
 
     def records_to(self, group: Group, queries: Collection[str] | None) -> int:
-        """Return the highest sequence number up to which a sleeping S2 stream of the path may hold records; 0 if none
-        may.  None stands for all queries."""
+        """Return the highest sequence number up to which a sleeping S2 stream of the path may hold records; 0 if no
+        sleeping stream may hold records.  If `queries` is None, streams with any query count."""
         crowd = self._crowds.get(group)
         return crowd.records_to(queries) if crowd is not None else 0
 
     def looked_at(self, group: Group) -> None:
-        """Compute `records_to` again, after the caller has marked records of the path's streams as doubted."""
+        """Compute `records_to` again.  The caller has just marked records of the path's streams as doubted."""
         if (crowd := self._crowds.get(group)) is not None:
             crowd.looked_at(self.group(group))
 
     def wake(self, stream: Stream) -> tuple[list[PathEvent] | None, Iterable[Stream]]:
         """Wake a stream.
 
-        Returns two results: the events that the stream has missed (None if some are no longer kept), and the streams
-        whose remembered answers must be dropped (`Crowd.put_to_sleep`).
+        Returns two results.  The first has the events that the stream has missed; None if some of these events are no
+        longer kept.  The second has the streams whose remembered answers must be dropped (`Crowd.put_to_sleep`).
         """
         crowd = self._crowds[stream.key.group]
         return crowd.wake(stream), crowd.put_to_sleep(stream)

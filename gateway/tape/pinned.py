@@ -1,10 +1,11 @@
 """Pinned streams, which are not evicted while their total cost is within a bound.
 
-An operator, or a plan derived from traffic, lists preferred streams, the most valuable first.  A preferred stream in
-memory is pinned if it fits into the bound.  When pinned streams grow beyond the bound, the least valuable streams are
-unpinned until the remaining streams fit.  If one stream alone exceeds the bound, only this stream is unpinned.
+An operator, or a plan derived from traffic, lists preferred streams in order of value.  The most valuable stream is
+first.  A preferred stream in memory is pinned if it fits into the bound.  When pinned streams grow beyond the bound,
+the least valuable streams are unpinned until the remaining streams fit.  If one stream alone exceeds the bound, only
+this stream is unpinned.
 
-An unpinned stream can be evicted.  The next time it is used it is pinned again, if there is room.
+An unpinned stream can be evicted.  If there is room at its next use, the stream is pinned again.
 
 `PinnedTapes` chooses the pinned streams.  Its owner, `EvictionOrder`, passes all other streams to the eviction policy.
 """
@@ -33,8 +34,8 @@ class PinnedTapes:
         """The preferred keys by rank."""
         self._costs: dict[StreamKey, int] = {}
         self._heap: list[int] = []
-        """A heap of negated ranks, so that the least valuable stream comes first.  The heap has all pinned streams, and
-        may have streams that are no longer pinned."""
+        """A heap of negated ranks, so that the least valuable stream comes first.  The heap has the ranks of all pinned
+        streams.  It may also have ranks of streams that are no longer pinned."""
         self._in_heap: set[int] = set()
         """The ranks in the heap, each once."""
         self.cost = 0
@@ -165,8 +166,10 @@ class EvictionOrder:
             self.unpin(self.pinned.set_limit(int(budget_bytes * self._share)))
 
     def prefer(self, keys: Iterable[StreamKey], share: float, budget_bytes: int) -> None:
-        """Replace the preferred streams, the most valuable first, and pin as many as fit into `share` of the budget."""
-        # Unpin all streams first, so that the earlier pinned streams take no room from streams that now rank higher.
+        """Replace the preferred streams, and pin as many of them as fit into `share` of the budget.  The most valuable
+        stream is first in `keys`."""
+        # Unpin all streams first.  Otherwise streams that are pinned now could take the room of streams that rank
+        # higher in the new order.
         self.unpin(self.pinned.prefer((), 0))
         self._share = share
         self.pinned.prefer(keys, int(budget_bytes * share))

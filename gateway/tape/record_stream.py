@@ -2,7 +2,7 @@
 
 S2 does not identify the incarnation of a stream (its life from creation to deletion).  If the stream may have been
 deleted and created again, its records become *doubted*.  The origin must then confirm one record before the gateway
-serves any of them again.
+serves any doubted record.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ class RecordStream(Stream):
 
     records: RecordTape = field(default_factory=RecordTape)
     verified_at: float = -math.inf
-    """When the origin last confirmed that the records held belong to the stream (monotonic seconds)."""
+    """The time at which the origin last confirmed that the held records belong to the stream (monotonic seconds)."""
     doubts: int = 0
-    """How often the records became doubted.  Only `TapeStore.doubt_records` counts."""
+    """The number of times that the records became doubted.  Only `TapeStore.doubt_records` changes it."""
     settled: int = 0
-    """The value that `doubts` had when the gateway sent the latest request that confirmed the records."""
+    """The value of `doubts` at the time of the latest request that confirmed the records."""
     full_to: int = 0
-    """The sequence number at which the latest reply ended, if a limit ended that reply, so that more records are likely
-    to follow; otherwise 0."""
+    """If a limit ended the latest reply, the sequence number at which that reply ended: more records are then likely to
+    follow.  Otherwise 0."""
 
     @property
     def is_doubted(self) -> bool:
@@ -36,15 +36,15 @@ class RecordStream(Stream):
         return self.doubts > self.settled and bool(self.records.block_count)
 
     def reaches(self, seq_num: int, queries: Collection[str] | None) -> bool:
-        """Return whether records from this number on are in memory, and the stream has one of `queries`.  None stands
-        for all queries."""
+        """Return whether the stream has one of `queries`, and the records in memory reach this sequence number.  If
+        `queries` is None, the stream may have any query."""
         return seq_num < self.records.end_seq_num and (queries is None or self.key.query in queries)
 
     def verified(self, at: float, doubts: int = 0) -> None:
         """Record that the origin has confirmed the records.
 
-        `at` is the time of the reply (monotonic seconds).  The argument `doubts` is the value of the attribute when the
-        request was sent.
+        `at` is the time of the reply (monotonic seconds).  The argument `doubts` is the value of the attribute `doubts`
+        at the time of the request.
         """
         self.verified_at = at
         self.settled = max(self.settled, doubts)
@@ -53,7 +53,7 @@ class RecordStream(Stream):
 
     @property
     def cost(self) -> int:
-        """Bytes of the budget that the stream takes."""
+        """The bytes that the budget is charged for the stream."""
         return self.facts_cost + self.records.cost
 
     @property
@@ -63,7 +63,7 @@ class RecordStream(Stream):
 
     @property
     def furthest(self) -> str | None:
-        """The number after the last covered sequence number, as text; None if no records are held."""
+        """The sequence number after the last covered number, as text; None if no records are held."""
         return str(self.records.end_seq_num) if self.records.block_count else None
 
     def drop_oldest(self) -> int:

@@ -6,12 +6,13 @@ A covered number may have no record, because trims and retention remove records.
 If a reply to a read from one number begins with a later number, the stream has no earlier records any more.  The tape
 then drops all records before that number.
 
-A part that a read takes from the tape is *closed* if a limit of the read ended it.  Otherwise the part is *open*: it
-ends with the held records, and more records may follow.  Records never change, but the tail of the stream moves.  The
-tape therefore does not record the tail.
+A part that a read takes from the tape is *closed* if a limit of the read ended the part.  Otherwise the part is *open*:
+it ends with the held records, and more records may follow.  Records never change, but the tail of the stream moves.
+The tape therefore does not record the tail.
 
 A stream that is deleted and created again numbers its records from 0 again.  `store` raises `RecordsReplaced` if the
-new records contradict the held records: a different record at the same number, or timestamps that decrease.
+new records contradict the held records.  Two observations show a contradiction: a different record at the same number,
+or timestamps that decrease.
 
 All changes are synchronous.  The module has no HTTP, no sockets and no clock.
 """
@@ -51,7 +52,7 @@ class RecordsReplaced(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of a read.  None stands for no limit."""
+    """The limits of a read.  None means no limit."""
 
     count: int | None = None
     """The most records."""
@@ -66,7 +67,7 @@ class Limits:
         return self.count == 0 or self.bytes == 0
 
     def after(self, count: int, size: int) -> Limits:
-        """Return the limits that remain after `count` records of `size` metered bytes together."""
+        """Return the limits that remain after `count` records with `size` metered bytes in total."""
         return Limits(
             None if self.count is None else max(0, self.count - count),
             None if self.bytes is None else max(0, self.bytes - size),
@@ -145,7 +146,7 @@ class Span(NamedTuple):
 
 
 class Joint(NamedTuple):
-    """A held and a fetched record that would become neighbours on the tape."""
+    """A held record and a fetched record that would become neighbours on the tape."""
 
     held: Record
     fetched: Record
@@ -170,7 +171,8 @@ class _Block:
 class RecordTape:
     """The held records of one incarnation of a stream.
 
-    Only the owner, the `TapeStore`, calls the methods that change `cost`, because it charges a budget for the cost.
+    Only the owner, the `TapeStore`, calls the methods that change `cost`, because the store charges the cost to a
+    budget.
     """
 
     cost: int = 0
@@ -207,7 +209,7 @@ class RecordTape:
 
     @property
     def end_seq_num(self) -> int:
-        """The number after the last covered sequence number; 0 if no number is covered."""
+        """The sequence number after the last covered number; 0 if no number is covered."""
         return self._blocks[self._starts[-1]].end if self._starts else 0
 
     @property
@@ -238,9 +240,9 @@ class RecordTape:
         return None
 
     def joints(self, start: int, records: Sequence[Record]) -> Iterator[Joint]:
-        """Yield the joints that storing `records` would make.  `records` are the reply to a read from `start`.
+        """Yield each joint that would arise if `records` were stored.  `records` are the reply to a read from `start`.
 
-        An end of the reply that overlaps held records makes no joint."""
+        At an end where the reply overlaps held records, no joint arises."""
         first, last = records[0], records[-1]
         before = self._before(start) if not self.covers(start) and start and self.covers(start - 1) else None
         if before is not None and start == first.seq_num:
@@ -251,8 +253,8 @@ class RecordTape:
             yield Joint(after, last)
 
     def neighbours(self, seq_num: int) -> tuple[Record, ...]:
-        """Return the last record held before `seq_num` and the first record held after it, if there are such
-        records."""
+        """Return the last record held before `seq_num` and the first record held after `seq_num`, if these records
+        exist."""
         return tuple(one for one in (self._before(seq_num), self._after(seq_num)) if one is not None)
 
     def read(self, start: int, limits: Limits) -> Part:
@@ -273,11 +275,10 @@ class RecordTape:
         return Part(tuple(taken), size, at, is_closed=False)
 
     def at_timestamp(self, timestamp: int) -> int | None:
-        """Return the sequence number of the stream's first record at or after `timestamp`; None if the tape does not
-        show the number.
+        """Return the sequence number of the stream's first record at or after `timestamp`; None if the tape cannot
+        determine the number.
 
-        The tape shows the number if it holds this record, and also the preceding record unless this is the first record
-        of the stream.
+        The tape must hold this record and the preceding record of the stream, if there is one.
         """
         at = bisect_left(self._starts, timestamp, key=lambda start: self._blocks[start].records[-1].timestamp)
         if at == len(self._starts):
@@ -291,7 +292,7 @@ class RecordTape:
     def contradicts(self, tail: StreamPosition, end: int) -> bool:
         """Return whether `tail` shows that the held records belong to an earlier stream of the same name.
 
-        `end` is the value that `end_seq_num` had when the gateway asked the origin for the tail.
+        `end` is the value of `end_seq_num` at the time of the request for the tail.
         """
         if tail.seq_num < end:
             return True
@@ -303,8 +304,9 @@ class RecordTape:
     def store(self, start: int, records: Sequence[Record]) -> bool:
         """Store the records of a read from `start`.  A record that is already held is not replaced.
 
-        Returns whether held records were dropped, because the new records show that the stream was trimmed.  Raises
-        RecordsReplaced, and stores nothing, if the new records contradict the held records.
+        New records may show that the stream was trimmed.  The trimmed records are then dropped.  Returns whether any
+        held records were dropped.  Raises RecordsReplaced, and stores nothing, if the new records contradict the held
+        records.
         """
         if not records:
             return False
@@ -323,8 +325,8 @@ class RecordTape:
             if first < last:
                 self._add(at, stop, records[first:last])
             else:
-                # No new record lies between `at` and `stop`.  So `stop` is not `end`, because the last new record lies
-                # at `end - 1`.  Therefore `stop` is where the next held block starts.
+                # No new record lies between `at` and `stop`.  The last new record lies at `end - 1`, so `stop` is not
+                # `end`.  Therefore the next held block starts at `stop`.
                 self._begin_earlier(stop, at)
             at = stop
         for record in records:
@@ -369,7 +371,7 @@ class RecordTape:
         return None
 
     def _add(self, start: int, end: int, records: Sequence[Record]) -> None:
-        """Cover the numbers from `start` to `end`, none of which is covered yet, with `records`."""
+        """Cover the numbers from `start` to `end` with `records`.  None of these numbers may be covered yet."""
         index = bisect_left(self._starts, start)
         block = self._blocks[self._starts[index - 1]] if index else None
         position = 0
@@ -398,7 +400,7 @@ class RecordTape:
         self._blocks[earlier] = block
 
     def _obey(self, record: Record) -> bool:
-        """If `record` is a trim command, drop the trimmed records; return whether any were dropped."""
+        """If `record` is a trim command, drop the trimmed records.  Return whether any records were dropped."""
         try:
             command = command_of(record)
         except InvalidAppend:
@@ -406,7 +408,7 @@ class RecordTape:
         return isinstance(command, Trim) and self.drop_before(min(command.seq_num, record.seq_num))
 
     def drop_before(self, seq_num: int) -> bool:
-        """Drop all records and covered numbers before `seq_num`; return whether there were any."""
+        """Drop all records and covered numbers before `seq_num`.  Return whether anything was dropped."""
         if not self._starts or self._starts[0] >= seq_num:
             return False
         while self._starts and self._blocks[self._starts[0]].end <= seq_num:

@@ -1,12 +1,12 @@
 """The tape store: all streams in memory, under one byte budget.
 
-Only the store creates, drops and evicts streams and stores their bytes, so its sum of costs is always exact.  Evicting
-a stream that is in use drops only its bytes: the object stays, with an empty tape.
+Only the store creates, drops and evicts streams and stores their bytes, so its sum of costs is always exact.  If an
+evicted stream is in use, only its bytes are dropped: the object stays, with an empty tape.
 
 The store reports *uses* to the eviction policy, not requests.  A client that reads a stream once sends at least two
-requests in a row: for the existing bytes, then for the tail.  So requests within `USE_S` after a use belong to that
-use.  If the store reported requests, each such client would make the stream look popular.  LRU-K calls this interval
-the correlated reference period (O'Neil et al., SIGMOD 1993, 2.1).
+requests: first for the existing bytes, then for the tail.  If each request counted, a single client would make the
+stream look popular.  Requests within `USE_S` after a use therefore belong to that use.  LRU-K calls this interval the
+correlated reference period (O'Neil et al., SIGMOD 1993, 2.1).
 
 A cache plan can pin streams and exclude streams.  A pinned stream is withheld from the eviction policy.  An excluded
 stream keeps bytes only while it is held (`Stream.hold`), for example by the follower that feeds its live readers.
@@ -36,7 +36,7 @@ from gateway.tuples import make
 
 S = TypeVar("S", bound=Stream)
 
-# Enum members are slow to reach in Python 3.11.
+# Looking up a member of an enum is slow in Python 3.11.
 _EVICTED: Final = End.EVICTED
 _NO_KEY = StreamKey(Group("", ""), "", Partition(""))
 """A key that no stream has, for evictions that may evict any stream."""
@@ -54,7 +54,7 @@ class Keeper(Protocol):
         """Called before bytes of the stream are evicted."""
 
     def withdraw(self, stream: Stream) -> None:
-        """Called when bytes of the stream are invalid.  They must not be used again."""
+        """Called when bytes of the stream have become invalid and must not be used again."""
 
     def withdraw_group(self, group: Group) -> None:
         """Called when the streams of a path may have been replaced, whether or not they are in memory."""
@@ -64,15 +64,15 @@ class OtherWorkers(Protocol):
     """The other workers of this gateway, which may have bytes of the same streams."""
 
     def ended(self, key: StreamKey, *, was_known: bool, is_certain: bool) -> None:
-        """Called when the origin has refused a read of a stream with 404 or 410, or has shown another stream in its
-        place."""
+        """Called when the origin has refused a read of a stream with 404 or 410, or when a reply has shown that another
+        stream has replaced the stream."""
 
     def withdrawn(self, group: Group) -> None:
         """Called when the streams of a path may have been replaced, whether or not they are in memory."""
 
 
 class TapeStore:
-    """Streams by key.
+    """All streams in memory, by their keys.
 
     `budget_bytes` bounds `cost` + `lent`.  `mint` returns a new name for an incarnation (the life of a stream from
     creation to deletion).
@@ -84,9 +84,9 @@ class TapeStore:
         self.budget_bytes = budget_bytes
         self.cost = 0
         self.lent = 0
-        """The bytes of the budget for data derived from tapes, and for bodies that are being received."""
+        """The bytes of the budget that are used for data derived from tapes, and for arriving bodies."""
         self.arriving = 0
-        """The part of `lent` for bodies that are being received (`gateway.tape.arriving_charge`)."""
+        """The part of `lent` that is used for arriving bodies (`gateway.tape.arriving_charge`)."""
         self._mint = mint
         self._metrics = metrics
         self.paths: Final = Paths()
@@ -99,11 +99,11 @@ class TapeStore:
         self.pinned = self._order.pinned
         """The streams exempt from eviction."""
         self._not_stored: frozenset[StreamKey] = frozenset()
-        """The excluded streams, by their keys in the partition of readers without credentials."""
+        """The keys of the excluded streams.  Each key has the partition of readers without credentials."""
         self.may_grow = True
         """Whether fetches that add bytes may be sent.  False while the process is short of memory."""
         self.unstored_bytes = 0
-        """The bytes that were fetched but not stored, because their streams are excluded."""
+        """The number of bytes that were fetched but not stored, because their streams are excluded."""
         self.holdings: defaultdict[str, RouteUsage] = defaultdict(RouteUsage)
         """The use of memory by each route: the number of tapes and blocks, and the bytes charged to the budget."""
         self.on_forget: Callable[[Stream], None] = lambda stream: None
@@ -111,7 +111,7 @@ class TapeStore:
         self.others: OtherWorkers | None = None
         """The other workers of this gateway, if there are any."""
         self.keeper: Keeper | None = None
-        """Keeps bytes on disk, if there is a store on disk."""
+        """The store on disk; None if there is none."""
 
     def __len__(self) -> int:
         return self._count
@@ -123,7 +123,8 @@ class TapeStore:
         return iter(self.paths)
 
     def find(self, key: StreamKey) -> Stream | None:
-        """Return the stream of `key`, and wake it if it sleeps (`gateway.tape.paths`); None if it is not in memory."""
+        """Return the stream of `key`; None if the stream is not in memory.  If the stream sleeps, wake it
+        (`gateway.tape.paths`)."""
         stream = self.paths.find(key)
         if stream is not None and not stream.is_awake:
             self.wake(stream)
@@ -131,12 +132,12 @@ class TapeStore:
         return stream
 
     def wake(self, stream: Stream) -> None:
-        """Wake a sleeping stream and apply the events that it has missed, which may end the stream."""
+        """Wake a sleeping stream, and apply the missed events to the stream.  These events may end the stream."""
         if stream.is_awake or stream.ended is not None:
             return
         missed, dropped = self.paths.wake(stream)
         if missed is None:
-            # Some of the missed events are no longer kept, and one of them may have been a deletion.  So the keeper
+            # Some of the missed events are no longer kept.  Because one of them may have been a deletion, the keeper
             # must not get the bytes.
             self._withdraw_kept(stream)
             blocks = stream.block_count
@@ -149,12 +150,12 @@ class TapeStore:
             self.on_forget(other)
 
     def is_in_doubt(self, stream: Stream) -> bool:
-        """Return whether another stream may have taken the place of this one, as far as the path's events tell.  Does
-        not wake a sleeping stream."""
+        """Return whether an event of the path may have replaced the stream by another stream.  Does not wake a sleeping
+        stream."""
         return stream.version.may_have_ended or self.paths.has_missed(stream)
 
     def tell(self, group: Group, event: PathEvent) -> None:
-        """Apply an event to every stream of the path: at once, or when the stream wakes."""
+        """Apply an event to every stream of the path: at once to awake streams, and later to sleeping streams."""
         for stream in self.paths.told(group, event):
             self.on_forget(stream)
         for stream in self.paths.awake(group):
@@ -162,11 +163,11 @@ class TapeStore:
                 event(stream)
 
     def tag(self, stream: Stream, surrogate_keys: frozenset[str]) -> None:
-        """Add the surrogate keys that a reply with bytes of the stream has named.  Does nothing on an ended stream.
+        """Add the surrogate keys of a reply with bytes of the stream.  Does nothing on an ended stream.
 
-        The keys of all replies are collected until the bytes are forgotten.  With more than `MAX_TAGS` keys, or more
-        than `MAX_TAG_BYTES` in their names, the bytes are forgotten at once.  A purge by key therefore always finds all
-        bytes with the key.
+        The keys of all replies are collected until the bytes are dropped.  If the stream then has more than `MAX_TAGS`
+        keys, or the keys have more than `MAX_TAG_BYTES` in total, the bytes are dropped at once.  A purge by key
+        therefore always finds all bytes with the key.
         """
         if not surrogate_keys or stream.ended is not None:
             return
@@ -186,7 +187,8 @@ class TapeStore:
         return self.open_as(Stream, key, now)
 
     def open_as(self, kind: type[S], key: StreamKey, now: float) -> S:
-        """Return the stream of `key`; create it if it is not in memory, or is not of this kind."""
+        """Return the stream of `key`.  Create it if it is not in memory, or if the object in memory is of another
+        kind."""
         stream = self.find(key)
         if stream is not None and type(stream) is not kind:
             # The protocol of the route has been changed.
@@ -211,7 +213,7 @@ class TapeStore:
         return stream
 
     def touch(self, stream: Stream) -> None:
-        """Record a use of the stream by remembered answers, which are sent without a call of `open`."""
+        """Record a use of the stream by remembered answers.  These answers are sent without a call of `open`."""
         if stream.ended is None:
             self._order.touch(stream.key)
             self.paths.touch(stream)
@@ -232,7 +234,7 @@ class TapeStore:
         if not stream.is_ranked or self.pinned.is_used:
             self._order.admit(stream, before)
         if stream.is_followed:
-            # Live readers read each append without a new request, so count the append as a use.
+            # Live readers receive each append without a new request, so count the append as a use.
             self._count_use(stream, now)
         if not stream.is_weighed:
             stream.is_weighed, stream.facts_cost = True, stream.weigh()
@@ -248,7 +250,8 @@ class TapeStore:
         self._charge(stream, stream.cost - before, blocks=1)
 
     def withdraw_kept(self, group: Group) -> None:
-        """Drop the bytes of the path's streams outside memory, because other streams may have taken their place."""
+        """Drop the bytes that the keeper has for the path, because other streams may have replaced the path's
+        streams."""
         if self.keeper is not None:
             self.keeper.withdraw_group(group)
         if self.others is not None:
@@ -259,7 +262,7 @@ class TapeStore:
             self.keeper.withdraw(stream)
 
     def store_records(self, stream: RecordStream, start: int, records: Sequence[Record], now: float) -> None:
-        """Store the records of a read of an S2 stream from `start`, and evict until the budget is met.
+        """Store the records that a read of an S2 stream from `start` has returned, and evict until the budget is met.
 
         Does nothing on an ended stream.  Raises RecordsReplaced, and stores nothing, if the stream was created again.
         """
@@ -276,8 +279,8 @@ class TapeStore:
             self.withdraw(stream)
 
     def trim_records(self, stream: RecordStream, seq_num: int) -> None:
-        """Drop the records of an S2 stream before `seq_num`, which the origin no longer has.  Does nothing on an ended
-        stream."""
+        """Drop the records of an S2 stream before `seq_num`, because the origin has trimmed them.  Does nothing on an
+        ended stream."""
         if stream.ended is not None:
             return
         tape = stream.records
@@ -287,7 +290,7 @@ class TapeStore:
             self.withdraw(stream)
 
     def doubt_records(self, stream: Stream) -> None:
-        """Require that the origin confirms the records of an S2 stream before they are served again."""
+        """Mark the records of an S2 stream as doubted: the origin must confirm them before they are served again."""
         if stream.ended is None and isinstance(stream, RecordStream):
             stream.doubts += 1
             self.withdraw(stream)
@@ -295,11 +298,11 @@ class TapeStore:
     def doubt_replaced(
         self, group: Group, queries: Collection[str] | None, start: int, seen: Container[Stream]
     ) -> None:
-        """Doubt the streams of an S2 path whose records in memory reach the number `start`.
+        """Doubt the records of an S2 path's streams whose records in memory reach the sequence number `start`.
 
         The origin has just given this number to a new record, so the record in memory belongs to a deleted stream.
-        Affects only streams with one of `queries`, or with any query if `queries` is None.  Streams in `seen` are left
-        out, because the caller has handled them.
+        Affects only streams with one of `queries`, or with any query if `queries` is None.  Streams in `seen` are
+        skipped, because the caller has handled them.
         """
         if start >= self.paths.records_to(group, queries):
             return
@@ -309,7 +312,7 @@ class TapeStore:
         self.paths.looked_at(group)
 
     def weigh(self, stream: Stream) -> None:
-        """Charge the budget for headers and other texts that were added.  Does nothing on an ended stream."""
+        """Charge the budget for newly added headers and other texts.  Does nothing on an ended stream."""
         if stream.ended is None:
             stream.is_weighed = True
             before, stream.facts_cost = stream.facts_cost, stream.weigh()
@@ -317,9 +320,10 @@ class TapeStore:
                 self._charge(stream, stream.facts_cost - before)
 
     def prefer(self, pinned: Iterable[StreamKey], share: float, not_stored: Collection[StreamKey]) -> None:
-        """Apply a cache plan in place of the previous one.
+        """Replace the cache plan.
 
-        Pins the streams `pinned`, the most valuable first, within `share` of the budget, and excludes `not_stored`.
+        Pins as many of the streams in `pinned` as fit into `share` of the budget.  The most valuable stream is first in
+        `pinned`.  Excludes the streams in `not_stored`.
         """
         self._order.prefer(pinned, share, self.budget_bytes)
         self._not_stored = frozenset(not_stored)
@@ -347,9 +351,10 @@ class TapeStore:
         self.withdraw(stream)
 
     def drop_stream(self, stream: Stream, why: End, *, is_by_origin: bool = False) -> bool:
-        """End the stream; return False if it has already ended.  The caller ends the live readers.
+        """End the stream.  Return False if the stream has already ended.  The caller ends the live readers.
 
-        `is_by_origin`: a reply of the origin to a read of this worker has shown the end, so the other workers are told.
+        `is_by_origin`: this worker has learned of the end from the origin's reply to a read.  The method then informs
+        the other workers.
         """
         if stream.ended is not None:
             return False
@@ -361,8 +366,8 @@ class TapeStore:
         return True
 
     def tell_ended(self, key: StreamKey, *, was_known: bool, is_certain: bool) -> None:
-        """Tell the other workers that the origin has refused a read of a stream, or has shown another stream in its
-        place."""
+        """Tell the other workers that the origin has refused a read of a stream, or that another stream has replaced
+        the stream."""
         if self.others is not None:
             self.others.ended(key, was_known=was_known, is_certain=is_certain)
 
@@ -397,14 +402,16 @@ class TapeStore:
         self._forget(stream, lambda tape: tape.drop_before(token))
 
     def forget_through(self, stream: Stream, token: str) -> None:
-        """Drop the bytes before `token`, which are trimmed, and the bytes from `token` to the next known offset."""
+        """Drop the bytes before `token`, because they are trimmed.  Also drop the bytes from `token` to the next known
+        offset."""
         tail = stream.tape.tail
         self._forget(stream, lambda tape: tape.drop_through(token))
         if stream.tape.tail != tail:
             stream.lost_tail()
 
     def _forget(self, stream: Stream, drop: Callable[[Tape], int]) -> None:
-        """Call `drop`, which drops bytes of the tape and returns the cost freed.  Does nothing on an ended stream."""
+        """Call `drop` on the stream's tape.  `drop` drops bytes and returns the cost freed.  Does nothing on an ended
+        stream."""
         if stream.ended is None and not isinstance(stream, RecordStream):
             self._withdraw_kept(stream)
             blocks = stream.block_count
@@ -426,7 +433,8 @@ class TapeStore:
     def release(self, stream: Stream) -> None:
         """Undo one `Stream.hold`.
 
-        If no hold is left, drop a stream that has neither bytes nor a known tail, as after a refusal of the origin.
+        Without a remaining hold, a stream that has neither bytes nor a known tail is dropped.  A refusal of the origin
+        leads to such a stream.
         """
         stream.holds -= 1
         if stream.ended is not None:
@@ -441,7 +449,7 @@ class TapeStore:
         if self._not_stored:
             self._drop_unwanted(stream)
         if not stream.is_ranked or self.pinned.is_used:
-            # The stream may have left the eviction order when it lost its bytes.
+            # The stream may have been removed from the eviction order when its bytes were dropped.
             self._order.admit(stream, stream.cost)
         if self.cost + self.lent > self.budget_bytes:
             self._make_room(stream, may_shorten=True)
@@ -451,8 +459,9 @@ class TapeStore:
     def lend(self, size: int, borrower: Stream) -> bool:
         """Lend `size` bytes of the budget, and evict other streams to make room.
 
-        The loan is for data derived from the bytes of `borrower`, or for bytes about to be stored on it.  Returns False
-        and lends nothing if the borrower has ended, or if only evicting the borrower's own bytes could make room.
+        The loan is for data derived from the bytes of `borrower`, or for bytes about to be stored on `borrower`.
+        Returns False and lends nothing in two cases: the borrower has ended, or only the eviction of the borrower's own
+        bytes could make room.
         """
         if borrower.ended is not None or borrower.cost + self.lent + size > self.budget_bytes:
             return False
@@ -477,7 +486,7 @@ class TapeStore:
         self._order.resize(budget_bytes)
         self._make_room(None, may_shorten=False)
         while self.cost + self.lent > budget_bytes and self._order.unpin_last():
-            # All other streams are evicted, but pinned streams and lent bytes together still exceed the budget.
+            # All streams without a pin are evicted, but pinned streams and lent bytes together still exceed the budget.
             self._make_room(None, may_shorten=False)
 
     def _charge(self, stream: Stream, delta: int, *, tapes: int = 0, blocks: int = 0) -> None:
@@ -487,7 +496,7 @@ class TapeStore:
             self._make_room(stream, may_shorten=True)
 
     def _book(self, stream: Stream, delta: int, *, tapes: int = 0, blocks: int = 0) -> None:
-        """Add to the total cost, and to the figures of the stream's route.  Negative values subtract."""
+        """Add these values to the total cost, and to the figures of the stream's route.  Negative values subtract."""
         self.cost += delta
         holding = self.holdings[stream.key.partition.route]
         holding.tapes += tapes
@@ -497,7 +506,8 @@ class TapeStore:
             self._order.add_cost(stream.key, delta)
 
     def _make_room(self, stream: Stream | None, *, may_shorten: bool) -> None:
-        """Evict until the budget is met: other streams first, then bytes of `stream` itself if `may_shorten`."""
+        """Evict other streams than `stream` until the budget is met.  If this is not enough, and `may_shorten` is true,
+        evict bytes of `stream` too."""
         spared = stream.key if stream is not None else _NO_KEY
         while self.cost + self.lent > self.budget_bytes:
             key = self._order.victim(spared)
@@ -522,7 +532,7 @@ class TapeStore:
                     continue
                 victim.is_ranked = False
                 if victim.holds and not victim.block_count:
-                    # The stream is in use without bytes.  It enters the order again with its first bytes.
+                    # The stream is in use but has no bytes.  It is added to the order again with its first bytes.
                     self._order.forget(key)
                     continue
                 self._metrics.eviction(1, key.partition.route)

@@ -1,8 +1,8 @@
-"""A stream in memory: its tape (the bytes held), and facts such as its content type, its lifetime and its tail.
+"""A stream in memory: its tape (the bytes held), and metadata such as its content type, its lifetime and its tail.
 
-A `Stream` stands for one incarnation of a stream, from its creation to its deletion, for the clients of one partition.
-A partition is the set of requests that share a tape, by default the requests with equal credentials.  When `ended` is
-set, no request is answered from the object, and the next request creates a new object.
+A `Stream` represents one incarnation of a stream (its life from creation to deletion) for one partition.  A partition
+is the set of requests that share a tape, by default the requests with equal credentials.  When `ended` is set, no
+request is answered from the object, and the next request creates a new object.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from gateway.tape.origin_statements import (
 from gateway.tape.tape import Tape
 
 TAIL_READ_BURST = 3
-"""How many reads in a row may ask the origin for the tail before the rate limit applies."""
+"""The number of consecutive reads that may ask the origin for the tail before the rate limit applies."""
 
 SEVERAL: Final = -1
 """The value of `Stream.found_by` for requests with several sets of headers.  Python's `hash` never returns -1."""
 
 
 class End(StrEnum):
-    """Why a `Stream` has ended."""
+    """The reason why a `Stream` has ended."""
 
     DELETED = "deleted"
     GONE = "gone"
@@ -65,33 +65,33 @@ class Stream:
     key: StreamKey
     tape: Tape
     version: Version = FIRST
-    """The version of the stream's facts.  A caller keeps a version, and compares it later to find out which facts have
-    changed.  Only the methods of this class replace it."""
+    """The version of the stream's metadata.  A caller keeps this value.  Later the caller compares the kept value with
+    the current value, to find out what has changed.  Only the methods of this class replace the value."""
     content_type: str | None = None
     headers: CIMultiDict[str] = field(default_factory=CIMultiDict)
-    """The end-to-end headers of the origin's replies that hits (answers from memory) repeat: CORS, nosniff, …"""
+    """The end-to-end headers of the origin's replies that cache hits repeat: CORS, nosniff, …"""
     varies_by_origin: bool = False
     """Whether a reply of the origin had `Vary: Origin`.  The stream then serves only requests without an Origin header.
     Bytes of that reply may be held, so the flag is never cleared."""
     origins_named_at: float = -math.inf
-    """When a reply to a shared read last set `headers` (monotonic seconds).  The CORS fields in `headers` show which
-    web origins the stream's origin allows."""
+    """The time at which a reply to a shared read last set `headers` (monotonic seconds).  The CORS fields in `headers`
+    show the web origins that the stream's origin allows."""
     caching: Caching = UNSTATED
-    """The origin's Cache-Control for the stream's bytes."""
+    """The origin's Cache-Control directives for the stream's bytes."""
     identity: str | None = None
-    """The origin's identifier of the incarnation, if its ETag has one."""
+    """The origin's identifier of the incarnation; None if the origin's ETag has no such identifier."""
     expiry: Expiry = field(default_factory=Expiry)
-    """The stream's lifetime.  Until the lifetime is known, the gateway sends no hit without asking the origin."""
+    """The stream's lifetime.  Until the lifetime is known, no read is answered without a request to the origin."""
     contacted_at: float = 0.0
-    """When the origin last served a read or write of the stream (monotonic seconds).  Each read or write renews a
-    sliding TTL."""
+    """The time at which the origin last served a read or write of the stream (monotonic seconds).  Each read or write
+    renews a sliding TTL."""
     begun_at: float = 0.0
-    """Writes that the origin had executed before this time (monotonic seconds) cannot have replaced the stream: nothing
-    in this object is older.  Clearing the bytes may leave the time as it was."""
+    """All data in this object is from this time or later (monotonic seconds).  Writes that the origin executed earlier
+    therefore cannot have replaced the stream.  When all bytes are dropped, the time may stay unchanged."""
     confirmed: Confirmations = field(default_factory=Confirmations)
-    """For several offsets, when the origin last proved to have the bytes after the offset."""
+    """For several offsets, the time at which the origin last showed that it had the bytes after the offset."""
     used_at: float = 0.0
-    """When the `TapeStore` last counted a use of the stream (monotonic seconds)."""
+    """The time at which the `TapeStore` last counted a use of the stream (monotonic seconds)."""
     is_followed: bool = False
     """Whether the gateway has a live request for the stream open at the origin."""
     acked: AcknowledgedWrites = NONE
@@ -101,46 +101,49 @@ class Stream:
     tail_read_level: float = 0.0
     """The level of a leaky bucket to which each read that asks for the tail adds 1."""
     tail_read_at: float = 0.0
-    """When a read last added to the bucket, or began the fetch of a stream of which nothing was in memory (monotonic
-    seconds)."""
+    """The time at which a read last added to the bucket, or began the fetch of a stream that was not in memory
+    (monotonic seconds)."""
     head_headers: CIMultiDict[str] | None = None
-    """Headers that only replies to HEAD have, from the latest of these replies: lifetime and Last-Modified."""
+    """The lifetime and Last-Modified headers of the latest reply to HEAD.  Other replies do not have these headers."""
     found_by: int | None = None
-    """The hash of the request headers for which the origin has shown the stream (`Source.asker`), or `SEVERAL`.  None
-    if all readers of this object have the same credentials."""
+    """The hash of the headers of the request to which the origin has shown the stream (`Source.asker`).  `SEVERAL` if
+    there were requests with other headers too.  None if all readers of this object have the same credentials."""
     surrogate_keys: frozenset[str] = frozenset()
-    """The origin's tags for groups of streams.  Only `Paths.tag` sets them, because it keeps an index."""
+    """The origin's tags for groups of streams.  Only `Paths.tag` sets this attribute, because it keeps an index of the
+    tags."""
     tagged_as: str = ""
     """The incarnation to which the surrogate keys belong.  The keys of a new incarnation replace the earlier keys."""
     reads: int = 0
     """The number of reads, of all modes, that were answered from this object.  A live read counts when it starts."""
     hits: int = 0
-    """How many of these reads were answered without the origin."""
+    """The number of these reads that were answered without the origin."""
     sent_bytes: int = 0
     """The number of body bytes written to client connections."""
     in_memory: SharedBytes | None = None
-    """The size of the tape's bytes, so that all answers that refer to these bytes are counted as one.  None if no
-    answer refers to the bytes, or after bytes were dropped."""
+    """The size of the tape's bytes.  All answers that refer to these bytes share this object, so the bytes are counted
+    once.  None if no answer refers to the bytes, or after bytes were dropped."""
     ended: End | None = None
-    """Why the stream has ended; None while it exists."""
+    """The reason why the stream has ended; None while the stream exists."""
     has_topic: bool = False
-    """Whether the stream has live readers, or had some a moment ago.  Its bytes must be stored for them."""
+    """Whether the stream has live readers, or had live readers a moment ago.  The stream's bytes must be stored for
+    these readers."""
     is_awake: bool = True
     """Whether events of the path are applied to this stream at once (`gateway.tape.paths`)."""
     heard: int = 0
-    """The number of the last event of the path that was applied, if the stream is not awake."""
+    """For a sleeping stream, the number of the last event of the path that was applied to it."""
     is_ranked: bool = False
     """Whether the stream is in the order of eviction.  Only the `TapeStore` sets this."""
     holds: int = 0
-    """The number of users that prevent this object from being replaced: topics (groups of live readers) and shared
-    fetches."""
+    """The number of topics (groups of live readers) and shared fetches that use this object.  While there are any, the
+    object is not replaced."""
     is_weighed: bool = True
-    """Whether `facts_cost` is up to date.  If not, storing bytes or releasing the stream updates it."""
+    """Whether `facts_cost` is up to date.  If false, `facts_cost` is updated when bytes are stored or the stream is
+    released."""
     facts_cost: int = 0
     """The bytes that the budget is charged for this object without its tape.  Only the `TapeStore` sets this."""
     elsewhere: OwnersRecord | None = None
-    """The names of this worker's and other workers' records of the stream.  None if no worker has asked another worker
-    for the stream."""
+    """The names of this worker's record of the stream and of other workers' records.  None if no worker has asked
+    another worker for the stream."""
 
     def __repr__(self) -> str:
         state = self.ended or "in memory"
@@ -149,11 +152,11 @@ class Stream:
     # -- events
 
     def hold(self) -> None:
-        """Keep this object from being evicted and replaced until the caller calls `TapeStore.release`."""
+        """Prevent the eviction and replacement of this object until the caller calls `TapeStore.release`."""
         self.holds += 1
 
     def count_reads(self, reads: int, hits: int) -> None:
-        """Count reads answered from this object; `hits` of them did not need the origin."""
+        """Count `reads` reads that were answered from this object, `hits` of them without the origin."""
         self.reads += reads
         self.hits += hits
 
@@ -163,10 +166,11 @@ class Stream:
         self.contacted_at = max(self.contacted_at, at)
 
     def mark_stale(self, *, may_have_ended: bool = True, may_be_another: bool = False) -> None:
-        """Require revalidation, because the tail may have moved or, if `may_have_ended`, the stream may have ended.
+        """Require revalidation, because the tail may have moved.
 
-        `may_be_another`: another stream may also have taken its place.  A refusal does not suggest this: the origin may
-        have trimmed only one offset (410), or may hide the stream from one reader (404)."""
+        `may_have_ended`: the stream may also have ended.  `may_be_another`: another stream may also have replaced this
+        stream.  A refusal is no reason to set `may_be_another`: the origin may have trimmed only one offset (410), or
+        may hide the stream from one reader (404)."""
         self.version = self.version.doubted(may_have_ended=may_have_ended, may_be_another=may_be_another)
 
     def may_be_another(self) -> None:
@@ -175,7 +179,7 @@ class Stream:
         self.lose_metadata()
 
     def lose_metadata(self) -> None:
-        """Forget what the origin's replies to HEAD have stated, because it may concern an earlier stream.
+        """Forget the metadata from replies to HEAD, because these replies may concern an earlier stream.
 
         The earlier lifetime still applies until the origin has reported the lifetime again."""
         self.expiry.lose()
@@ -192,7 +196,7 @@ class Stream:
         self.version = self.version.tail_changed()
 
     def unfollowed(self, at: float) -> None:
-        """Record that the follower has ended at this time (monotonic seconds).  A sliding TTL runs from then on."""
+        """Record that the follower has ended at this time (monotonic seconds).  A sliding TTL runs from this time."""
         if self.is_followed:
             self.is_followed = False
             self.contacted(at)
@@ -200,36 +204,37 @@ class Stream:
     def record_headers(self, headers: CIMultiDict[str]) -> None:
         """Record the headers that hits repeat.  Streams share `headers`, so the object must never be changed."""
         if self.varies_by_origin:
-            # Caches between the gateway and its clients must not send these replies to requests with an Origin header.
+            # Caches between the gateway and its clients must not use these answers for requests with an Origin header.
             headers = headers.copy()
             headers["Vary"] = "Origin"
         self.headers = headers
 
     def record_head(self, headers: Headers, lifetime: Lifetime) -> None:
-        """Record the headers of a reply to HEAD.  `lifetime` is in this machine's time."""
+        """Record the headers of a reply to HEAD.  `lifetime` refers to this machine's clock."""
         self.expiry.know(lifetime)
         names = (STREAM_TTL, STREAM_EXPIRES_AT, "Last-Modified")
         self.head_headers = CIMultiDict([(name, value) for name in names for value in headers.getall(name, ())])
 
     def begin_incarnation(self, name: str) -> None:
-        """Name a new incarnation, because all bytes were forgotten.
+        """Name a new incarnation, because all bytes were dropped.
 
-        Other bytes may now be stored at the same offsets, and need other entity tags.  The next HEAD must not repeat
-        the metadata of the earlier bytes with the tail of later ones.  Only the `TapeStore` calls this.
+        Different bytes may now be stored at the same offsets, and need different entity tags.  The metadata from
+        replies to HEAD is dropped, so that no answer combines it with the tail of different bytes.  Only the
+        `TapeStore` calls this.
         """
         self.version = self.version.incarnated(name)
         self.head_headers = None
 
     def withdrawn(self) -> None:
-        """Invalidate all data derived from the bytes held, for example because bytes were dropped."""
+        """Invalidate all data derived from the held bytes, for example because bytes were dropped."""
         self.version = self.version.withdrawn()
         shared, self.in_memory = self.in_memory, None
         if shared is not None:
             shared.in_cache = False
 
     def shared_bytes(self) -> SharedBytes:
-        """Return `in_memory`, with its size updated, for an answer that refers to the tape's bytes.  The first call
-        creates it."""
+        """Return `in_memory` for an answer that refers to the tape's bytes, after an update of its size.  The first
+        call creates the object."""
         shared = self.in_memory
         if shared is None:
             shared = self.in_memory = SharedBytes(0, in_cache=self.ended is None)
@@ -250,7 +255,7 @@ class Stream:
 
     @property
     def furthest(self) -> str | None:
-        """The furthest offset that the origin has named; None if it has named none."""
+        """The furthest offset that the origin has stated; None if it has stated no offset."""
         return self.tape.tail
 
     def drop_oldest(self) -> int:
@@ -283,7 +288,7 @@ class Stream:
 
     @property
     def needs_revalidation(self) -> bool:
-        """Whether the origin must be asked before held bytes are used."""
+        """Whether the held bytes must be revalidated before they are used."""
         return self.version.needs_revalidation
 
     def learn_type(self, content_type: str) -> bool:
@@ -291,7 +296,7 @@ class Stream:
         if content_type == self.content_type:
             return True
         if self.content_type is None:
-            # The type decides how the tape keeps bytes, so the tape takes none before the type is known.
+            # The format in which the tape keeps bytes depends on the type.  The tape is therefore empty until now.
             assert not self.tape.block_count
             self.content_type = content_type
             self.tape.is_json = is_json(content_type)
@@ -308,7 +313,8 @@ class Stream:
         return identity == self.identity
 
     def learn_owner(self, said: HopSaid) -> bool:
-        """Record the owner's statement about its record; return False if that record belongs to another stream."""
+        """Record the statement of the stream's owner about its record.  Return False if that record belongs to another
+        stream."""
         record = self.elsewhere
         if record is None:
             record = self.elsewhere = OwnersRecord()
@@ -319,18 +325,18 @@ class Stream:
 
     @property
     def is_known(self) -> bool:
-        """Whether this worker has facts of the stream, which other workers may have got from it."""
+        """Whether this worker has metadata of the stream.  Other workers may then have received it."""
         return self.content_type is not None or self.tape.tail is not None
 
     def is_of_dropped_record(self, said: HopSaid) -> bool:
-        """Return whether the owner has dropped the record that this worker's bytes came from, and nothing suggests that
-        another stream has taken the stream's place.  Live readers then continue at their offsets, as after a purge."""
+        """Return whether the owner has dropped the record from which this worker's bytes came, although the stream was
+        probably not replaced.  Live readers then continue at their offsets, as after a purge."""
         record = self.own_record()
         is_contradicted = self.identity is not None and said.identity not in (None, self.identity)
         return not (record.is_same(said, self.identity) or is_contradicted or self.version.may_be_another)
 
     def own_record(self) -> OwnersRecord:
-        """Return the record whose name this worker sends to other workers with the stream's bytes."""
+        """Return this worker's record.  The worker sends the record's name to other workers with the stream's bytes."""
         if self.elsewhere is None:
             self.elsewhere = OwnersRecord()
         return self.elsewhere
@@ -340,28 +346,28 @@ class Stream:
         return incarnation if self.elsewhere is None else self.elsewhere.tag_name(incarnation)
 
     def acknowledged(self, tail: str, *, is_closed: bool, query: str) -> None:
-        """Record that the origin has acknowledged a write to this path, with this query, which ended at `tail`."""
+        """Record that the origin has acknowledged a write to this path with this query.  The write ended at `tail`."""
         if query in self.acked.other_queries:
             return
         self.acked = self.acked.with_write(tail, query, is_closed=is_closed)
         self.version = self.version.acknowledged()
 
     def acknowledged_without_offset(self, *, is_certain: bool = True) -> None:
-        """Record that the origin has acknowledged a write whose end offset is unknown, or may have done so if not
-        `is_certain`."""
+        """Record that the origin has acknowledged a write without stating the tail.  If `is_certain` is false, the
+        origin may have acknowledged such a write."""
         self.sighting = None
         if is_certain:
             self.acked = self.acked.with_unplaced()
         self.version = self.version.acknowledged()
 
     def read_up_to_tail(self, seen: Version, tail: str) -> None:
-        """Record that a request has read the stream up to its tail.  `seen` is the stream's version when the request
-        was sent."""
+        """Record that a request has read the stream up to its tail.  `seen` is the stream's version at the time of the
+        request."""
         if seen.same_acks_as(self.version):
             self.acked = self.acked.read_up_to(tail, self.key.query, is_closing=self.is_closing)
 
     def forget_acknowledged(self) -> None:
-        """Forget acknowledged writes, because they may have gone to another stream."""
+        """Forget acknowledged writes, because they may have changed another stream."""
         self.acked = self.acked.forgotten()
 
     def holds_acknowledged(self, token: str, is_closed: bool = False) -> bool:
@@ -373,17 +379,18 @@ class Stream:
         return (is_closed or not self.is_closing) and (tail is None or not is_before(token, tail))
 
     def may_lack_acknowledged(self, token: str) -> bool:
-        """Return whether the stream up to `token` may lack an acknowledged write, even one whose end is unknown."""
+        """Return whether the stream up to `token` may lack an acknowledged write.  Includes writes whose
+        acknowledgement stated no tail."""
         acked = self.acked
         is_short = acked.through is not None and is_before(token, acked.through)
         return is_short or acked.is_unplaced or not self.holds_acknowledged(token)
 
     def is_still(self, first: FirstTail, at: str) -> bool:
-        """Return whether a live reader at `at` is up to date, judged by `first`, the tail that the origin named when
-        the reader began.
+        """Return whether a live reader at `at` is still up to date.  `first` is the tail that the origin stated when
+        the live read began.
 
-        The reader is up to date unless a write has been acknowledged or may have been applied since, or a reply has
-        named a later tail.
+        The reader is at `first` and up to date until one of these events: a write is acknowledged, a write may have
+        been executed, or a reply states a later tail.
         """
         tape = self.tape
         return (
@@ -394,7 +401,7 @@ class Stream:
         )
 
     def saw_tail(self, sighting: Sighting) -> None:
-        """Record the origin's statement of the tail, unless the current statement has a later tail or a later time."""
+        """Record the origin's statement of the tail.  Ignore it if the current statement has a later tail or time."""
         current = self.sighting
         if current is not None and (is_before(sighting.at, current.at) or sighting.seen_at < current.seen_at):
             return
@@ -414,7 +421,7 @@ class Stream:
         if seen is None or tape.resolve(seen.at) != at or not self.holds_acknowledged(at) or self.needs_revalidation:
             return -math.inf
         if tape.tail is not None and is_before(at, tape.resolve(tape.tail)):
-            # Another reply, or a write, has named a later tail.
+            # Another reply, or the acknowledgement of a write, has stated a later tail.
             return -math.inf
         return seen.fresh_until
 
@@ -446,13 +453,12 @@ class Stream:
         self.found_by = asker if self.found_by in (None, asker) else SEVERAL
 
     def is_hidden_from(self, asker: int) -> bool:
-        """Return whether a 404 to a request with this hash may mean only that the origin hides the stream from the
-        client.  That is the case if the origin has shown the stream to a request with other headers."""
+        """Return whether the origin has shown the stream to a request with another hash.  A 404 to a request with this
+        hash may then mean only that the origin hides the stream from the client."""
         return self.found_by is not None and self.found_by != asker
 
     def may_have_expired(self, now: float) -> bool:
-        """Return whether a stream whose lifetime has never been known may have expired.  A lifetime is at least a
-        second."""
+        """Return whether a stream without any known lifetime may have expired.  A lifetime is at least a second."""
         return self.expiry.latest is None and not self.is_followed and now - self.contacted_at >= LEAST_TTL_S
 
     def outlasts_failure(self, now: float, wall: float) -> bool:
@@ -465,24 +471,24 @@ class Stream:
         return not is_over and not self.expiry.is_lost
 
     def may_answer_alone(self, now: float, trust_s: float) -> bool:
-        """Return whether the gateway may answer without asking the origin: the lifetime is known and the stream
-        trusted."""
+        """Return whether the gateway may answer without a request to the origin.  The lifetime must be known, and the
+        stream must be trusted."""
         return self.expiry.lifetime is not None and self.is_trusted(now, trust_s)
 
     def is_trusted(self, now: float, trust_s: float) -> bool:
         """Return whether the gateway may assume that the stream still exists, unchanged.
 
         A stream is trusted if it needs no revalidation, the origin was contacted within `trust_s` seconds, and less
-        than half of a sliding TTL has passed.  Hits do not renew the TTL at the origin, so the gateway must read a busy
-        stream at the origin before the stream expires.
+        than half of a sliding TTL has passed since then.  Cache hits do not renew the TTL at the origin.  The gateway
+        must therefore read a busy stream at the origin before the stream expires.
         """
         if self.needs_revalidation:
             return False
         return self.is_followed or (not self.expiry.is_lost and now < self.trusted_until(now, trust_s))
 
     def trusted_until(self, now: float, trust_s: float) -> float:
-        """Return the time until which `is_trusted` stays true unless `mark_stale` is called (monotonic seconds).  The
-        result holds even if the live request ends earlier."""
+        """Return the time until which `is_trusted` stays true (monotonic seconds).  A call of `mark_stale` makes the
+        result invalid.  The result stays valid even if the live request ends earlier."""
         return (now if self.is_followed else self.contacted_at) + self._trusted_s(trust_s)
 
     def _trusted_s(self, trust_s: float) -> float:
@@ -500,16 +506,18 @@ class Stream:
             self.confirmed.confirm_start(following, at)
 
     def confirmed_at(self, start: str) -> float:
-        """Return when the origin last showed that it has the bytes after `start`; -inf if it never did."""
+        """Return the time at which the origin last showed that it had the bytes after `start`; -inf if there is no such
+        time."""
         return self.confirmed.since(self.tape.resolve(start))
 
     def reusable_s(self, trust_s: float) -> float:
-        """Return the seconds for which bytes may be sent after the origin has confirmed them."""
+        """Return the number of seconds after a confirmation for which the confirmed bytes may be sent."""
         return self._trusted_s(min(trust_s, self.caching.fresh_s))
 
     def confirmed_before(self, now: float, trust_s: float, max_age_s: float | None) -> float:
-        """Return the time after which the origin must have confirmed bytes that are sent to a client (monotonic
-        seconds).  The client accepts bytes up to the age `max_age_s`, or of any age if `max_age_s` is None."""
+        """Return the time limit for confirmations (monotonic seconds): bytes may be sent to a client only if their
+        latest confirmation is later.  The client accepts bytes up to the age `max_age_s`, or of any age if `max_age_s`
+        is None."""
         reusable_s = self.reusable_s(trust_s)
         return now - (reusable_s if max_age_s is None else min(reusable_s, max(LEAST_AGE_S, max_age_s)))
 
@@ -518,6 +526,6 @@ class Stream:
         return not self.confirmed_at(start) > self.confirmed_before(now, trust_s, max_age_s)
 
     def bytes_until(self, start: str, trust_s: float) -> float:
-        """Return the time until which the bytes after `start` may be sent without asking the origin (monotonic
+        """Return the time until which the bytes after `start` may be sent without a request to the origin (monotonic
         seconds)."""
         return self.confirmed_at(start) + self.reusable_s(trust_s)

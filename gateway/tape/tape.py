@@ -5,14 +5,15 @@ opaque, but ordered.  The index maps each token to its position in a block.  Two
 *synonyms*.
 
 A read starts at a token, takes bytes up to the end of a block, and continues at the token of that end.  The read stops
-at a token that is not in the index.  Such a token is either the tail or the start of a gap, which the origin must fill.
+at a token that is not in the index.  Such a token is either the tail or the start of a gap.  The bytes of a gap must be
+fetched from the origin.
 
 Blocks are never merged.  If two fetches overlap by an unknown number of bytes, the tape keeps a block for each.  A read
-can pass from one block to the next only at a token that both have.
+can continue from one block to the next only at a token that both blocks have.
 
-A tape holds only facts that stay true during one incarnation of the stream, from its creation to its deletion: the
-bytes between two tokens, the tokens that the stream has reached, and the token at which it was closed.  Whether a
-reader is up to date can change at any time, so the tape does not record it.
+A tape records only data that stays true during one incarnation of the stream (its life from creation to deletion): the
+bytes between two tokens, the tokens that the stream has reached, and the token at which the stream was closed.  A
+reader that is up to date may be behind at any later time, so the tape does not record this state.
 
 All changes are synchronous.  The module has no HTTP, no sockets and no clock.
 """
@@ -42,9 +43,9 @@ class TapeReading(NamedTuple):
     end: str = ""
     stored_at: float = 0.0
     copied: int = 0
-    """How many bytes of `pieces` count as memory of the reader, in addition to the memory of the tape.  Copied bytes
-    count.  A small last piece of a block counts too, because the tape replaces this piece when the block grows.  From
-    then on, only this reading refers to the old piece."""
+    """The number of bytes of `pieces` that count as memory of the reader, in addition to the memory of the tape.
+    Copied bytes count.  A small last piece of a block counts too.  A growing block replaces a small last piece, and
+    then only this reading refers to the old piece."""
 
 
 class Extent(NamedTuple):
@@ -61,7 +62,8 @@ _NO_SYNONYMS: Final[dict[str, str]] = {}
 class Tape:
     """The bytes of one incarnation of a stream that are held in memory.
 
-    Only the owner, the `TapeStore`, calls the methods that change `cost`, because it charges a budget for the cost.
+    Only the owner, the `TapeStore`, calls the methods that change `cost`, because the store charges the cost to a
+    budget.
     """
 
     __slots__ = (
@@ -79,7 +81,7 @@ class Tape:
     def __init__(self, is_json: bool = False) -> None:
         self.is_json = is_json
         self.tail: str | None = None
-        """The furthest token that the origin has named as reached; never beyond the true tail."""
+        """The furthest token that the stream is known to reach.  It is never beyond the true tail."""
         self.short_of_tail: str | None = None
         """The furthest token at which the origin ended a reply although more bytes followed."""
         self.closed_at: str | None = None
@@ -90,8 +92,8 @@ class Tape:
         self._ending: dict[str, Block] = {}
         """For each token at which blocks end, one of these blocks."""
         self._synonyms = _NO_SYNONYMS
-        """Pairs of tokens without bytes between them.  In an empty stream, for example, the start sentinel leads to the
-        first token."""
+        """Pairs of tokens without bytes between them.  In an empty stream, for example, the start sentinel and the
+        first token are such a pair."""
 
     def __repr__(self) -> str:
         return f"<Tape {self.block_count} blocks, {self.token_count} tokens, tail {self.tail}>"
@@ -119,7 +121,7 @@ class Tape:
         return iter(self._blocks.values())
 
     def resolve(self, token: str) -> str:
-        """Follow the synonyms from `token`; return the last token, which has the same position."""
+        """Return the last synonym of `token`, or `token` if it has no synonym.  Both have the same position."""
         synonyms = self._synonyms
         while synonyms and (target := synonyms.get(token)) is not None:
             token = target
@@ -128,8 +130,8 @@ class Tape:
     def read(self, start: str, limit: int) -> TapeReading:
         """Return the bytes after `start`, up to about `limit`.
 
-        A reading ends only at a token.  If no token lies within the limit, the reading ends at the first token beyond
-        the limit.  If no bytes after `start` are held, the reading is empty and ends at `start`.
+        The result ends only at a token.  If no token lies within the limit, the result ends at the first token beyond
+        the limit.  If no bytes after `start` are held, the result is empty and ends at `start`.
         """
         pieces: list[bytes] = []
         size = copied = 0
@@ -162,8 +164,8 @@ class Tape:
             found = self._index.get(goal)
             stop = found[1] if found is not None and found[0] is block and found[1] > position else 0
             if self.is_json:
-                # Count one comma before these bytes, unless they are the first.  Inside a block, this comma is the byte
-                # at `position`, so it is a part of `size - position` already.
+                # Count one comma before these bytes, unless they are the first bytes.  If `position` is inside a block,
+                # this comma is the byte at `position`, and is already included in `size - position`.
                 size += (size > 0) - (position > 0)
             size += (stop or block.size) - position
             at = goal if stop else self.resolve(block.end)
@@ -188,8 +190,8 @@ class Tape:
         return min((token for token in self._index if token != START), default=None)
 
     def midway(self, token: str) -> str | None:
-        """Return the middle one of all indexed tokens up to `token`, leaving out the start sentinel; None if there are
-        no such tokens."""
+        """Return the middle one of all indexed tokens up to `token`, without the start sentinel; None if there are no
+        such tokens."""
         known = sorted(one for one in self._index if one != START and not is_before(token, one))
         return known[(len(known) - 1) // 2] if known else None
 
@@ -199,7 +201,7 @@ class Tape:
         return entry[0].stop_after(entry[1])[1] if entry is not None else None
 
     def has_seen(self, token: str) -> bool:
-        """Return whether the origin has named `token` as a position of the stream."""
+        """Return whether the origin has used `token` as a position of the stream."""
         return (
             token in self._index
             or token in self._ending
@@ -208,7 +210,7 @@ class Tape:
         )
 
     def is_furthest(self, token: str) -> bool:
-        """Return whether the origin has named `token`, and no position beyond it."""
+        """Return whether `token` is the furthest position that the origin has stated."""
         return self.has_seen(token) and (self.tail is None or not is_before(token, self.tail))
 
     def knows_after(self, token: str) -> bool:
@@ -217,7 +219,7 @@ class Tape:
         return bool(index) and self.resolve(token) in index
 
     def is_short(self, token: str) -> bool:
-        """Return whether the origin has ended a reply at `token`, or after it, before the tail."""
+        """Return whether a reply of the origin has stopped short of the tail at `token` or after `token`."""
         return self.short_of_tail is not None and not is_before(self.short_of_tail, token)
 
     def is_closed_at(self, token: str) -> bool:
@@ -227,8 +229,8 @@ class Tape:
     def check(self, start: str, end: str, has_bytes: bool) -> None:
         """Check a reply of the origin that leads from `start` to `end` against the protocol and this tape.
 
-        Raises TailMovedBack if `end` lies before `start`, or beyond the final offset of a closed stream: the stream was
-        re-created.  Raises UpstreamBroken if the reply has bytes but ends where it starts.
+        Raises TailMovedBack if `end` lies before `start`, or beyond the final offset of a closed stream.  In both cases
+        the stream was re-created.  Raises UpstreamBroken if the reply has bytes but ends where it starts.
         """
         if end != start and is_before(end, start):
             raise TailMovedBack
@@ -238,7 +240,7 @@ class Tape:
             raise TailMovedBack
 
     def reached(self, token: str, *, is_short: bool = False, is_closed: bool = False) -> None:
-        """Record that the stream reaches at least to `token`, because a reply of the origin ended there.
+        """Record that the stream reaches at least to `token`, because a reply of the origin has ended at `token`.
 
         `is_short`: more bytes follow the reply.  `is_closed`: `token` is the final offset of a closed stream.
         """
@@ -250,8 +252,8 @@ class Tape:
             self.closed_at = token
 
     def store(self, start: str, end: str, pieces: Sequence[bytes], now: float) -> None:
-        """Store the bytes from `start` to `end`, which have passed `check`.  Bytes that the tape already holds stay in
-        place."""
+        """Store the bytes from `start` to `end`, which have passed `check`.  Bytes that the tape already holds are not
+        replaced."""
         size = sum(map(len, pieces))
         start = self.resolve(start)
         if not size:
@@ -270,7 +272,7 @@ class Tape:
         block = self._ending.get(start)
         if block is not None and not block.is_sealed:
             grown_from = block.size
-            # Use the block's own copy of the token, so that the caller's copy is not kept as well.
+            # Use the block's own copy of the token, so that the caller's copy can be freed.
             start = block.end
             del self._ending[start]
             self._index[start] = (block, block.extend(end, pieces))
@@ -311,7 +313,8 @@ class Tape:
             self._learn(end, block, stop)
 
     def _align_start(self, start: str, end: str, pieces: Sequence[bytes], size: int) -> bool:
-        """Index `start` in the block that leads to `end`.  Return False if no block does, or if its bytes differ."""
+        """Index `start` in the block that leads to `end`.  Return False if there is no such block, or if the block's
+        bytes differ."""
         block = self._ending.get(end)
         if block is not None:
             stop = block.size
@@ -328,7 +331,7 @@ class Tape:
         if position < 0 or not block.holds_at(position, stop, pieces):
             return False
         # A client may have invented `start`.  The origin then answers from the last position before this offset.  Reads
-        # may start at `start`, but no answer to another client may end at it.
+        # may start at `start`, but no answer to another client may end at `start`.
         block.leads = (*block.leads, start)
         self._learn(start, block, position)
         return True
@@ -356,7 +359,8 @@ class Tape:
     def drop_through(self, token: str) -> int:
         """Drop `token`, all earlier tokens and their bytes, because the origin has trimmed them; return the cost freed.
 
-        The tail and the final offset of a closed stream are forgotten too, unless the tail lies after `token`.
+        Unless the tail lies after `token`, the tail, the final offset of a closed stream, and the offset at which a
+        reply stopped short of the tail are forgotten too.
         """
         if self.tail is not None and not is_before(token, self.tail):
             self.tail = None
@@ -374,7 +378,7 @@ class Tape:
                     self._shorten(block, *kept)
         for block in self._blocks.values():
             block.unmark(is_dropped)
-            # If `_ending` had a dropped block for this token, a block that is left takes its place.
+            # If `_ending` had a dropped block for this token, a remaining block replaces the dropped block.
             self._ending.setdefault(block.end, block)
         for held in (self._index, self._synonyms):
             for known in [known for known in held if is_dropped(known)]:

@@ -1,10 +1,10 @@
 """Request collapsing for both protocols: one fetch from the origin for all readers that need the same bytes.
 
-One rule keeps reads linearisable.  A reader may rely on the tail (the stream's end) that a fetch reports only if the
-reader's request arrived before the fetch was sent.  In that case, the origin has answered the fetch after every write
-that was acknowledged before the reader's request.  A later reader may use the bytes of the fetch, which are immutable,
-but needs another fetch for the tail.  Each key therefore has at most one fetch in progress and one fetch that has not
-been sent yet.  All later readers share the unsent fetch.
+One rule makes reads linearisable.  A reader may use the tail that a fetch reports only if the reader's request arrived
+before the fetch was sent.  In that case, the reply to the fetch includes every write that was acknowledged before the
+reader's request.  A later reader may use the bytes of the fetch, because they are immutable.  But a later reader needs
+another fetch for the tail.  Each key therefore has at most one fetch in progress and one fetch that has not been sent
+yet.  All later readers share the unsent fetch.
 
 A fetch does not depend on the reader that started it.  If this reader leaves, the fetch continues for the other
 readers.
@@ -45,14 +45,13 @@ class SharedFetch:
         self.askers = Askers(client)
         """The networks of the clients that wait for the fetch."""
         self.is_sent = False
-        """Whether the request may have been sent.  If so, a reader that arrives now must not rely on the fetch's tail.
-        """
+        """Whether the request may have been sent.  If true, a reader that arrives now must not use the fetch's tail."""
         self.end: FetchEnd | None = None
-        """How the fetch has ended; None until it has ended."""
+        """The way in which the fetch has ended; None until it has ended."""
         self.error: GatewayError | None = None
-        """Why the fetch failed or was given up."""
+        """The reason why the fetch failed or was given up; None if it did not."""
         self.changed = Signal()
-        """Fires when the fetch advances, and at its end."""
+        """Fires when the fetch advances, and when it ends."""
 
     @property
     def is_over(self) -> bool:
@@ -84,7 +83,7 @@ F = TypeVar("F", bound=SharedFetch)
 
 
 class Lead(NamedTuple, Generic[F]):
-    """A new fetch, which the caller must run."""
+    """A new fetch.  The caller must run it."""
 
     fetch: F
 
@@ -96,7 +95,8 @@ class Follow(NamedTuple, Generic[F]):
 
 
 class Collapse(Generic[K, F]):
-    """The latest fetch of each key.  Decides which readers share a fetch.  The owner sends the fetches."""
+    """The latest fetch of each key.  Decides which readers share a fetch.  The owner of this object sends the
+    fetches."""
 
     def __init__(self) -> None:
         self._fetches: dict[K, F] = {}
@@ -117,7 +117,7 @@ class Collapse(Generic[K, F]):
     def join_fetch(self, key: K, client: str, begin: Callable[[], F]) -> Lead[F] | Follow[F]:
         """Join the unsent fetch of this key, or start a new fetch by `begin` if no unsent fetch exists.
 
-        `client` is the network of the reader.  For a new fetch the caller must call `work_ended` at its end.
+        `client` is the network of the reader.  When a new fetch ends, the caller must call `work_ended`.
         """
         if (fetch := self.unsent(key, client)) is not None:
             return Follow(fetch)
@@ -135,11 +135,11 @@ class Collapse(Generic[K, F]):
         return fetch
 
     def add_fetch(self, key: K, fetch: F) -> None:
-        """Add a fetch that the caller has started.  The caller must call `work_ended` at its end."""
+        """Add a fetch that the caller has started.  When the fetch ends, the caller must call `work_ended`."""
         self._fetches[key] = fetch
 
     def work_ended(self, key: K, fetch: F) -> None:
-        """Remove a fetch whose task has ended.  A fetch without an outcome is given up."""
+        """Remove a fetch whose task has ended.  If the fetch has no outcome yet, give it up."""
         if not fetch.is_over:
             fetch.give_up()
         if self._fetches.get(key) is fetch:

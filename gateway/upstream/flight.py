@@ -4,13 +4,13 @@ A flight has a head, and a list of body chunks that grows until the end.  The en
 (`gateway.engine.fetch_table`), announces the head, adds chunks, and ends the flight.  Readers attach, read at their own
 pace, and detach.  When the last reader detaches, the fetch is cancelled.
 
-Two bounds apply to the body.  First, the fetch pauses while all readers are more than `WINDOW_BYTES` behind the end of
-the received data.  The origin's reply is therefore read as fast as the fastest client reads.
+Two bounds apply to the body.  First, the fetch pauses while all readers are more than one window (`WINDOW_BYTES`)
+behind the end of the received data.  The origin's reply is therefore read only as fast as the fastest reader reads.
 
 Second, a body larger than `keep_bytes` is not kept.  Chunks of such a body are dropped after all readers have read
 them, so no more readers may attach.  A reader that is more than `keep_bytes` behind the end of the received data is
-dropped.  Otherwise one slow client would keep the whole body in memory.  With a small `keep_bytes` the limit for a
-reader is two windows, because even the fastest reader may be that far behind.
+dropped.  Otherwise one slow client would keep the whole body in memory.  A reader may always be two windows behind,
+even if `keep_bytes` is smaller.  Otherwise even the fastest reader could be dropped.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ from gateway.upstream.incoming import Inflow
 WINDOW_BYTES: Final = 1 << 20
 _UNBOUNDED: Final = Inflow()
 SMALL_BYTES: Final = 1 << 16
-"""The answer waits for a body up to this size, so that the body is sent whole and with its length."""
+"""The answer waits until a body of up to this size is complete.  The body is then sent whole and with its length."""
 CONFIRMATION: Final = "?confirmation"
 """The `key` of a flight that compares the origin's bytes after `start` with the bytes in memory.  This text is not a
 valid offset, so no other flight has this key.
 """
 PROOF: Final = "?proof "
-"""The `key` of a flight begins with this text if the flight's bytes are to be compared with bytes on disk.  The rest is
-the flight's `start`."""
+"""The prefix of the `key` of a flight whose bytes will be compared with bytes on disk.  The rest of the key is the
+flight's `start`."""
 METADATA: Final = "?metadata"
 """The `start` of a flight that fetches a stream's metadata without bytes.  This text is not a valid offset."""
 
 
 class StreamHead(NamedTuple):
-    """The head of a reply with a part of a stream."""
+    """The head of a reply whose body is a part of a stream."""
 
     next_offset: str
     up_to_date: bool
     is_closed: bool
     is_stale: bool = False
-    """Whether the stream's owner, another worker, has sent bytes in its memory because the origin has failed."""
+    """Whether the worker that owns the stream has answered from its memory because the origin has failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +64,8 @@ class OriginError:
     headers: CIMultiDict[str]
     body: bytes
     request_headers: CIMultiDict[str] | None = None
-    """The headers of the fetch, if the refusal may depend on these headers.  The refusal is then invalid for readers
-    with other headers.
+    """The headers of the fetch, if the refusal may depend on these headers.  The refusal is then valid only for readers
+    with the same headers.  Otherwise None.
     """
     varies_by_origin: bool = False
     """Whether the refusal is invalid for readers with an Origin header."""
@@ -81,8 +81,8 @@ class OriginError:
 class NotShareable:
     """A reply that must not be shared, or does not follow the protocol.  Each waiting request is then relayed.
 
-    `is_lasting`: further replies will probably be the same, so the decision should be remembered.  `is_personal`: the
-    reply forbids sharing its content, so stored bytes of the stream may no longer be shared either.
+    `is_lasting`: later replies will probably not be shareable either, so the decision should be remembered.
+    `is_personal`: the reply forbids sharing of its content, so stored bytes of the stream may no longer be shared.
     """
 
     reason: str
@@ -93,7 +93,7 @@ class NotShareable:
 VARIES_BY_ORIGIN: Final = NotShareable(Ground.ORIGIN, is_lasting=False)
 """The reason for relaying a read with an Origin header while other reads of the stream are shared."""
 CHANGES_TOO_FAST: Final = NotShareable("changes faster than it can be read", is_lasting=False)
-"""The reason for relaying a read during which the stream's bytes were forgotten too often."""
+"""The reason for relaying a read during which the stream's bytes were dropped too often."""
 
 
 REFUSED_TO_ANOTHER: Final = NotShareable("refused to another", is_lasting=False)
@@ -102,7 +102,7 @@ REFUSED_TO_ANOTHER: Final = NotShareable("refused to another", is_lasting=False)
 
 @dataclass(frozen=True, slots=True)
 class Beyond:
-    """An empty reply to an offset beyond the stream's tail.  It names the tail."""
+    """An empty reply to a read at an offset beyond the stream's tail.  The reply states the tail."""
 
     tail: str
     up_to_date: bool
@@ -113,7 +113,8 @@ Head = StreamHead | Beyond | OriginError | NotShareable | GatewayError
 
 
 def as_seen_by(head: Head, headers: CIMultiDict[str]) -> Head:
-    """Return the head of a shared reply for a reader whose own request would have had `headers`."""
+    """Return the head of a shared reply as it applies to one reader.  The reader's own request would have had
+    `headers`."""
     if isinstance(head, OriginError) and head.request_headers is not None and head.request_headers != headers:
         return REFUSED_TO_ANOTHER
     return head
@@ -158,7 +159,7 @@ class FlightReader:
 
 
 class FirstReader(Protocol):
-    """The reader for which the flight was launched.  It waits for the flight without a task."""
+    """The reader for which the flight was launched.  This reader waits for the flight without a task."""
 
     def look(self) -> None:
         """Answer the reader's request if enough of the reply has arrived."""
@@ -212,42 +213,42 @@ class Flight(SharedFetch):
         self.key = key or start
         """The key by which readers find the flight."""
         self.facts_suffice = False
-        """Whether the flight's readers need only facts of the stream, and not its present tail."""
+        """Whether the readers need only metadata of the stream, and not its current tail."""
         self.keep_bytes = keep_bytes
         self.lag_bytes = max(keep_bytes, 2 * WINDOW_BYTES)
-        """A reader that is behind by more than this number of bytes is dropped."""
+        """The most bytes that a reader may be behind the end of the received data.  A slower reader is dropped."""
         self.sent_at = 0.0
         self.as_of = -math.inf
-        """When the origin had the bytes after `start` (monotonic seconds): when it was asked, or before that if the
-        reply has an age.  -inf until the reply has arrived."""
+        """The time at which the reply was current (monotonic seconds): the time of the request, or earlier by the
+        reply's Age.  -inf until the reply has arrived."""
         self.version = FIRST
-        """The version of the stream in memory when the request was sent, to find out later whether the flight is
-        overtaken (`gateway.engine.fetch_table`)."""
+        """The version of the stream in memory when the request was sent.  A later comparison with this version shows
+        whether the flight is overtaken (`gateway.engine.fetch_table`)."""
         self.head: Head | None = None
         self.kept: list[bytes] = []
         self.base = 0
-        """The number of chunks dropped so far, which is the index of `kept[0]` in the body."""
+        """The number of chunks dropped so far.  It is also the index of `kept[0]` among all chunks of the body."""
         self.size = 0
         self.dropped_bytes = 0
         """The number of bytes of the dropped chunks."""
         self.charged_bytes = 0
-        """The number of bytes that the cache budget is charged for, so that the flight's holdings leave them out."""
+        """The number of bytes already charged to the cache budget.  `holdings` does not count them again."""
         self.spools = False
-        """Whether to read the body without waiting for readers, because other requests wait for its connection."""
+        """Whether to read the body without a wait for readers, because other requests wait for the connection."""
         self.must_go = False
-        """Whether to abandon the fetch, because other requests wait for its connection."""
+        """Whether to abandon the fetch, because other requests wait for the connection."""
         self.inflow = _UNBOUNDED
         """Bounds the rate at which the flight's reply and its readers add bytes to memory."""
         self.shared: SharedBytes | None = None
-        """Counts the body's bytes once for all holders: the readers, and later the tape (the stream's bytes in memory).
-        None until a holder asks for it.
+        """Counts the body's bytes once for all objects that refer to them: the readers, and later the tape (the
+        stream's bytes in memory).  None until one of these objects requests it.
         """
         self.is_kept = True
         """Whether the body is kept from its beginning."""
         self.is_detached = False
         """Whether the flight continues without readers while its body is kept."""
         self.is_passing = False
-        """Whether the bytes go to the readers only, and are not stored."""
+        """Whether the bytes are only sent to the readers, and are not stored."""
         self.length: int | None = None
         """The body's length in bytes, if it is known before the end."""
         self.expected: int | None = None
@@ -255,7 +256,7 @@ class Flight(SharedFetch):
         self._room: Signal | None = None
         """Fires when the fetch may continue; None if the fetch has never paused."""
         self.on_unused: Callable[[], object] | None = None
-        """Cancels the fetch; None once the fetch is over."""
+        """Cancels the fetch; None after the fetch has ended."""
         self.span: FlightSpan = NO_FLIGHT
         self.fetched = 0
         """The body bytes received from the origin, including the brackets of JSON arrays, the bodies of refusals, and
@@ -272,14 +273,14 @@ class Flight(SharedFetch):
         self.holders = 0
         self.is_led = False
         self.first: FirstReader | None = None
-        """The reader that started the flight.  Its `look` is called when the reply has arrived or the fetch has ended,
-        and the attribute is then None.
+        """The reader that started the flight.  When the reply has arrived or the fetch has ended, the flight calls the
+        reader's `look` and sets this attribute to None.
         """
         self._readers: set[FlightReader] = set()
         self._watchers = 0
 
     def holdings(self) -> tuple[Holding]:
-        """Return the bytes of the body that the flight keeps in memory."""
+        """Return the bytes of the body that the flight keeps in memory, without `charged_bytes`."""
         size = self.size - self.dropped_bytes - self.charged_bytes
         if self.shared is None:
             self.shared = SharedBytes(0)
@@ -372,15 +373,15 @@ class Flight(SharedFetch):
         )
 
     async def until_wanted(self) -> None:
-        """Wait while the fastest reader is more than a window behind.  Return early if other requests wait for the
-        connection (`spools`, `must_go`)."""
+        """Wait while the fastest reader is more than one window behind.  If other requests wait for the connection
+        (`spools`, `must_go`), return at once."""
         if self._room is None:
             self._room = Signal()
         while not (self.is_wanted or self.spools or self.must_go):
             await self._room.wait()
 
     def go_on(self) -> None:
-        """Let `until_wanted` check its condition again."""
+        """Wake `until_wanted`, which then checks its condition again."""
         if self._room is not None:
             self._room.fire()
 
@@ -393,7 +394,7 @@ class Flight(SharedFetch):
         return reader
 
     def add_reader(self, reader: FlightReader) -> None:
-        """Add this reader of the body.  The reader was made for this flight."""
+        """Add this reader of the body.  The reader must have been created for this flight."""
         assert self.base == 0, "a flight that drops its chunks takes no more readers"
         self._readers.add(reader)
         if self._room is not None:
@@ -451,7 +452,7 @@ class Flight(SharedFetch):
 
 
 def is_awaited(flight: Flight) -> bool:
-    """Return whether an answer that begins with the flight's bytes has to wait for more of the reply."""
+    """Return whether an answer that begins with the flight's bytes must wait for more data of the reply."""
     if flight.end is not None:
         return False
     head, expected = flight.head, flight.expected

@@ -5,9 +5,9 @@ reading the reply.
 
 An `OriginCall` is one request.  A `Source` has the URL and the headers of shared fetches of one stream.
 
-A shared fetch sends only headers that are part of the key of the stream in memory, so one reader's bytes never go to
-another reader.  If an origin needs a header that the route does not list as a credential, the fetch lacks this header.
-The origin then refuses the fetch until the operator lists the header.
+A shared fetch sends only headers that are part of the key of the stream in memory.  The bytes for one reader are
+therefore never sent to a reader with other credentials.  An origin may need a header that the route does not list as a
+credential.  The fetch then lacks this header, and the origin refuses the fetch until the operator lists the header.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Endpoint(NamedTuple):
     host_header: str
     """The value of a request's Host field."""
     user: str = ""
-    """The user part of the URL.  For a member of a fleet, it is the number of one of its workers."""
+    """The user part of the URL.  In the URL of a fleet's member, it is the number of one of the member's workers."""
 
     def __str__(self) -> str:
         return f"{self.scheme}://{self.host_header}"
@@ -64,24 +64,24 @@ class Handed(Enum):
 
     NO = 0
     BY_WORKER = 1
-    """Another worker of this gateway has asked.  The request may go to another member of the fleet."""
+    """The request is for another worker of this gateway.  It may be sent to another member of the fleet."""
     BY_MEMBER = 2
-    """Another member of the fleet has asked.  The request goes to the origin."""
+    """The request is for another member of the fleet.  It is sent to the origin."""
 
     def is_nearer(self, other: Handed) -> bool:
-        """Return whether fewer processes have handed the request on than `other` states."""
+        """Return whether the request has come through fewer processes than a request with `other`."""
         return self.value < other.value
 
 
 class Shared(NamedTuple):
-    """The tape (a stream's bytes in memory) for which a shared request is made.  With several workers, the owner of the
-    stream makes the request."""
+    """The tape (a stream's bytes in memory) for which a shared request is sent.  With several workers, the owner of the
+    stream sends the request."""
 
     key: StreamKey
     handed: Handed
-    """Whether the request comes from another worker, and must not be handed on to a third worker."""
+    """Whether the request is for another process.  Such a request must not be handed on to a third worker."""
     facts_suffice: bool = False
-    """Whether the reply need not state the present tail, so that the owner may answer from memory."""
+    """Whether the reply need not state the current tail.  The stream's owner may then answer from memory."""
 
 
 Body: TypeAlias = AsyncIterator[bytes] | bytes | None
@@ -99,7 +99,7 @@ class Bounds:
 
 
 class RepeatedUrl:
-    """The URL of calls that are repeated.  Keeps its parts and the latest request head, to save work on each call."""
+    """The URL of repeated calls.  Keeps the URL's parts and the latest request head, to save work on each call."""
 
     __slots__ = ("_head", "_headers", "_host", "_length", "parts", "url")
 
@@ -137,7 +137,8 @@ class OriginCall(NamedTuple):
     headers: CIMultiDict[str]
     bounds: Bounds
     body: Body = None
-    """The request body.  If an iterator raises, the connection is aborted, so that the origin notices the truncation.
+    """The request body.  If the body is an iterator that raises, the connection is aborted, so that the origin detects
+    the truncation.
     """
     is_live: bool = False
     """Whether the request may last for minutes."""
@@ -157,9 +158,8 @@ class OriginCall(NamedTuple):
 
 
 class Source(NamedTuple):
-    """The address of a stream at its origin, and the headers with which one partition (readers with equal credentials)
-    requests the stream.
-    """
+    """The address of a stream at its origin, and the request headers of one partition (readers with equal
+    credentials)."""
 
     base: str
     """Scheme, authority and path, percent-encoded, without a query."""
@@ -179,7 +179,7 @@ class Source(NamedTuple):
 
     @property
     def asker(self) -> int:
-        """A hash of the headers, by which requests with equal headers are found."""
+        """A hash of the headers.  Requests with equal headers have equal hashes."""
         return hash(tuple(self.headers.items()))
 
     def url(self, offset: str | None, live: str | None = None, cursor: str | None = None) -> str:

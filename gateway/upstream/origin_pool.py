@@ -1,23 +1,26 @@
 """The origins of a route, and the choice of the origin for a request.
 
-All requests of a stream go to one origin if possible.  Weighted rendezvous hashing ranks the origins for each stream.
-The pool chooses the first origin that is not ejected by health checks and whose circuit breaker admits requests.  When
-a preferred origin recovers, the stream returns to it.
+If possible, all requests of a stream are sent to one origin.  Weighted rendezvous hashing ranks the origins for each
+stream.  The pool chooses the first origin that is not ejected by health checks and whose circuit breaker admits
+requests.  When an origin with a higher rank recovers, the stream's requests are sent to this origin again.
 
-While a live request of a stream is open, all requests of the stream go to the same origin, so that live and catch-up
-reads come from one server.  If this origin fails, its live requests are ended and restarted at another origin.
+While a live request of a stream is open, all requests of the stream are sent to the origin of the live request, so that
+one server answers live and catch-up reads.  If this origin fails, its live requests are ended and restarted at another
+origin.
 
-Ejected origins come last in the order, and are used only if no other origin is usable.  An open circuit breaker is
-never bypassed.
+Ejected origins come last in the order, and are used only if no other origin is usable.  Requests are never sent to an
+origin whose circuit breaker is open.
 
-An origin may redirect a request to the leader of a stream: by 307 or 308, to the same path and query at another
-configured host.  The pool remembers the leader for a while.  A stream may have different leaders for reads and for
-writes.  Redirects to other hosts are not followed, so such hosts never receive credentials.
+An origin may redirect a request to the leader of a stream.  Such a redirect has the status 307 or 308, and leads to the
+same path and query at another configured host.  The pool remembers the leader for a while.  A stream may have different
+leaders for reads and for writes.  Redirects to hosts that are not configured are not followed, so these hosts never
+receive credentials.
 
-In rendezvous hashing, a hash of stream and origin gives each origin a score, and the highest score wins.  The scores do
-not depend on other origins, so a change of one origin moves only its own streams (Thaler and Ravishankar, 1998).  The
-score is `-w / ln(u)` for the weight `w` and a uniform `u`.  Each origin then gets streams in proportion to its weight
-(Wang et al., "Weighted rendezvous hashing", 2014).
+In rendezvous hashing, each origin gets a score for each stream: a hash of the stream and the origin.  The origin with
+the highest score is first.  The score of an origin does not depend on other origins, so a change of one origin moves
+only the streams of this origin (Thaler and Ravishankar, 1998).  The score is `-w / ln(u)`, where `w` is the weight and
+`u` is a uniform number from the hash.  Each origin then gets streams in proportion to its weight (Wang et al.,
+"Weighted rendezvous hashing", 2014).
 """
 
 from __future__ import annotations
@@ -46,7 +49,7 @@ _SPAN: Final = 1 << 64
 
 
 def score(origin: str, weight: float, path: str) -> float:
-    """Return the score of an origin, given as `scheme://host:port`, for a percent-encoded path."""
+    """Return the score of an origin for a percent-encoded path.  `origin` is `scheme://host:port`."""
     digest = hashlib.blake2b(f"{origin}\0{path}".encode(), digest_size=8).digest()
     # A uniform number strictly between 0 and 1.
     uniform = (int.from_bytes(digest, "big") + 0.5) / _SPAN
@@ -54,7 +57,7 @@ def score(origin: str, weight: float, path: str) -> float:
 
 
 def ranked(origins: Iterable[tuple[str, float]], path: str) -> list[str]:
-    """Sort origins, given with their weights, by their scores for a stream's path, the highest first."""
+    """Sort origins by their scores for a stream's path, the highest score first.  `origins` has names and weights."""
     return [name for name, _ in sorted(origins, key=lambda one: (-score(one[0], one[1], path), one[0]))]
 
 
@@ -66,7 +69,7 @@ _MOST_LEADERS: Final = 10_000
 _LEADER_S: Final = 60.0
 _MOST_REMOVED: Final = 1_000
 _REMOVED_S: Final = 300.0
-"""The pool of a removed route serves the route's requests in progress for this number of seconds."""
+"""The seconds for which the pool of a removed route is kept for the route's requests in progress."""
 _READS: Final = frozenset({"GET", "HEAD"})
 
 
@@ -84,8 +87,7 @@ class _Live:
 
 
 class OriginPool:
-    """The origins of one route.  Owner of the origins that were chosen for streams with live requests, and of the
-    remembered leaders."""
+    """The origins of one route.  Also records the origin of each stream with live requests, and the leaders."""
 
     def __init__(self, route: str, clock: Clock) -> None:
         self.route = route
@@ -93,7 +95,8 @@ class OriginPool:
         self._hosts: dict[str, Origin] = {}
         self._members: tuple[tuple[str, int], ...] = ()
         self.follows_redirects = False
-        """Whether the pool has several hosts, and therefore follows redirects between them."""
+        """Whether the pool has several hosts.  Only then does it follow redirects, which lead from one of them to
+        another."""
         self._alone: tuple[Origin, ...] = ()
         """The only host; empty if there are several."""
         self.credentials: tuple[str, str] | None = None
@@ -147,7 +150,7 @@ class OriginPool:
     ) -> OriginRequest:
         """Choose an origin that is not in `tried` for a request, and count the request in the origin's state.
 
-        `path` is percent-encoded.  `leader`: the origin that a redirect has named.  No other origin is then chosen.
+        `path` is percent-encoded.  `leader` is the target of a redirect: if it is set, no other origin is chosen.
         `is_upload`: the request's body is streamed.  Raises CircuitOpen if no origin may be used.
         """
         now = self._clock.now()
@@ -217,7 +220,7 @@ class OriginPool:
     # -- leaders
 
     def leader(self, sent: OriginRequest, method: str, target: str, location: str | None) -> Origin | None:
-        """Return and remember the leader that a redirect names; None if the redirect must be passed to the client.
+        """Return and remember the leader to which a redirect leads; None if the redirect must be relayed to the client.
 
         `target` is the request target in origin form, and `location` the redirect's Location.
         """
@@ -235,7 +238,7 @@ class OriginPool:
         return origin
 
     def forget_leader(self, method: str, path: str) -> None:
-        """Forget the leader for a path, because the leader could not be used."""
+        """Forget the leader for a path, because a request could not be sent to the leader."""
         self._leaders.pop((path, method in _READS), None)
 
 
@@ -243,7 +246,7 @@ class Origins:
     """All origins, and the pool of each route."""
 
     def __init__(self, clock: Clock, rng: random.Random, say: Say, shared: SharedOrigins | None = None) -> None:
-        """`shared` has the states of origins that all workers share; None if this process is the only one."""
+        """`shared` has the origins' states that all workers share; None if this process is the only worker."""
         self._shared = shared
         self._sharing = LateSharing(shared, clock) if shared is not None else None
         self.clock = clock
@@ -252,12 +255,12 @@ class Origins:
         self.on_open: Callable[[Origin], None] = lambda origin: None
         """Called when the breaker of an origin opens."""
         self.on_change: Callable[[Origin], None] = lambda origin: None
-        """Called with an origin when its state has changed in a way that concerns other workers."""
+        """Called with an origin after a change of its state that concerns other workers."""
         self._origins: dict[str, Origin] = {}
         self._pools: dict[str, OriginPool] = {}
         self._by_url: dict[str, OriginPool] = {}
         self._removed: TTLCache[str, OriginPool] = TTLCache(_MOST_REMOVED, _REMOVED_S, timer=clock.now)
-        """The pools of removed routes.  A request in progress may have to be sent again."""
+        """The pools of removed routes.  They are kept because a request in progress may have to be sent again."""
 
     def __repr__(self) -> str:
         return f"<Origins {', '.join(map(repr, self._origins.values()))}>"
@@ -297,7 +300,7 @@ class Origins:
         by_url = {route_url(name): pool for name, pool in pools.items()}
         if gone := {url: pool for url, pool in self._by_url.items() if url not in by_url}:
             self._removed.update(gone)
-            # The table drops old entries only when it changes, and a pool has the route's credentials.
+            # The table drops old entries only when it changes.  A pool has the route's credentials, so drop it in time.
             self.clock.call_later(_REMOVED_S + 1.0, self._removed.expire)
         self._by_url = by_url
         for name, old in before.items():
@@ -305,7 +308,7 @@ class Origins:
             if name not in origins:
                 old.leave()
         for origin in origins.values():
-            # The breaker may be open already, if this worker has started later than the others.
+            # If this worker has started later than the other workers, the breaker may be open already.
             origin.breaker.refresh()
         if self._sharing is not None:
             self._sharing.begin(self)
@@ -373,7 +376,7 @@ class OriginState:
     overflows: int
     """The number of requests not sent because too many were waiting."""
     redirects: int
-    """The number of requests that another origin redirected to this origin."""
+    """The number of requests that other origins have redirected to this origin."""
     ejections: int
     checks: dict[bool, int]
     """The numbers of successful (True) and failed (False) health checks."""
@@ -428,10 +431,10 @@ def authorities_of(config: RouteConfig) -> tuple[str, ...]:
 
 
 def origin_names(configs: Sequence[RouteConfig]) -> dict[str, str]:
-    """Return for each route the origin name that the keys of its streams contain.
+    """Return for each route the origin name that is part of the keys of its streams.
 
-    All origins of one route serve the same streams.  If two routes have an origin in common, all their origins serve
-    the same streams.  The name of such a set is its first origin in the configuration.
+    All origins of one route serve the same streams.  If two routes have an origin in common, all origins of both routes
+    serve the same streams.  All routes in such a set get the same name: the set's first origin in the configuration.
     """
     stands: dict[str, str] = {}
     for config in configs:

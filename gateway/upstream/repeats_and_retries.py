@@ -1,19 +1,19 @@
 """When a request to an origin is sent again: repetitions, retries, and pauses between fetches without progress.
 
-Repetition follows the loss of a kept connection.  An origin may close a kept connection while a request is on its way.
-A GET or HEAD without a body is then sent once more on a new connection, if no byte of the reply has arrived (RFC 9112
-section 9.3.1).  Each complete reply allows one repetition, so repetitions add no load to an origin that fails.  The
-loss is not reported as a failure.  An HTTP/2 origin may state that it has not processed a request (RFC 9113 section
-8.7).  The request is then repeated with any method, unless its body was streamed, within the same bound.
+A request is repeated after the loss of a kept connection.  An origin may close a kept connection while a request is on
+its way.  If no byte of the reply has arrived, a GET or HEAD without a body is sent once more on a new connection (RFC
+9112 section 9.3.1).  Each complete reply allows one repetition, so repetitions add no load to an origin that fails.
+The loss does not count as a failure.  An HTTP/2 origin may state that it has not processed a request (RFC 9113 section
+8.7).  Such a request is repeated whatever its method, unless its body was streamed.  The same bound applies.
 
 Other failures of shared fetches are retried by `gateway.engine.fetch`, within the retry budget of the origin.
 
 A *walk* is a series of fetches that reads a stream up to its tail.  A faulty origin may send empty replies that never
-reach the tail.  Without a pause, the gateway would ask such an origin in a tight loop while any reader waits.  An empty
-reply therefore delays the next fetch.  The first few empty replies cause no pause; then the pause doubles with each
-empty reply.  A reply with few bytes is legal, because messages may be small, so only the rate of such replies is
-bounded.  After a reply that reaches the tail or has at least `LITTLE_BYTES`, there is no pause, and the earlier replies
-are forgotten.
+reach the tail.  Without a pause, the gateway would send requests to such an origin in a tight loop while any reader
+waits.  Empty replies therefore delay the next fetch.  The first few empty replies cause no pause.  Each further empty
+reply doubles the pause.  Replies with few bytes are legal, because messages may be small, so only the rate of such
+replies is bounded.  A reply that reaches the tail, or has at least `LITTLE_BYTES`, causes no pause, and all earlier
+replies are forgotten.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _MOST_TOKENS: Final = 10.0
 
 
 def is_repeatable(error: BaseException, method: str, *, has_body: bool, is_streamed: bool) -> bool:
-    """Return whether a request may be repeated after `error`, which occurred before any byte of the reply.
+    """Return whether a request may be repeated after `error`.  The error occurred before any byte of the reply.
 
-    `is_streamed`: the request's body was sent while it was being received from the client.
+    `is_streamed`: the gateway sent the request's body while it was receiving the body from the client.
     """
     if isinstance(error, Unprocessed):
         return not is_streamed
@@ -79,11 +79,11 @@ class RouteRetries:
 # -- walks
 
 LITTLE_BYTES: Final = 256
-"""A reply short of the tail with fewer bytes than this is a small reply."""
+"""A reply is small if it stops short of the tail and has fewer bytes than this."""
 LITTLE_PER_S: Final = 200.0
-"""The number of small replies a second that one stream's fetches may have, after `LITTLE_BURST`."""
+"""The most small replies a second for the fetches of one stream, after `LITTLE_BURST` small replies."""
 LITTLE_BURST: Final = 256
-"""The number of small replies in a row that cause no pause."""
+"""The number of consecutive small replies that cause no pause."""
 _FREE: Final = 8
 """The number of consecutive empty replies that cause no pause."""
 _FIRST_PAUSE_S: Final = 0.05
@@ -99,9 +99,9 @@ class _Walk:
     empty: int = 0
     """The number of consecutive empty replies."""
     little: float = 0.0
-    """The level of a leaky bucket to which each small or empty reply adds 1, and which leaks `LITTLE_PER_S`."""
+    """The level of a leaky bucket.  Each small or empty reply adds 1, and `LITTLE_PER_S` leak each second."""
     at: float = 0.0
-    """When the latest fetch ended (monotonic seconds)."""
+    """The time at which the latest fetch ended (monotonic seconds)."""
     pause_s: float = 0.0
     """The seconds after `at` until the next fetch may be sent."""
 

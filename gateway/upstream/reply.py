@@ -1,17 +1,17 @@
 """An origin's reply for its requester: a head, and a body that is read as it arrives.
 
-A reply is read as fast as its reader takes the data.  A slow reader of a large body therefore holds a connection slot
-(the right to use a connection).  This does no harm while other slots are free.  When requests wait for slots, the
-replies with the slowest readers must release their slots (`Stalls`).  To release its slot, a shared fetch reads the
-rest of its reply into memory.  If the cache has no room, the fetch fails.  A relayed reply that must release its slot
-always fails.
+A reply is read only as fast as its reader takes the data.  A slow reader of a large body therefore occupies a
+connection slot (the right to use a connection).  While other slots are free, this does no harm.  When requests wait for
+slots, the replies with the slowest readers must release their slots (`Stalls`).  To release its slot, a shared fetch
+reads the rest of its reply into memory.  If the cache has no room, the fetch fails.  A relayed reply that must release
+its slot always fails.
 
 A requester that gives up closes its reply.  `gateway.upstream.kept_connections` decides whether the connection then
 waits for the rest of the reply, or is closed.
 
-All waits are bounded.  This module translates exceptions of other modules into the exceptions of `errors.py`.  Reading
-a truncated body raises an exception, so a body that was read without an exception is complete.  The body comes from a
-`BodySource`: a connection, or memory in tests.
+All waits are bounded.  This module translates exceptions of other modules into the exceptions of `errors.py`.  If a
+body is truncated, reading it raises an exception.  A body that was read without an exception is therefore complete.
+The body comes from a `BodySource`: a connection, or memory in tests.
 
 `Upstream` is the interface to the origins: it sends a request, and notifies a `Requester` of the outcome by plain
 calls, without a task.  A relay is its own requester.  Most other callers await a reply: `answer_to` turns the calls
@@ -42,13 +42,13 @@ from gateway.upstream.slots import Lane
 C = TypeVar("C")
 
 PATIENCE_S: Final = 1.0
-"""The least seconds from the head of a reply until the reply may be asked to release its slot."""
+"""The minimum age of a reply, in seconds since its head, before the reply may be asked to release its slot."""
 MOST_AT_ONCE: Final = 32
-"""The most replies that are asked in one call to release their slots."""
+"""The most replies that one call asks to release their slots."""
 
 
 class Stalls:
-    """The replies of one pool that have stalled at some time and are not closed."""
+    """The replies of one pool that have stalled at least once and are not closed."""
 
     def __init__(self) -> None:
         self._replies: dict[Reply, None] = {}
@@ -60,7 +60,7 @@ class Stalls:
         return len(self._replies)
 
     def add_reply(self, reply: Reply) -> None:
-        """Add a stalled reply.  `discard` must be called at its end."""
+        """Add a stalled reply.  At the reply's end, `discard` must be called."""
         self._replies[reply] = None
 
     def discard(self, reply: Reply) -> None:
@@ -70,7 +70,7 @@ class Stalls:
     def reclaim(self, blocked: Iterable[Lane], now: float) -> int:
         """Ask the stalled replies with the slowest readers to release their slots, one for each waiting request.
 
-        `blocked` has the lanes whose requests wait.  Returns the number of replies asked.
+        `blocked` has the lanes with waiting requests.  Returns the number of replies asked.
         """
         asked = 0
         slowest: list[tuple[float, int, Reply]] = []
@@ -102,10 +102,11 @@ class BodySource(Protocol):
         """Whether the whole body has arrived."""
 
     def take(self) -> bytes | None:
-        """Return the received part of the body; empty at the end of the body, None if nothing has arrived.
+        """Return the received data that has not been taken yet; empty at the end of the body, None if no data has
+        arrived.
 
-        Once all received data has been taken, raises the error of a failed body: ConnectionLost, ReplyBroken,
-        UploadFailed or TimeoutError.
+        If the body has failed and all received data has been taken, raises the error of the body: ConnectionLost,
+        ReplyBroken, UploadFailed or TimeoutError.
         """
 
     def expect(self, by: float) -> None:
@@ -162,12 +163,12 @@ class Reply:
         self.lane: Lane | None = None
         """The lane of the reply's slot; None if the slot must not be reclaimed."""
         self.on_reclaim: Callable[[], object] = no_op
-        """Called if requests wait for the slot while the reply is stalled.  The reader must then read on or close."""
+        """Called if the reply is stalled and requests wait for its slot.  The reader must then read on or close the
+        reply."""
         self.head = head
         self.status = head.status
         self.said: HopSaid | None = None
-        """The statement of the worker that has answered in place of the origin; None if the origin itself has answered.
-        """
+        """The statement of the worker that has answered instead of the origin; None if the origin has answered."""
 
     @property
     def headers(self) -> CIMultiDictProxy[str]:
@@ -215,7 +216,8 @@ class Reply:
             except Exception as error:
                 failures.append(error)
                 is_over = True
-            # Check `over` again: `take` may have cancelled the task that awaits `over`, which also cancels `over`.
+            # Check `over` again.  `take` may have cancelled the task that awaits `over`, and then `over` is cancelled
+            # too.
             if is_over and not over.done():
                 over.set_result(None)
 
@@ -229,15 +231,16 @@ class Reply:
             raise failures.pop()
 
     def take(self) -> bytes | None:
-        """Return the received part of the body; empty at its end, None if nothing has arrived (see `notify`).
+        """Return the received data that has not been taken yet; empty at the end of the body, None if no data has
+        arrived (see `notify`).
 
         Raises UpstreamBroken if the body is truncated, and UpstreamTimeout if the body stalls.
         """
         incoming, now = self._incoming, 0.0
         try:
             if not incoming.has_ended and (now := asyncio.get_running_loop().time()) >= self._deadline:
-                # Check the total time here too.  Otherwise a slow reader that always finds data in the buffer would
-                # hold the connection for ever.
+                # Check the total time here too.  Otherwise a slow reader for which there is always data in the buffer
+                # would occupy the connection for ever.
                 raise TimeoutError
             chunk = incoming.take()
         except TimeoutError as error:
@@ -258,7 +261,7 @@ class Reply:
         return chunk
 
     def in_slot(self, lane: Lane, stalls: Stalls, now: float) -> None:
-        """Record that the reply has held a slot of this lane since `now`.  `stalls` may reclaim the slot."""
+        """Record that the reply occupies a slot of this lane from `now` on.  `stalls` may reclaim the slot."""
         self.lane, self._stalls, self._began = lane, stalls, now
 
     def stall(self) -> None:
@@ -268,7 +271,7 @@ class Reply:
             self._stalls.add_reply(self)
 
     def rate(self, now: float) -> float:
-        """Return the bytes a second that the reader has taken since the head; infinite just after the head."""
+        """Return the reader's average rate since the head, in bytes a second; infinite just after the head."""
         passed_s = now - self._began
         return self._taken_bytes / passed_s if passed_s >= PATIENCE_S else inf
 
@@ -301,8 +304,8 @@ class Reply:
         return bytes(body)
 
     def close(self) -> None:
-        """End the reply.  If the reply is not complete, close its connection.  The connection of a complete reply is
-        free already.
+        """End the reply.  If the reply is not complete, close its connection.  If the reply is complete, its connection
+        is free already.
         """
         self.is_closed = True
         if self._has_stalled and self._stalls is not None:
@@ -342,7 +345,7 @@ class Requester(Protocol):
 
     @property
     def sent(self) -> Callable[[], object]:
-        """Return a callback that is called for each attempt to send the request."""
+        """Return a callback.  It is called for each attempt to send the request."""
 
     def informed(self, interim: Interim) -> None:
         """Handle an interim (1xx) reply."""
@@ -362,7 +365,7 @@ class PendingRequest(Protocol):
     """A request whose reply has not arrived yet."""
 
     def give_up(self) -> None:
-        """Cancel the request.  Has no effect once the head of the reply has arrived."""
+        """Cancel the request.  Has no effect after the head of the reply has arrived."""
 
 
 class _Waiter:
@@ -402,8 +405,8 @@ async def answer_to(
     except asyncio.CancelledError:
         pending.give_up()
         if answer.done() and not answer.cancelled() and answer.exception() is None:
-            # The reply arrived in the same iteration of the loop as the cancellation.  Close the reply, because it has
-            # no reader.
+            # The reply and the cancellation have arrived in the same iteration of the loop.  Close the reply, because
+            # it has no reader.
             answer.result().close()
         raise
     finally:

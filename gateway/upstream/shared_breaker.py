@@ -1,24 +1,24 @@
 """The circuit breaker of an origin that all workers of a gateway share.
 
-Each worker has a `SharedBreaker` for each origin.  Together they are one breaker: its state and its evidence are in
-shared memory (`gateway.workers.shared_origins`).  The failures and answers of all workers form one series and one
-window, so the breaker opens as early as the breaker of a single process.  While it is half-open, all workers together
-send as many probes as a single process.
+Each worker has a `SharedBreaker` for each origin.  The `SharedBreaker`s of one origin act as one breaker: their state
+and the recorded outcomes are in shared memory (`gateway.workers.shared_origins`).  The failures and answers of all
+workers form one series and one window, so the breaker opens as early as the breaker of a single process.  While it is
+half-open, all workers together send as many probes as a single process.
 
-Before it admits a request, a worker reads the state if its version has changed.  A worker changes the state under a
-lock: it reads the state, applies an outcome or an admission as `Breaker` does, and writes the state.  While the breaker
-is closed, an answer needs no lock, because each worker counts its own answers.  When the next failure is counted, the
-sum of these counts is compared with the sum at the preceding failure.  If the sums differ, a new series of failures
-begins.
+Before a worker admits a request, it reads the state if the state's version has changed.  To change the state, a worker
+takes a lock, reads the state, applies an outcome or an admission as `Breaker` does, and writes the state.  While the
+breaker is closed, an answer needs no lock, because each worker counts its own answers.  When the next failure is
+counted, the sum of these counts is compared with the sum at the preceding failure.  If the sums differ, a new series of
+failures begins.
 
-If a worker is stopped while it holds the lock, the other workers cannot change the state.  Each of them then changes
-only its own view of the breaker, so that it still notices when the origin fails and recovers.  The view is dropped when
-the worker gets the lock or reads another version.  The shared state then lacks the failures that only the dropped view
-has recorded.
+If a worker is stopped while it has the lock, the other workers cannot change the state.  Each of the other workers then
+changes only its own view of the breaker, and can still detect that the origin fails or recovers.  A worker drops its
+own view when it gets the lock or reads another version.  The failures that were recorded only in this view are then
+lost.
 
-The gateway's own probes are sent one at a time.  While a worker waits for the result of its probe, the others send
-none.  They wait no longer than a probe can take, because the worker may have died.  A client's probe whose worker has
-died is replaced like any client's probe without a result.
+The gateway's own probes are sent one at a time.  While a worker waits for the result of its probe, the other workers
+send no such probe.  They wait only for as long as a probe can take, because the worker may have died.  If a worker with
+a client's probe has died, the probe is replaced like any client's probe without a result.
 
 `on_change` is called when another worker has opened or closed the breaker.
 """
@@ -45,7 +45,7 @@ _STATES: Final = tuple(BreakerState)
 
 
 class _SharedWindow(Window):
-    """The outcomes of all workers."""
+    """The outcomes that all workers have recorded."""
 
     __slots__ = ("_row", "term")
 
@@ -65,7 +65,7 @@ class _SharedWindow(Window):
         return successes + failures, failures
 
     def clear(self) -> None:
-        """Do nothing, because each change of state begins a new term, and outcomes of earlier terms do not count."""
+        """Do nothing.  Each change of state begins a new term, and outcomes of earlier terms are ignored."""
 
 
 class SharedBreaker(Breaker):
@@ -80,21 +80,21 @@ class SharedBreaker(Breaker):
         self._on_change = on_change
         self._version = 0
         self._has_own_view = False
-        """Whether the state was changed without the lock, so that other workers do not know of the change."""
+        """Whether this worker has changed the state without the lock.  Other workers do not have this change."""
         self._own_from = -inf
-        """When the next own probe of any worker may be sent."""
+        """The time from which any worker may send the gateway's next own probe."""
         self._answers_seen = 0
-        """The number of answers when the latest failure was counted.  A different number now begins a new series of
-        failures."""
+        """The number of answers at the time of the latest counted failure.  If the number has changed at the next
+        failure, a new series of failures begins."""
         super().__init__(policy, rng, now)
         with row.locked() as is_locked:
-            # The first worker writes the state.  The others read it at the first `refresh`.
+            # The first worker writes the state.  The other workers read it at their first `refresh`.
             if is_locked and not row.version:
                 self._version = row.write(self._saved())
 
     @classmethod
     def replacing(cls, breaker: Breaker, row: OriginRow, now: float, on_change: Callable[[], None]) -> SharedBreaker:
-        """Return a shared breaker in place of one that this worker has had for itself."""
+        """Return a shared breaker that replaces this worker's separate breaker."""
         made = cls(breaker._policy, breaker._rng, now, row, on_change)
         made.transitions = breaker.transitions
         return made
@@ -103,15 +103,15 @@ class SharedBreaker(Breaker):
         return _SharedWindow(self._policy.window_s, self._row, self._term)
 
     def leave(self, now: float) -> Breaker:
-        """Share nothing from now on, because no route uses the origin any more.  Returns a breaker for the requests
-        that are still sent."""
+        """Stop sharing, because no route uses the origin any more.  Returns a separate breaker for requests that are
+        still sent."""
         self._row.leave()
         return Breaker(self._policy, self._rng, now)
 
     # -- the shared state
 
     def refresh(self) -> None:
-        """Take over what other workers have changed."""
+        """Read the state if other workers have changed it."""
         if self._row.version != self._version:
             was_closed = self.state is BreakerState.CLOSED
             self._load()
@@ -119,8 +119,8 @@ class SharedBreaker(Breaker):
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        """Let the caller change the state in a `with` block, during which no other worker changes it.  If the lock is
-        not free in time, only this worker's own view changes."""
+        """A context in which the caller may change the state and no other worker can.  If the lock is not free in time,
+        the caller changes only this worker's own view."""
         was_closed = self.state is BreakerState.CLOSED
         with self._row.locked() as is_locked:
             if is_locked and self._has_own_view:
@@ -138,7 +138,8 @@ class SharedBreaker(Breaker):
         self._report(was_closed, before)
 
     def _report(self, was_closed: bool, state: BreakerState) -> None:
-        """Report the state that another worker has set, if this change has opened or closed the breaker."""
+        """Call `on_change` if another worker has opened or closed the breaker.  `state` is the state that the other
+        worker has set."""
         if was_closed is not (state is BreakerState.CLOSED):
             self._on_change()
 
@@ -270,7 +271,8 @@ class SharedBreaker(Breaker):
                     self._own_from = -inf
 
     def _end_own_probe(self, now: float) -> None:
-        """Let the next own probe be sent after a pause.  A breaker that has opened again pauses by itself."""
+        """Allow the gateway's next own probe after a pause.  If the breaker has opened again, no pause is needed here,
+        because an open breaker pauses before its next probe."""
         is_open = self.state is BreakerState.OPEN and self._until > now
         self._own_from = now if is_open else now + self.first_pause_s * self._rng.uniform(LEAST_JITTER, 1.0)
 
@@ -291,8 +293,8 @@ def policy_of(config: OriginsConfig) -> Policy:
 def make_breaker(
     config: OriginsConfig, rng: random.Random, now: float, row: OriginRow | None, on_change: Callable[[], None]
 ) -> Breaker:
-    """Return the breaker of an origin: the breaker of all workers if they share a row for the origin, otherwise a
-    breaker of this process alone."""
+    """Return the breaker of an origin.  If `row` is given, all workers share the breaker through this row.  Otherwise
+    the breaker belongs to this process alone."""
     policy = policy_of(config)
     return Breaker(policy, rng, now) if row is None else SharedBreaker(policy, rng, now, row, on_change)
 
@@ -318,11 +320,11 @@ class SharableOrigin(Protocol):
 
 
 class LateSharing:
-    """Shares origins that this worker could not share with the other workers at once.
+    """Shares the breakers of origins whose first try to share has failed.
 
-    The workers' table may have had no room for the origin, or its lock was not free in time.  Until the origin is
-    shared, this worker has a separate breaker for it.  Rows of the table become free when the other workers no longer
-    use their origins, often a moment after this worker has taken the same new configuration.
+    The workers' table may have had no room for the origin, or the lock was not free in time.  Until the origin is
+    shared, this worker has a separate breaker for it.  A row of the table becomes free when no worker uses the row's
+    origin any more.  After a new configuration, this is often a moment later, when all workers have applied it.
 
     The origins are tried one after the other, because a search of a full table takes a millisecond.
     """
@@ -339,7 +341,7 @@ class LateSharing:
         return f"<LateSharing of {len(self._alone)} origins>"
 
     def begin(self, origins: Iterable[SharableOrigin]) -> None:
-        """Begin to share the origins in `origins` that this worker does not share yet."""
+        """Begin to share those of these origins that this worker does not share yet."""
         self._alone = [one for one in origins if one.is_alone]
         self._later(_AGAIN_S)
 

@@ -1,8 +1,8 @@
 """Connection slots: which request may use a connection to an origin, and which must wait.
 
 A slot is the right to one busy HTTP/1.1 connection, or to one stream of an HTTP/2 connection.  Each request belongs to
-a lane: the requests to one host, of one route, for one purpose.  A request takes its slot from several shares, and
-needs room in each of them:
+a lane: the requests to one host, of one route, for one purpose.  A request counts in several shares, and gets a slot
+only if each of these shares has room:
 
     all slots                   the limit of the pool
     of one host, of one route   three quarters of the limit, if there are several hosts or routes
@@ -10,20 +10,21 @@ needs room in each of them:
     writes                      three quarters of each of these limits
     uploads                     three quarters of the slots for writes
 
-A host that hangs therefore leaves a quarter of the slots to other hosts.  The same holds for routes, reads and writes.
-An upload is a write whose body is still being sent.  Its client may be slow, so uploads leave a quarter of the writes
-to other writes.
+A host that hangs therefore leaves a quarter of the slots to other hosts.  The same applies to routes, reads and writes.
+An upload is a write whose body is still being sent.  The client of an upload may be slow, so uploads leave a quarter of
+the slots for writes to other writes.
 
 Requests without a slot wait in a queue.  Lanes take turns, and clients take turns within a lane (`FairQueue`).  One
 client may have at most half of all slots, and `client_requests` slots at one host.  With several hosts, a client is
 further limited at each host to three eighths of all slots.  When a client is at its bound, its requests wait, and the
-requests of other clients overtake them.  All requests without a client address count as one client, to which
-these bounds do not apply.  Such requests come from the gateway itself, or from many clients, such as all clients on a
-Unix socket.
+requests of other clients overtake them.  All requests without a client address count as one client.  The bounds for
+clients do not apply to this client, because such requests come from the gateway itself, or from many clients, such as
+all clients on a Unix socket.
 
-The queue is bounded.  A client may queue another request while it has fewer waiting requests than a third of the free
-places.  A client that queues alone therefore gets a quarter of the queue at most: three quarters are then free, and a
-third of these is a quarter of the queue.  A client without waiting requests finds room unless the queue is full.
+The queue is bounded.  A client may queue another request while its number of waiting requests is below a third of the
+number of free places.  If only one client has waiting requests, it therefore gets at most a quarter of the queue: three
+quarters are then free, and a third of these is a quarter of the queue.  A client without waiting requests finds room
+unless the queue is full.
 
 This module has no I/O and no clock.
 """
@@ -156,12 +157,12 @@ class Lane:
         """For each client, the number of slots that it has at the host.  All lanes of the host share this object."""
         self.purpose = purpose
         self.after_upload = after_upload
-        """For a lane of uploads, the lane of an upload after its body has been sent; otherwise None."""
+        """For a lane of uploads, the lane to which an upload moves after its body has been sent; otherwise None."""
         self.uploads = () if after_upload is None else tuple(scope.uploads for scope in scopes)
         """The shares that an upload releases when its body has been sent."""
         self.counted = (*(scope.share_of(purpose) for scope in scopes), *self.uploads)
-        """The shares whose `taken` grows with each request.  They do not include the total of a scope, which is
-        computed from its shares."""
+        """The shares whose `taken` grows with each request.  The totals of scopes are not included, because the total
+        of a scope is computed from its shares."""
         self.shares: tuple[_Share | _Total, ...] = (*(scope.total for scope in scopes), *self.counted)
         """The shares that must have room for a request of the lane."""
         self.queue: FairQueue[str, Waiting] = FairQueue()
@@ -178,14 +179,14 @@ class Lane:
 
 
 class Waiting:
-    """A request that waits for a slot.  A shared fetch waits on behalf of several clients."""
+    """A request that waits for a slot.  A shared fetch waits for several clients."""
 
     __slots__ = ("clients", "delay", "lane", "on_slot", "paid_by")
 
     def __init__(self, lane: Lane, on_slot: Callable[[], None], delay: Delay) -> None:
         self.lane = lane
         self.delay = delay
-        """Why the request had to wait."""
+        """The reason why the request had to wait."""
         self.clients: set[str] = set()
         self.on_slot = on_slot
         """Called when the request gets a slot."""
@@ -194,7 +195,7 @@ class Waiting:
 
 
 class Slots:
-    """Owner of the slots of one pool, and of the queue for them."""
+    """Owner of the slots of one pool, and of the queue of requests that wait for these slots."""
 
     def __init__(self, limits: SlotLimits) -> None:
         self._slots: Final = limits.slots or sys.maxsize
@@ -216,7 +217,7 @@ class Slots:
         self._crowded: OrderedDict[Lane, None] = OrderedDict()
         """The lanes with waiting requests, in the order of their turns."""
         self._waiting_of: Counter[str] = Counter()
-        """The number of waiting requests of each client.  A request of several clients counts for each client."""
+        """The number of waiting requests of each client.  A request of several clients counts once for each of them."""
         self.waiting = 0
         """The number of waiting requests."""
         self._refused: Counter[Refusal] = Counter()
@@ -237,7 +238,7 @@ class Slots:
 
     def share_among(self, hosts: int, routes: int) -> None:
         """Set the numbers of hosts and routes.  With several hosts, each host gets at most three quarters of the slots.
-        The same holds for routes.
+        The same applies to routes.
         """
         self._host_limit, of_client = self._slots, self._client_limit
         if hosts > 1:
@@ -329,9 +330,8 @@ class Slots:
             self._grant()
 
     def upload_done(self, lane: Lane) -> Lane:
-        """Move a slot to the lane of ordinary writes, because the body of its upload has been sent.  Return that
-        lane.
-        """
+        """Move the slot of an upload to the lane of ordinary writes, because the body has been sent.  Return this new
+        lane."""
         if lane.after_upload is None:
             return lane
         for share in lane.uploads:
@@ -352,7 +352,7 @@ class Slots:
             self._update_hold(lane, client)
 
     def _update_hold(self, lane: Lane, client: str) -> None:
-        """Skip the client in the lane's queue while the client is at its bound."""
+        """If the client is at its bound, skip its requests in the lane's queue; otherwise stop skipping them."""
         if self._is_at_bound(lane, client):
             lane.queue.hold(client)
         else:
@@ -362,7 +362,7 @@ class Slots:
 
     def wait(self, lane: Lane, clients: Iterable[str], on_slot: Callable[[], None]) -> Waiting:
         """Queue a request of these clients.  `on_slot` is called when the request gets a slot.  Raises NoSlot if too
-        many wait.
+        many requests wait.
 
         A caller that gives up must call `cancel_wait`, even if the request has got a slot.
         """
@@ -381,8 +381,8 @@ class Slots:
         return waiting
 
     def add_client(self, waiting: Waiting, client: str) -> None:
-        """Let a waiting request use the turns of one more client.  Does nothing if that client has too many waiting
-        requests.
+        """Allow a waiting request to use the turns of one more client.  Does nothing if this client has too many
+        waiting requests.
         """
         if waiting.paid_by is None and client not in waiting.clients:
             self._add(waiting, client)
