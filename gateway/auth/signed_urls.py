@@ -13,8 +13,9 @@ A signed URL has these query parameters:
 Otherwise a client could change such a parameter, and the changed URL might name another stream.  The value of a signed
 cookie is a query with the same parameters, but `streams` is required.
 
-The signed text has seven lines: a version, the actions, the pattern, the expiry, the network, the key's id, and the
-other parameters in canonical form.
+The signed text has seven lines: a version, the actions, the streams, the expiry, the network, the key's id, and the
+other parameters in canonical form.  The line of the streams is the URL's path, or `streams=` and the pattern.  The mark
+`streams=` tells a pattern from a path, because `/rooms/*` may be either.
 """
 
 from __future__ import annotations
@@ -65,15 +66,19 @@ class Signed(NamedTuple):
     methods: str = ""
     """The allowed actions; empty for read."""
     streams: str = ""
-    """A pattern of paths, or one path."""
+    """A pattern of paths; empty if only the stream of the URL is signed."""
     network: str = ""
     key: str = ""
     others: str = ""
     """The other parameters of the URL, in canonical form."""
+    path: str = ""
+    """The canonical path of the URL.  It is signed only without a pattern."""
 
     def text(self) -> bytes:
         """Return the signed text."""
-        lines = (_VERSION, self.methods, self.streams, self.expires, self.network, self.key, self.others)
+        # A path begins with a slash, so no path equals a marked pattern.
+        streams = f"{STREAMS}={self.streams}" if self.streams else self.path
+        lines = (_VERSION, self.methods, streams, self.expires, self.network, self.key, self.others)
         return "\n".join(lines).encode("utf-8", "surrogateescape")
 
 
@@ -83,13 +88,13 @@ def sign(signed: Signed, key: SigningKey) -> str:
     return urlsafe_b64encode(digest).rstrip(b"=").decode()
 
 
-def signed_query(signed: Signed, key: SigningKey, path: str) -> str:
-    """Return the parameters that sign a URL with this path, in the form of a query."""
+def signed_query(signed: Signed, key: SigningKey) -> str:
+    """Return the parameters that sign a URL or a cookie, in the form of a query."""
     named = signed._replace(key=key.id)
-    pairs = [(EXPIRES, named.expires), (KEY, key.id), (METHODS, named.methods), (NETWORK, named.network)]
-    if named.streams != path:
-        pairs.append((STREAMS, named.streams))
-    pairs.append((SIGNATURE, sign(named, key)))
+    pairs = [
+        *((EXPIRES, named.expires), (KEY, key.id), (METHODS, named.methods), (NETWORK, named.network)),
+        *((STREAMS, named.streams), (SIGNATURE, sign(named, key))),
+    ]
     return "&".join(f"{name}={quote(value, safe='/*,:')}" for name, value in pairs if value)
 
 
@@ -127,7 +132,7 @@ def verify_signature(presented: Presented, keys: Sequence[SigningKey], client: s
     if not _DIGITS.fullmatch(expires) or (presented.is_cookie and not streams):
         raise wrong
     methods, network = values.get(METHODS, ""), values.get(NETWORK, "")
-    signed = Signed(expires, methods, streams or presented.path, network, key_id, presented.others)
+    signed = Signed(expires, methods, streams, network, key_id, presented.others, presented.path)
     key = next((one for one in keys if one.id == key_id), None)
     # Compare even without a key, so that response times do not reveal which key ids exist.
     expected = sign(signed, key or SigningKey("", b"no key"))

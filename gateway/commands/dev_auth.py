@@ -40,7 +40,7 @@ class LocalRules:
 
     def signed(self, url: str, path: str) -> str:
         """Return a signed URL for the stream with this path."""
-        return f"{url}{path}?{signed_query(Signed(self.expires, streams=path), self.link_key, path)}"
+        return f"{url}{path}?{signed_query(Signed(self.expires, path=path), self.link_key)}"
 
 
 def local_rules(folder: Path, origin: str, wall: float) -> LocalRules:

@@ -66,8 +66,8 @@ def sign(
         raise CommandFailed(f"{key}: cannot be read: {error.strerror or error}") from None
     methods = "" if allow == "read" else ",".join(sorted(actions))
     expires = expiry_after(SystemClock().wall(), int(found[1]) * _UNITS[found[2]])
-    signed = Signed(expires, methods, streams or target.path, network, key_id, target.query)
-    query = signed_query(signed, SigningKey(key_id, secret), "" if as_cookie else target.path)
+    signed = Signed(expires, methods, streams, network, key_id, target.query, target.path)
+    query = signed_query(signed, SigningKey(key_id, secret))
     if as_cookie:
         typer.echo(query)
         return

@@ -109,7 +109,7 @@ def token(client: int) -> str:
 @cache
 def link(client: int) -> str:
     """Return a query that signs the cached stream and the followed streams for this client, valid for a day."""
-    return signed_query(Signed(str(int(time.time()) + 86_400 + client), streams=_LINKED), _LINK_KEY, _HIT)
+    return signed_query(Signed(str(int(time.time()) + 86_400 + client), streams=_LINKED), _LINK_KEY)
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,12 +133,12 @@ async def test_the_python_client_goes_on_with_a_renewed_token(edge: Edge, clock:
 def cookie(streams: str) -> str:
     """A Cookie field that is signed for longer than any test."""
     named = Signed(str(WALL + 10**6), streams=streams)
-    return f"a=b; {COOKIE}={signed_query(named, LINK_KEY, '')}"
+    return f"a=b; {COOKIE}={signed_query(named, LINK_KEY)}"
 
 
 def link(path: str, *, methods: str = "", streams: str = "") -> str:
     """The query that signs a URL for longer than any test."""
-    return signed_query(Signed(str(WALL + 10**6), methods=methods, streams=streams or path), LINK_KEY, path)
+    return signed_query(Signed(str(WALL + 10**6), methods=methods, streams=streams, path=path), LINK_KEY)
 
 
 async def test_signed_urls_and_cookies_are_read_and_followed_by_the_official_clients(

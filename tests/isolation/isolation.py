@@ -170,9 +170,7 @@ class Isolation:
             token.expires_at = int(token.expires_at)
             key = self._keys[principal]
             for path in (f"/s/{stream}" for stream in streams):
-                token.signatures[int(path[3:])] = signed_query(
-                    Signed(str(int(token.expires_at)), streams=path), key, path
-                )
+                token.signatures[int(path[3:])] = signed_query(Signed(str(int(token.expires_at)), path=path), key)
         else:
             token.headers = {_SESSION: token.number}
             self._service.sessions[token.number] = token

@@ -76,6 +76,6 @@ def signed_rule(folder: Path, **more: Any) -> dict[str, Any]:
 
 def signed(path: str, expires: int = WALL + 3_600, **more: str) -> str:
     """A signed URL's target, without the parameters of a read."""
-    named = Signed(str(expires), streams=more.pop("streams", path), **more)
+    named = Signed(str(expires), path=path, **more)
     others = f"{named.others}&" if named.others else ""
-    return f"{path}?{others}{signed_query(named, LINK_KEY, path)}"
+    return f"{path}?{others}{signed_query(named, LINK_KEY)}"
