@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from multidict import CIMultiDict, CIMultiDictProxy
@@ -57,6 +58,8 @@ class ForwardRule(NamedTuple):
     """The request headers that are sent to the service, in lower case.  A request without any of these headers has no
     credential for the service.
     """
+    own_credentials: frozenset[str]
+    """The headers among them that the operator has named as credentials, besides Authorization and Cookie."""
     parameter: str
     """The query parameter that is sent to the service as a bearer token; empty for none."""
     sends_target: bool
@@ -151,15 +154,23 @@ def inquire(rule: ForwardRule, asked: Asked) -> Inquiry | None:
 def is_by_cookie(rule: ForwardRule, asked: Asked) -> bool:
     """Return whether a page of another site may have caused the request, so that the browser added the user's cookies.
 
-    The answer is no if the request has a header field that a page may send only with the site's consent (CORS).  A
-    token in the query does not change the answer, because the page may have invented the token.
+    A credential in a header field that a page may send only with the site's consent (CORS) rules this out.  Any other
+    field does not rule it out, because a browser or a proxy may have added the field.  A token in the query does not
+    rule it out either, because the page may have invented the token.
     """
     if "cookie" not in rule.headers or not asked.cookies:
         return False
     if "authorization" in rule.headers and any(not _SCHEME_OF_BROWSERS.match(line) for line in asked.authorization):
         return False
-    others = (name for name in rule.headers if name not in _OF_BROWSERS and not name.startswith("sec-"))
-    return not any(name in asked.headers for name in others if name != "authorization")
+    return not any(asked.headers.get(name) for name in rule.own_credentials)
+
+
+def own_credentials(sent: Iterable[str], credentials: Iterable[str]) -> frozenset[str]:
+    """Return the headers among `sent` that are credentials for `ForwardRule.own_credentials`.  `credentials` are the
+    headers that the operator has named as credentials.  All names are in lower case.
+    """
+    found = set(sent) & set(credentials) - _OF_BROWSERS - {"authorization"}
+    return frozenset(name for name in found if not name.startswith("sec-"))
 
 
 class ForwardVerdict(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from gateway.auth.forward_auth import ForwardRule
+from gateway.auth.forward_auth import ForwardRule, own_credentials
 from gateway.auth.permissions import BadPermission, Pattern, parse_permission
 from gateway.auth.questions import KeySource
 from gateway.auth.signed_urls import LEAST_SIGNING_BYTES, SigningKey
@@ -82,6 +82,7 @@ def _rule(route: RouteConfig, index: int, config: AuthRuleConfig) -> Rule:
             config.url,
             config.method,
             config.request_headers,
+            own_credentials(config.request_headers, map(str.lower, route.credential_headers)),
             config.parameter,
             config.sends_target,
             config.sends_client,

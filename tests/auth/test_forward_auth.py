@@ -22,13 +22,24 @@ from gateway.auth.forward_auth import (
     Inquiry,
     inquire,
     is_by_cookie,
+    own_credentials,
     read_verdict,
 )
 from gateway.auth.permissions import Action
 from gateway.auth.verdict import BadCredential
 
 RULE = ForwardRule(
-    *("default", "http://service.test/", "GET", ("authorization", "cookie", "x-key"), "token", True, True, False),
+    *(
+        "default",
+        "http://service.test/",
+        "GET",
+        ("authorization", "cookie", "x-key"),
+        frozenset(),
+        "token",
+        True,
+        True,
+        False,
+    ),
     *("x-user", "x-org", "x-streams", 5.0, 1.0, 60.0, 5.0),
 )
 READ = Asked("/s", (Action.READ,), authorization=("Bearer a",))
@@ -79,6 +90,33 @@ def test_credential_in_the_query_is_sent_as_a_bearer_token_that_no_header_contra
     assert [is_by_cookie(RULE, one) for one in (cookie, sent, READ._replace(cookies=("a=b",)))] == [True, False, False]
     with pytest.raises(BadCredential):
         inquire(RULE, sent._replace(parameters={"token": "t\r\nx-user: root"}))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "is_credential"),
+    [
+        *((name, "1", False) for name in ("x-real-ip", "cf-connecting-ip", "x-request-id", "traceparent")),
+        *((name, "1", False) for name in ("save-data", "upgrade-insecure-requests", "sec-fetch-mode", "user-agent")),
+        *(("x-api-key", value, bool(value)) for value in ("1", "")),
+        *(("authorization", value, value.startswith("Bearer")) for value in ("Bearer a", "Basic eDp5", "negotiate x")),
+    ],
+)
+def test_only_a_credential_in_a_header_rules_out_that_a_foreign_page_has_sent_the_cookie(
+    name: str, value: str, *, is_credential: bool
+) -> None:
+    headers = CIMultiDict({"Cookie": "session=ada", name: value})
+    sent = ("authorization", "cookie", name)
+    asked = Asked(
+        "/s",
+        (Action.APPEND,),
+        authorization=headers.getall("authorization", ()),
+        cookies=("session=ada",),
+        headers=headers,
+    )
+    for named in (("authorization", "cookie"), ("x-api-key", "user-agent", "sec-fetch-mode")):
+        rule = RULE._replace(headers=sent, own_credentials=own_credentials(sent, named))
+        is_named = name in named or name == "authorization"
+        assert is_by_cookie(rule, asked) is not (is_credential and is_named)
 
 
 @pytest.mark.parametrize(

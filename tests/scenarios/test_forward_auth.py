@@ -370,15 +370,20 @@ async def test_a_page_of_another_site_writes_with_no_cookie_whatever_else_it_sen
     start: Start, origin: RunningOrigin, service: AuthService
 ) -> None:
     service.decide = lambda asked: ("200 OK", {}) if "session=1" in asked.headers.get("Cookie", "") else ("401 No", {})
-    own = {"parameter": "token", "request_headers": ["authorization", "cookie", "user-agent", "sec-fetch-mode"]}
+    names = ["authorization", "cookie", "user-agent", "sec-fetch-mode", "x-real-ip", "x-api-key"]
     cors = {"allow_origins": ["https://site.test"]}
-    edge = await started(start, origin, service, rule=own, cors=cors)
+    rule = {"parameter": "token", "request_headers": names}
+    credentials = ["authorization", "cookie", "x-api-key"]
+    edge = await started(start, origin, service, rule=rule, cors=cors, credential_headers=credentials)
     sent = {"Content-Type": "text/plain", "Cookie": "session=1", "User-Agent": "x", "Sec-Fetch-Mode": "no-cors"}
+    sent["X-Real-IP"] = "192.0.2.7"
     stored = {"Authorization": "basic eDp5"}
     for target, more in (("/s", {}), ("/s?token=x", {}), ("/s", stored)):
         for site, statuses in (("https://evil.test", [403]), ("https://site.test", [201, 200])):
             answer = await edge.send("PUT", target, {**sent, "Origin": site, **more}, b"x")
             assert answer.status in statuses, (target, more, site)
+    foreign = {**sent, "Origin": "https://evil.test", "X-Api-Key": "1"}
+    assert (await edge.send("PUT", "/s", foreign, b"x")).status == 200
 
 
 async def test_a_token_in_the_query_that_no_field_may_hold_is_a_bad_credential(
