@@ -8,7 +8,8 @@ ends the live reads that it concerns.  `gateway.auth.forward_auth` decides how l
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import logging
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, Literal, NamedTuple, Protocol
 
@@ -20,9 +21,13 @@ from gateway.auth.rules import Rules
 from gateway.auth.usage import Tenants, Usage
 from gateway.auth.verdict import PUBLIC, Caller, Principal
 from gateway.limits.accounts import NO_PARTIES, Parties
-from gateway.limits.memory import evict_oldest
 
 MOST_REVOCATIONS: Final = 1 << 16
+"""The most revocations in effect.  None of them is dropped for a further one, which is refused."""
+_SAME_S: Final = 1.0
+"""Two stated ends of a revocation that differ by fewer seconds are the same end, because answers take some time."""
+
+_log = logging.getLogger("gateway.auth")
 
 Subject = Literal["principal", "token", "key"]
 """The kinds of revocations: of a principal (an authenticated party), of a token by its id, or of all credentials signed
@@ -159,6 +164,13 @@ class Revocation(NamedTuple):
     """The issuer of the name; empty for keys of signed URLs, None for any issuer."""
 
 
+class RevocationsFull(Exception):
+    """There is no room for a further revocation.  The message is one line for the operator."""
+
+    def __init__(self) -> None:
+        super().__init__(f"{MOST_REVOCATIONS} revocations are in effect: this one is refused until one of them ends")
+
+
 class Verdicts:
     """Owner of the edition, the revocations, the key sets, and the kept verdicts of services.
 
@@ -170,8 +182,12 @@ class Verdicts:
         self.key_sets = KeySets(now)
         self.forwarded = ForwardVerdicts()
         self.edition = 0
-        self._revoked: OrderedDict[Revocation, float] = OrderedDict()
-        """The time at which each revocation ends (Unix seconds)."""
+        self._revoked: dict[Revocation, float] = {}
+        """When each revocation ends (Unix seconds)."""
+        self._first_end = math.inf
+        """No revocation ends before this time (Unix seconds)."""
+        self._is_full = False
+        """Whether the latest further revocation was refused."""
         self.live_reads: Callable[[], Sequence[GuardedRead]] = tuple
         """Returns the live reads in progress that have a verdict."""
         self.tenants = Tenants()
@@ -195,15 +211,43 @@ class Verdicts:
     def revoke(self, revocation: Revocation, for_s: float) -> int:
         """Revoke a principal, token or key for `for_s` seconds, and end its live reads.  Return the number of these
         reads.
+
+        Raises RevocationsFull if too many other revocations are in effect.
         """
-        self._revoked.pop(revocation, None)
-        self._revoked[revocation] = self.wall() + for_s
-        evict_oldest(self._revoked, MOST_REVOCATIONS)
+        if revocation not in self._revoked:
+            self._make_room()
+        until = self._revoked[revocation] = self.wall() + for_s
+        self._first_end = min(self._first_end, until)
         self.begin_edition()
         ended = [one for one in self.live_reads() if _names(revocation, one.allowed.principal)]
         for one in ended:
             one.revoke()
         return len(ended)
+
+    def _make_room(self) -> None:
+        """Make room for a further revocation: remove those that have ended, if necessary."""
+        if len(self._revoked) >= MOST_REVOCATIONS and (now := self.wall()) >= self._first_end:
+            self._revoked = {one: until for one, until in self._revoked.items() if until > now}
+            self._first_end = min(self._revoked.values(), default=math.inf)
+        was_full, self._is_full = self._is_full, len(self._revoked) >= MOST_REVOCATIONS
+        if self._is_full:
+            error = RevocationsFull()
+            if not was_full:
+                _log.warning("%s", error)
+            raise error
+
+    def take_over(self, revocation: Revocation, for_s: float) -> bool:
+        """Put a revocation of another worker or member into effect, for the `for_s` seconds that it still holds there.
+        Return False if it holds here as long, or if there is no room.
+        """
+        if for_s <= self.remaining_s(revocation) + _SAME_S:
+            # Another revocation would drop kept verdicts.
+            return False
+        try:
+            self.revoke(revocation, for_s)
+        except RevocationsFull:
+            return False
+        return True
 
     def remaining_s(self, revocation: Revocation) -> float:
         """Return the remaining seconds of a revocation; 0 if it has ended or was never made."""

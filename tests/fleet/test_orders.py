@@ -15,20 +15,28 @@ from gateway.auth.remembered_verdicts import Revocation
 from gateway.commands.failure import CommandFailed
 from gateway.commands.purge import _purge
 from gateway.engine.fleet_orders import Affected, FleetOrders, OrderSender
+from gateway.ops.admin.endpoint import Refused
+from gateway.ops.admin.over_fleet import OverFleet
 from gateway.origin.requests import Kind
 from gateway.protocol.fleet_orders import NO_ORDERS, InEffect, Order, OrderLog, Since
 from tests.fleet.site import NAMES, Site
+from tests.scenarios.wire import Answer
 from tests.waiting import eventually, time_passing
 
 PRINCIPAL = {"subject": "principal", "name": "mallory", "for_s": 600}
 REVOKED = Revocation("principal", "mallory")
 
 
-async def order(site: Site, name: str, what: str, body: dict[str, object]) -> dict[str, Any]:
+async def give(site: Site, name: str, what: str, body: dict[str, object]) -> Answer:
     """Give an order at a member's admin port."""
     member = site.members[name]
     headers = {"Host": "127.0.0.1", "Content-Type": "application/json"}
-    answer = await member.send_to(member.gateway.admin_url, "POST", f"/api/{what}", headers, orjson.dumps(body))
+    return await member.send_to(member.gateway.admin_url, "POST", f"/api/{what}", headers, orjson.dumps(body))
+
+
+async def order(site: Site, name: str, what: str, body: dict[str, object]) -> dict[str, Any]:
+    """Give an order that is carried out."""
+    answer = await give(site, name, what, body)
     assert answer.status == 200, answer.body
     found: dict[str, Any] = orjson.loads(answer.body)
     return found
@@ -124,6 +132,37 @@ async def test_a_revocation_reaches_every_member(site: Site) -> None:
     answer = await order(site, "b", "revoke", PRINCIPAL)
     assert answer["members"] == [{"member": name, "affected": 0, "why_not": ""} for name in "ac"]
     assert {name: revocations(site, name) for name in NAMES} == {name: [REVOKED] for name in NAMES}
+
+
+async def test_a_member_without_room_for_a_revocation_has_not_confirmed_it(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.auth.remembered_verdicts.MOST_REVOCATIONS", 2)
+    others = [Revocation("token", name) for name in ("x", "y")]
+    for one in others:
+        site.members["b"].gateway.routes.verdicts.revoke(one, 600)
+    answer = await order(site, "a", "revoke", PRINCIPAL)
+    assert [(one["member"], one["affected"]) for one in answer["members"]] == [("b", None), ("c", 0)]
+    assert revocations(site, "b") == others
+    refused = await give(site, "b", "revoke", PRINCIPAL)
+    assert (refused.status, orjson.loads(refused.body)) == (
+        503,
+        {"error": "2 revocations are in effect: this one is refused until one of them ends"},
+    )
+
+
+async def test_a_member_whose_disk_has_not_recorded_a_purge_has_not_confirmed_it(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    actions = site.fleet("b").orders.actions
+    assert isinstance(actions, OverFleet)
+
+    async def purge(_: object) -> None:
+        raise Refused(503, "not on disk")
+
+    monkeypatch.setattr(actions._purger, "purge", purge)
+    answer = await order(site, "a", "purge", {"all": True})
+    assert [(one["member"], one["affected"]) for one in answer["members"]] == [("b", None), ("c", 0)]
 
 
 class Asked:

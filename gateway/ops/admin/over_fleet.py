@@ -40,8 +40,6 @@ from gateway.protocol.fleet_orders import InEffect, Kind, Order
 
 _PATHS: Final[Mapping[str, Kind]] = {"/api/purge": "purge", "/api/revoke": "revoke"}
 """The endpoints whose requests are orders for every member."""
-_SAME_S: Final = 1.0
-"""Two ends of a revocation that differ by fewer seconds than this count as equal."""
 
 _log = logging.getLogger("gateway.fleet")
 
@@ -127,9 +125,9 @@ class OverFleet:
                 body = replace(body, for_s=for_s)
             affected = await self._act(endpoint, body)
         except Refused as error:
-            # Every member refuses this order, so it counts as executed.
             _log.info("an order of another member is refused: %s", error)
-            return 0
+            # Every member refuses a wrong order.  But another member may be able to carry out what this one cannot.
+            return 0 if error.status < 500 else None
         except Exception:
             _log.exception("an order of another member has failed")
             return None
@@ -166,10 +164,9 @@ class OverFleet:
         verdicts = self._subject.routes.verdicts
         for subject, name, issuer, for_s in revocations:
             revocation = Revocation(cast("Revocable", subject), name, issuer)
-            if for_s > verdicts.remaining_s(revocation) + _SAME_S:
+            if verdicts.take_over(revocation, for_s):
                 self._given_at.pop(revocation, None)
                 self._taken_over_at = self._orders.now()
-                verdicts.revoke(revocation, for_s)
 
     def revocation_of(self, order: Order, age_s: float) -> InEffect | None:
         if order.kind != "revoke":

@@ -8,8 +8,8 @@ from typing import Annotated
 
 from pydantic import Field, with_config
 
-from gateway.auth.remembered_verdicts import Revocation, Subject
-from gateway.ops.admin.endpoint import API_TYPE, ApiRequest, Endpoint, MemberOutcome, Nothing
+from gateway.auth.remembered_verdicts import Revocation, RevocationsFull, Subject
+from gateway.ops.admin.endpoint import API_TYPE, ApiRequest, Endpoint, MemberOutcome, Nothing, Refused
 from gateway.ops.admin.subject import Subject as Gateway
 from gateway.telemetry.audit import shortened
 
@@ -72,7 +72,10 @@ def revoke_endpoints(gateway: Gateway) -> list[Endpoint]:
 
     async def revoke(request: ApiRequest[Nothing, RevokeBody]) -> Revoked:
         body = request.body
-        return Revoked(gateway.routes.verdicts.revoke(Revocation(body.subject, body.name, body.issuer), body.for_s))
+        try:
+            return Revoked(gateway.routes.verdicts.revoke(Revocation(body.subject, body.name, body.issuer), body.for_s))
+        except RevocationsFull as error:
+            raise Refused(503, str(error)) from None
 
     return [
         Endpoint(
@@ -84,6 +87,7 @@ def revoke_endpoints(gateway: Gateway) -> list[Endpoint]:
             body=RevokeBody,
             audited=_audited,
             expects="subject and name, with or without issuer and for_s",
+            refusals={503: "Too many revocations are in effect. Send it again when one of them has ended."},
         )
     ]
 

@@ -41,11 +41,8 @@ _ROUNDS: Final = 3
 """The most rounds in which a starting worker asks the other workers.  A further round follows only if no worker has
 given a good answer, and at least one worker is late."""
 MOST_PAUSES: Final = 300
-"""After this many successive pauses without a good answer, the previous version is no longer asked.  If its workers are
-late each time, this takes longer than the longest drain."""
-_SAME_S: Final = 1.0
-"""If two stated ends of a revocation differ by fewer seconds, they count as equal, because the answers have taken some
-time."""
+"""After so many rounds in succession without a good answer, the previous version is no longer asked.  If its workers
+are late each time, this takes longer than the longest drain."""
 
 _Found = dict[PeerAnswer, WorkerSettings]
 """The settings in the workers' answers."""
@@ -179,12 +176,7 @@ def apply_settings(subject: Subject, found: Iterable[WorkerSettings], *, drains:
     for settings in found:
         if levels:
             set_level(settings.level)
-        known = dict(verdicts.revocations())
         for one in settings.revocations:
-            revocation = Revocation(one.subject, one.name, one.issuer)
-            # A revocation that an operator has made meanwhile may end later.  If a revocation is already known, do not
-            # apply it again, because this would drop remembered verdicts.
-            if revocation not in known or known[revocation] < one.for_s - _SAME_S:
-                verdicts.revoke(revocation, one.for_s)
+            verdicts.take_over(Revocation(one.subject, one.name, one.issuer), one.for_s)
         if drains and settings.is_draining and not subject.engine.drain.is_set:
             subject.drain()
