@@ -17,6 +17,16 @@ MOST_KEYS: Final = 64
 _LEAST_RSA_BITS: Final = 2_048
 _LEAST_SECRET_BYTES: Final = 32
 """The least size of an HMAC key (RFC 7518 section 3.2)."""
+MOST_CANDIDATES: Final = 4
+"""The most keys with which the signature of one token is verified."""
+_CURVES: Final = {
+    "ES256": ("P-256",),
+    "ES384": ("P-384",),
+    "ES512": ("P-521",),
+    "EdDSA": ("Ed25519", "Ed448"),
+    "Ed25519": ("Ed25519",),
+}
+"""The curves of the keys of an algorithm (RFC 7518 section 3.4, RFC 8037 section 3.1)."""
 _KINDS: Final[dict[str, type[Key]]] = {"RSA": RSAKey, "EC": ECKey, "OKP": OKPKey, "oct": OctKey}
 
 
@@ -32,6 +42,13 @@ class VerifyingKey(NamedTuple):
     alg: str | None
     """The algorithm for which the key may be used; None for any algorithm that the configuration allows."""
     key: Key
+
+    def fits(self, alg: str, kind: str) -> bool:
+        """Return whether the key may sign by this algorithm, whose keys have the type `kind`."""
+        key, curves = self.key, _CURVES.get(alg)
+        if key.key_type != kind or self.alg not in (None, alg):
+            return False
+        return curves is None or (isinstance(key, ECKey | OKPKey) and key.curve_name in curves)
 
 
 class KeyRing(NamedTuple):
@@ -50,12 +67,14 @@ class KeyRing(NamedTuple):
     def keys_for(self, kid: str | None, alg: str, kind: str) -> tuple[VerifyingKey, ...]:
         """Return the keys that may have signed a token with this header.  `kind` is the key type of its algorithm.
 
+        The keys with the id `kid` come before the keys without an id.  The result has at most `MOST_CANDIDATES` keys.
         For a token without a `kid`, the result is empty unless exactly one key fits.
         """
-        fitting = tuple(one for one in self.keys if one.key.key_type == kind and one.alg in (None, alg))
-        if kid is not None:
-            return tuple(one for one in fitting if one.kid in (kid, None))[:1]
-        return fitting if len(fitting) == 1 else ()
+        fitting = tuple(one for one in self.keys if one.fits(alg, kind))
+        if kid is None:
+            return fitting if len(fitting) == 1 else ()
+        named = tuple(one for one in fitting if one.kid == kid)
+        return (*named, *(one for one in fitting if one.kid is None))[:MOST_CANDIDATES]
 
 
 def parse_keys(text: bytes) -> KeyRing:

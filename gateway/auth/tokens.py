@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 from base64 import urlsafe_b64decode
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
@@ -136,7 +138,7 @@ def verify(token: Unverified, rule: TokenRule, keys: Keys, wall: float) -> Princ
     candidates = keys.keys_for(kid, alg, _KINDS[alg[:2]])
     if not candidates:
         raise BadCredential("The token's key is unknown")
-    _check_signature(token.text, candidates[0].key, rule)
+    signer = _signer(token.text, candidates, rule)
     subject = claims.get("sub", "")
     tenant = claims.get(rule.tenant_claim, "") if rule.tenant_claim else ""
     token_id = claims.get("jti", "")
@@ -156,18 +158,20 @@ def verify(token: Unverified, rule: TokenRule, keys: Keys, wall: float) -> Princ
     places = {place for one in permissions for place in one.pattern.places}
     # Keep only the claims in the patterns of its permissions.
     filled = {place: claims[place] for place in places if place in claims}
-    key_id = candidates[0].kid or kid or ""
+    key_id = signer.kid or kid or ""
     return Principal(subject, permissions, expires_at, tenant, token_id, key_id, claims=filled, issuer=rule.issuer)
 
 
-def _check_signature(text: str, key: Any, rule: TokenRule) -> None:
+def _signer(text: str, candidates: Sequence[VerifyingKey], rule: TokenRule) -> VerifyingKey:
+    """Return the key that has signed the token.  Raises BadCredential if it is none of these keys."""
     from joserfc import jws
     from joserfc.errors import JoseError
 
-    try:
-        jws.deserialize_compact(text, key, registry=rule.registry)
-    except (JoseError, ValueError, TypeError):
-        raise BadCredential("The token's signature is wrong") from None
+    for one in candidates:
+        with suppress(JoseError, ValueError, TypeError):
+            jws.deserialize_compact(text, one.key, registry=rule.registry)
+            return one
+    raise BadCredential("The token's signature is wrong")
 
 
 def _check_times(claims: dict[str, Any], leeway_s: float, wall: float) -> float:

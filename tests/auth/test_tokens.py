@@ -16,7 +16,7 @@ from joserfc.jwk import ECKey
 
 from gateway.auth.asked import Asked
 from gateway.auth.guard import Guard
-from gateway.auth.keys import BadKeys, parse_keys
+from gateway.auth.keys import MOST_CANDIDATES, BadKeys, parse_keys
 from gateway.auth.permissions import Action
 from gateway.auth.remembered_verdicts import Revocation, Verdicts
 from gateway.auth.rules import load_rules
@@ -241,6 +241,45 @@ def test_revoked_key_is_refused_to_tokens_that_do_not_name_it(tmp_path: Path) ->
     asked = Asked(PATH, (Action.READ,), authorization=[f"Bearer {token(header={'kid': None})}"])
     guard.judge(asked)
     guard.verdicts.revoke(Revocation("key", "ec"), 60)
+    with pytest.raises(AuthRefused):
+        guard.judge(asked)
+
+
+def other_keys(curve: str, **fields: str) -> list[dict[str, Any]]:
+    """As many keys of the curve as may be tried for one token."""
+    return [
+        {**{name: value for name, value in key.as_dict(private=False).items() if name != "kid"}, **fields}
+        for key in (ECKey.generate_key(curve, private=True) for _ in range(MOST_CANDIDATES))
+    ]
+
+
+ES256 = KEYS["ES256"].as_dict(private=False)
+
+
+@pytest.mark.parametrize(
+    ("others", "own", "is_found"),
+    [
+        (other_keys("P-256"), ES256, True),
+        (other_keys("P-384"), {**ES256, "kid": None}, True),
+        (other_keys("P-384", kid="ec"), ES256, True),
+        (other_keys("P-256", alg="ES384"), {**ES256, "kid": None}, True),
+        (other_keys("P-256")[1:], {**ES256, "kid": None}, True),
+        (other_keys("P-256", kid="other"), {**ES256, "kid": None}, True),
+        (other_keys("P-256", kid="ec")[1:], ES256, True),
+        (other_keys("P-256"), {**ES256, "kid": None}, False),
+        (other_keys("P-256"), {**ES256, "kid": "other"}, False),
+    ],
+)
+def test_other_keys_of_an_issuer_do_not_hide_the_one_that_has_signed(
+    tmp_path: Path, others: list[dict[str, Any]], own: dict[str, Any], *, is_found: bool
+) -> None:
+    rule = jwt_rule(tmp_path)
+    keys = [{name: value for name, value in key.items() if value is not None} for key in (*others, own)]
+    Path(rule["keys_file"]).write_text(json.dumps({"keys": keys}))
+    guard, asked = guard_of(tmp_path, rule), Asked(PATH, (Action.READ,), authorization=[f"Bearer {token()}"])
+    if is_found:
+        assert guard.judge(asked).principal.key_id == "ec"
+        return
     with pytest.raises(AuthRefused):
         guard.judge(asked)
 
