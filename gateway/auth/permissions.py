@@ -1,11 +1,11 @@
 """Permissions: which actions a credential allows on which streams.
 
 A pattern matches paths by segments.  `*` matches one segment, and `**` at the end matches any number of segments, also
-none.  `{sub}` matches the value of a claim of the token, which must be exactly one segment.
+none.  `{sub}` matches the value of a claim of the token, which must be exactly one segment, with or without escapes.
 
-Patterns are matched against canonical paths (`gateway.protocol.target`).  A path is ambiguous if an origin may
-interpret it as the path of another stream: the origin may decode an escaped slash, remove an empty segment, or treat a
-backslash as a slash.  Only the pattern `/**`, which allows all streams, matches ambiguous paths.
+Patterns are matched against canonical paths (`gateway.protocol.target`).  Some paths are ambiguous: an origin may
+decode an escaped slash, remove an empty segment or a segment's parameters (`..;x`), or treat a backslash as a slash,
+and then use another stream.  Only the pattern `/**`, which allows all streams, matches ambiguous paths.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Final, NamedTuple
-from urllib.parse import quote
+from urllib.parse import unquote_to_bytes
 
 from gateway.protocol.target import BadTarget, parse_target
 
@@ -22,8 +22,11 @@ MOST_PERMISSIONS: Final = 64
 """The most permissions of one token."""
 _MOST_CHARS: Final = 1_024
 _PLACE: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_.-]{0,63})\}")
-_AMBIGUOUS: Final = re.compile(r"//|\\|%2F|%5C|%25|/\.\.?;", re.IGNORECASE)
-"""Parts of ambiguous paths."""
+_AMBIGUOUS: Final = re.compile(r"\\|%2F|%5C|%25|^\.{0,2}(?:;|%3B)", re.IGNORECASE)
+"""Parts of segments that make a path ambiguous.  So do empty segments, except the last one."""
+_NO_NAME: Final = re.compile(r"(?:\.{0,2}|__ds)(?:;.*)?|.*(?:[/\\\ud800-\udfff]|%[0-9A-Fa-f]{2}).*", re.DOTALL)
+"""Values of claims that fill no segment.  An origin may read them as another segment or as several.  The value `__ds`
+would be the protocol's reserved path, and give the principal access to all subscriptions."""
 _REST: Final = "**"
 _EVERY: Final = "/**"
 
@@ -88,10 +91,10 @@ class Pattern:
         """Return whether the pattern, with these claims, matches a canonical path."""
         if self.text == _EVERY:
             return True
-        if _AMBIGUOUS.search(path) is not None:
-            return False
         segments, wanted = path[1:].split("/"), self._segments
-        if len(segments) < len(wanted) or (len(segments) > len(wanted) and not self._is_open):
+        if "//" in path or len(segments) < len(wanted) or (len(segments) > len(wanted) and not self._is_open):
+            return False
+        if any(map(_AMBIGUOUS.search, segments[len(wanted) :])):
             return False
         return all(_fits(one, segment, claims or {}) for one, segment in zip(wanted, segments, strict=False))
 
@@ -126,20 +129,14 @@ def _segment(text: str) -> str:
 
 
 def _fits(wanted: str, segment: str, claims: Mapping[str, object]) -> bool:
-    if wanted == "*":
-        return bool(segment)
     if (place := _PLACE.fullmatch(wanted)) is None:
-        return wanted == segment
+        return _AMBIGUOUS.search(segment) is None and (bool(segment) if wanted == "*" else wanted == segment)
     value = claims.get(place[1])
-    # If the claim had the value `__ds`, the protocol's reserved path, the principal would get access to all
-    # subscriptions.
-    if not isinstance(value, str) or not value or value in (".", "..", "__ds"):
+    if not isinstance(value, str) or _NO_NAME.fullmatch(value) is not None:
         return False
-    try:
-        # Canonical paths leave exactly these characters unescaped.
-        return quote(value, safe="!$&'()*+,;=:@~") == segment
-    except UnicodeEncodeError:
-        return False
+    # Clients may escape more characters than a path needs, such as `@` (encodeURIComponent).  The value has no escapes,
+    # so an origin that decodes the segment again finds the same.
+    return unquote_to_bytes(segment) == value.encode()
 
 
 class Permission(NamedTuple):
