@@ -22,6 +22,7 @@ import asyncio
 import ctypes
 import errno
 import fcntl
+import ipaddress
 import os
 import socket
 import stat
@@ -36,6 +37,7 @@ from typing import Any, Final, Self
 import uvloop
 
 from gateway.config.addresses import Address
+from gateway.protocol.client_address import plain_address
 
 _FIRST_FD: Final = 3
 _MOST_FDS: Final = 1_024
@@ -374,6 +376,13 @@ class AcceptQueue:
 
 
 def peer_of(transport: asyncio.BaseTransport) -> str | None:
-    """Return the peer's address without its port; None at a Unix socket."""
+    """Return the peer's address without its port; None at a Unix socket.
+
+    A socket for both families, such as systemd's, names an IPv4 peer by a mapped address.  The result is plain IPv4.
+    """
     peer = transport.get_extra_info("peername")
-    return peer[0] if isinstance(peer, tuple) else None
+    if not isinstance(peer, tuple):
+        return None
+    address: str = peer[0]
+    # No other spelling comes from the system, so most addresses need not be parsed.
+    return plain_address(ipaddress.ip_address(address)) if address.startswith("::ffff:") else address

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from gateway.server.sockets import AcceptQueue, UnixSocket, accept_queued
+from gateway.server.sockets import AcceptQueue, UnixSocket, accept_queued, peer_of
 
 ROUNDS = 50
 RIVALS = 4
@@ -169,3 +169,28 @@ def _reaches(path: str, wanted: UnixSocket) -> bool:
         accepted, _ = wanted.sock.accept()
         accepted.close()
     return True
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_an_ipv4_peer_of_a_socket_for_both_families_has_a_plain_address(
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    peers: list[str | None] = []
+
+    class Noting(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            assert transport.get_extra_info("peername")[0] == "::ffff:127.0.0.1"
+            peers.append(peer_of(transport))
+            transport.close()
+
+    async def accepted(both: socket.socket) -> None:
+        async with await asyncio.get_running_loop().create_server(Noting, sock=both), asyncio.timeout(BOUND_S):
+            reader, writer = await asyncio.open_connection("127.0.0.1", both.getsockname()[1])
+            assert await reader.read() == b""
+            writer.close()
+
+    with socket.socket(socket.AF_INET6) as both, asyncio.Runner(loop_factory=new_loop) as runner:
+        both.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        both.bind(("::ffff:127.0.0.1", 0))
+        runner.run(accepted(both))
+    assert peers == ["127.0.0.1"]
