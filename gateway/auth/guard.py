@@ -18,7 +18,7 @@ from gateway.auth.asked import Asked
 from gateway.auth.forward_auth import ForwardRule, ForwardVerdict, Inquiry, inquire, is_by_cookie
 from gateway.auth.grounds import Grounds
 from gateway.auth.permissions import Action
-from gateway.auth.questions import Heard, KeySource, Undecided
+from gateway.auth.questions import Heard, KeySource, Undecided, UnknownKey
 from gateway.auth.remembered_verdicts import Allowed, Renewal, Verdicts
 from gateway.auth.rules import JwtRule, PublicRule, Rules, SignedRule
 from gateway.auth.signed_urls import (
@@ -169,9 +169,9 @@ class Guard:
         """Authorise the request, and return the verdict that allows it.
 
         Raises an AuthRefused if the request is refused, and Undecided if a service or key set must be asked first.
-        `may_verify` is called before a token is verified or a service is asked.  It may raise a GatewayError if the
-        client has sent too many invalid credentials.  `failed` is called for an invalid credential.  `heard` is a
-        service's answer for which the request has waited.
+        `may_verify` is called before a token is verified or a service is asked.  It may raise a GatewayError, if the
+        client has sent too many invalid credentials.  `failed` is called for an invalid credential, and for a token of
+        an unknown key.  `heard` is the answer that the request has waited for.
         """
         if not self._rules:
             # No rules are left: `follow` found that the reloaded rules cannot judge this request.  Answer 503, so that
@@ -186,6 +186,10 @@ class Guard:
                     raise BadCredential("No rule accepts the credential")
                 raise Unauthenticated(None, self._challenge())
             principal = self.identify(credential, asked, may_verify, heard)
+        except UnknownKey:
+            # Clients can invent such tokens, so their number is limited like that of bad ones.
+            failed()
+            raise
         except BadCredential as error:
             failed()
             refusal = Malformed if error.error == _MALFORMED else Unauthenticated
@@ -318,7 +322,7 @@ class Guard:
             return verify_signature(value, rule.keys, asked.client, wall)
         assert isinstance(value, Unverified)
         digest = hashlib.blake2b(value.text.encode(), digest_size=32).digest()
-        keys, version = self._keys(rule.tokens.keys)
+        keys, version = self._keys(rule.tokens.keys, heard)
         known = self._known.get(digest)
         if (
             known is not None
@@ -337,7 +341,7 @@ class Guard:
         self, inquiry: Inquiry, wall: float, may_verify: Callable[[], None], heard: Heard | None
     ) -> ForwardVerdict:
         """Return the service's verdict.  Raises Undecided if the service must be asked, or has failed to answer."""
-        if heard is not None and heard.inquiry == inquiry:
+        if heard is not None and heard.question == inquiry:
             if heard.verdict is None:
                 raise Undecided
             return heard.verdict
@@ -360,13 +364,18 @@ class Guard:
             raise refusal
         raise Unauthenticated(None, verdict.challenge or self._challenge())
 
-    def _keys(self, keys: KeyRing | KeySource) -> tuple[Keys, int]:
-        """Return the keys of an issuer, and their version.  Raises Undecided if no rule uses the source any more."""
+    def _keys(self, keys: KeyRing | KeySource, heard: Heard | None) -> tuple[Keys, int]:
+        """Return the keys of an issuer, and their version.  Raises Undecided if no rule names the source any more.
+
+        If the keys were fetched for this request, another fetch would find no further key.
+        """
         if not isinstance(keys, KeySource):
             return keys, 0
         found = self.verdicts.key_sets.find_set(keys)
         if found is None:
             raise Undecided
+        if found.ring is not None and heard is not None and heard.question == keys:
+            return found.ring, found.version
         return found, found.version
 
     def _keep(self, digest: bytes, rule: TokenRule, principal: Principal, version: int) -> None:

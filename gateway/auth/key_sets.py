@@ -4,8 +4,8 @@ A key set is fetched at start, and again before its lifetime ends.  It is also f
 set does not have.  Clients can invent such tokens, so they cause at most one fetch in `LEAST_S` seconds.  A failed
 fetch does not change the keys, and is repeated after a growing pause.
 
-A token whose key is not in the set is invalid if the set was fetched within the last `LEAST_S` seconds.  Otherwise the
-token is undecided until a fetch has succeeded.
+A token whose key is not in the set is invalid only if the set was fetched because of this token, or if the set had the
+key before.  Otherwise the token is undecided: the issuer may have added the key since the latest fetch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
-from gateway.auth.questions import KeySource, Undecided
+from gateway.auth.questions import KeySource, Undecided, UnknownKey
 
 if TYPE_CHECKING:
     from gateway.auth.keys import KeyRing, VerifyingKey
@@ -42,6 +42,8 @@ class KeySet:
         self.version = 0
         """The number of times that a key was withdrawn or replaced.  A token that was verified at an earlier version is
         verified again."""
+        self._withdrawn: frozenset[str | None] = frozenset()
+        """The ids of the keys that were withdrawn last."""
         self.fetched_at = -math.inf
         self.due_at = now()
         """The time at which the next scheduled fetch is due."""
@@ -58,7 +60,9 @@ class KeySet:
         return f"<KeySet {self.source.issuer}: {keys} keys, {self.fetches} fetches, {self.failures} failures>"
 
     def keys_for(self, kid: str | None, alg: str, kind: str) -> tuple[VerifyingKey, ...]:
-        """Find the keys for a token like `KeyRing.keys_for`.  Raises Undecided if a fetch may find the key."""
+        """Find the keys for a token like `KeyRing.keys_for`.  Raises Undecided if a fetch may find the key, and
+        UnknownKey if that fetch may not begin yet.
+        """
         if self.ring is not None and (found := self.ring.keys_for(kid, alg, kind)):
             return found
         wait_s = self._earliest - self._now()
@@ -66,7 +70,9 @@ class KeySet:
             raise Undecided(self.source)
         if self.failed_in_a_row or self.ring is None:
             raise Undecided(None, wait_s)
-        return ()
+        if kid is None or kid in self._withdrawn or any(one.kid == kid for one in self.ring.keys):
+            return ()
+        raise UnknownKey(None, wait_s)
 
     @property
     def age_s(self) -> float:
@@ -102,12 +108,14 @@ class KeySet:
         """
         withdrawn = self.ring.names() - ring.names() if self.ring is not None else frozenset()
         self.version += bool(withdrawn)
+        ids = frozenset(kid for kid, _, _ in withdrawn)
+        self._withdrawn = ids or self._withdrawn
         self.ring, self.fetched_at, self.is_fetching = ring, self._now(), False
         self.fetches += 1
         self.failed_in_a_row, self.problem = 0, ""
         lifetime_s = min(max(lifetime_s, _LEAST_LIFETIME_S), _MOST_LIFETIME_S)
         self.due_at = self.fetched_at + lifetime_s * (_AHEAD[0] + (_AHEAD[1] - _AHEAD[0]) * share)
-        return frozenset(kid for kid, _, _ in withdrawn)
+        return ids
 
     def fetch_failed(self, problem: str, share: float) -> None:
         """Record a failed fetch.  The keys do not change."""

@@ -32,11 +32,11 @@ Question = KeySource | Inquiry
 
 
 class Heard(NamedTuple):
-    """The answer of a service."""
+    """The answer to a question: a service's answer, or a key set that was fetched because a request needed it."""
 
-    inquiry: Inquiry
-    verdict: ForwardVerdict | None
-    """The verdict; None if the service has failed to answer."""
+    question: Question
+    verdict: ForwardVerdict | None = None
+    """The verdict of a service; None if the service has failed to answer, and for a key set."""
 
 
 class Undecided(GatewayError):
@@ -59,3 +59,9 @@ class Undecided(GatewayError):
     def retry_after_s(self) -> int:
         """The seconds for Retry-After, at least 1 (RFC 9110 section 10.2.3)."""
         return max(1, math.ceil(self._retry_in_s))
+
+
+class UnknownKey(Undecided):
+    """A token names a key that the key set does not have, and the key set may not be fetched again yet."""
+
+    text = "The token's key is unknown until the issuer's keys are fetched again"

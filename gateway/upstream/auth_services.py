@@ -91,15 +91,19 @@ class Service:
 class WaitingRequest:
     """A client request that waits for the answer to a question."""
 
-    __slots__ = ("_asking", "_services", "heard", "net", "ready")
+    __slots__ = ("_asking", "_began", "_services", "heard", "net", "ready")
 
-    def __init__(self, services: AuthServices, asking: _Asking, net: str, ready: Callable[[], None]) -> None:
+    def __init__(
+        self, services: AuthServices, asking: _Asking, net: str, ready: Callable[[], None], *, began: bool
+    ) -> None:
+        """`began` states that the question is asked because of this request."""
         self._services = services
         self._asking: _Asking | None = asking
         self.net = net
         self.ready = ready
+        self._began = began
         self.heard: Heard | None = None
-        """The answer of a service."""
+        """The answer of a service, or the key set that was fetched because of this request."""
         asking.waiting[self] = None
 
     def leave_queue(self) -> None:
@@ -112,7 +116,10 @@ class WaitingRequest:
     def answered(self) -> None:
         """Have the request authorised again, because its question has been answered or has failed."""
         if self._asking is not None:
-            self.heard = self._asking.heard
+            heard = self._asking.heard
+            # A fetch of keys that began before the request came may have been too early to find the token's key.
+            is_too_early = heard is not None and isinstance(heard.question, KeySource) and not self._began
+            self.heard = None if is_too_early else heard
             self.leave_queue()
             self.ready()
 
@@ -208,12 +215,11 @@ class AuthServices:
         count = self._waiting[net]
         if self._waiting_total >= MOST_WAITING or count >= MOST_WAITING // 4:
             raise Undecided
-        asking = self._asking.get(question)
-        if asking is None:
-            asking = self._begin(question, net, refused)
+        asked = self._asking.get(question)
+        asking = asked or self._begin(question, net, refused)
         self._waiting[net] = count + 1
         self._waiting_total += 1
-        return WaitingRequest(self, asking, net, ready)
+        return WaitingRequest(self, asking, net, ready, began=asked is None)
 
     def waiting_of(self, net: str) -> int:
         """Return the number of waiting requests of a client network."""
@@ -339,6 +345,7 @@ class AuthServices:
                 # Forget remembered verdicts on tokens, some of which may be signed with a withdrawn key.
                 self.verdicts.begin_edition()
                 self.verdicts.end_reads_of_keys(source, withdrawn)
+            asking.heard = Heard(source)
             if was_failing:
                 _log.warning("keys of %s: fetched again from %s", source.issuer, source.shown_url)
         self._schedule(keys)

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from gateway.aio.clock import ManualClock
 from gateway.auth.key_sets import LEAST_S, KeySet, KeySets
 from gateway.auth.keys import BadKeys, KeyRing, parse_published_keys
-from gateway.auth.questions import KeySource, Undecided
+from gateway.auth.questions import KeySource, Undecided, UnknownKey
 from tests.scenarios.credentials import KEYS, SECRET
 
 SOURCE = KeySource("https://issuer.test", "https://issuer.test/keys")
@@ -32,6 +32,7 @@ class Fetches(RuleBasedStateMachine):
         self.clock = ManualClock()
         self.keys = KeySet(SOURCE, self.clock.now)
         self.held: KeyRing | None = None
+        self.withdrawn: set[str | None] = set()
         self.wanted_at: list[float] = []
         """When tokens caused fetches."""
 
@@ -45,6 +46,15 @@ class Fetches(RuleBasedStateMachine):
         was_fetching = self.keys.is_fetching
         try:
             found = self.keys.keys_for(kid, *KINDS[kid])
+        except UnknownKey as unknown:
+            # It may be new: no fetch may show that yet.
+            assert not has_it
+            assert kid not in self.withdrawn
+            assert (unknown.question, self.keys.problem, self.keys.is_fetching) == (None, "", False)
+            assert self.keys.age_s < LEAST_S
+            assert 0 <= unknown.retry_after_s - (LEAST_S - self.keys.age_s) < 1
+            assert not self.keys.begin_fetch()
+            return
         except Undecided as undecided:
             assert not has_it
             assert 1 <= undecided.retry_after_s <= 31
@@ -53,9 +63,9 @@ class Fetches(RuleBasedStateMachine):
             if not was_fetching and self.keys.is_fetching:
                 self.wanted_at.append(self.clock.now())
             return
-        # A token is refused only by keys that were fetched lately.
+        # A token is refused only if its key was withdrawn lately.
         assert bool(found) is has_it
-        assert found or (self.keys.age_s < LEAST_S and not self.keys.problem)
+        assert found or (kid in self.withdrawn and self.keys.age_s < LEAST_S and not self.keys.problem)
 
     @rule()
     def due(self) -> None:
@@ -73,6 +83,7 @@ class Fetches(RuleBasedStateMachine):
         assert self.keys.fetched(ring, lifetime_s, share) == lost
         assert self.keys.version == version + bool(lost)
         self.held = ring
+        self.withdrawn = lost or self.withdrawn
         assert 45 <= self.keys.due_at - self.clock.now() <= 86_400
 
     @precondition(lambda self: self.keys.is_fetching)

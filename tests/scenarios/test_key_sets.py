@@ -11,6 +11,7 @@ import pytest
 from gateway.auth.key_sets import LEAST_S
 from gateway.auth.rules import load_rules
 from gateway.origin.app import RunningOrigin
+from gateway.server.authorising import BAD_AT_ONCE
 from gateway.server.guarded_live_reads import SPREAD_S
 from gateway.upstream.auth_services import FETCH_S, MOST_KEY_SET_BYTES
 from tests.scenarios.auth_service import AuthService, key_set, probe_and_metrics
@@ -124,9 +125,13 @@ async def test_unknown_keys_of_many_tokens_cause_one_fetch_in_a_while(
     await until_fetched(edge, 1)
     edge.clock.advance(LEAST_S)
     wire = await edge.wire()
-    for number in range(8):
+    answers = []
+    for number in range(BAD_AT_ONCE + 2):
         await wire.ask("/shared/s", bearer("ada", header={"kid": f"random-{number}"}))
-        assert (await bounded(wire.answer("GET"))).status == 401
+        answers.append(await bounded(wire.answer("GET")))
+    assert [one.status for one in answers] == [401, *[503] * (BAD_AT_ONCE - 1), 429, 429]
+    assert answers[1].headers["Retry-After"] == f"{LEAST_S:.0f}"
+    assert "WWW-Authenticate" not in answers[1].headers
     fetched(edge, 2)
     edge.clock.advance(LEAST_S)
     await wire.ask("/shared/s", bearer("ada", header={"kid": "another"}))
@@ -135,6 +140,30 @@ async def test_unknown_keys_of_many_tokens_cause_one_fetch_in_a_while(
     edge.clock.advance(LEAST_S)
     await wire.ask("/shared/s", bearer("ada", header={"kid": "another"}, exp=1))
     assert (await bounded(wire.answer("GET"))).status == 401
+    fetched(edge, 3)
+
+
+async def test_a_new_key_after_a_fetch_for_anothers_unknown_key_is_found_by_the_next_fetch(
+    start: Start, origin: RunningOrigin, tmp_path: Path, issuer: AuthService
+) -> None:
+    issuer.body = key_set([KEYS["Ed25519"]])
+    edge = await started(start, origin, tmp_path, issuer)
+    await until_fetched(edge, 1)
+    edge.clock.advance(LEAST_S)
+    issuer.gate.clear()
+    forged = await edge.begin("/shared/s", bearer("eve", header={"kid": "random"}))
+    await issuer.count(2)
+    # The fetch has begun, so its answer may lack the new key.
+    early = await edge.begin("/shared/s", bearer("ada"))
+    await eventually(lambda: "2 waiting" in repr(edge.gateway.auth_services))
+    issuer.gate.set()
+    assert [(await bounded(one.answer("GET"))).status for one in (forged, early)] == [401, 503]
+    issuer.body = key_set([KEYS["Ed25519"], KEYS["ES256"]])
+    edge.clock.advance(2.5)
+    answer = await edge.get("/shared/s", bearer("ada"))
+    assert (answer.status, answer.headers["Retry-After"]) == (503, "8")
+    edge.clock.advance(8)
+    assert (await edge.get("/shared/s", bearer("ada"))).status == 404
     fetched(edge, 3)
 
 
@@ -278,6 +307,7 @@ async def test_keys_of_one_issuer_do_not_verify_the_tokens_of_another(
     edge = await start(origin.url, auth=rules, credentials="shared")
     sets = edge.gateway.routes.verdicts.key_sets.look()
     await eventually(lambda: [keys.fetches for keys in sets] == [1, 1])
+    edge.clock.advance(LEAST_S)
     for alg, iss, status in (
         ("ES256", ISSUER, 404),
         ("Ed25519", "https://other.test", 404),
