@@ -357,12 +357,13 @@ class Guard:
             return verdict.principal
         if (refused := verdict.refused) is not None:
             self._check_revoked(refused)
-            refusal = self._forbidden("The credential does not allow this")
-            if isinstance(refusal, Forbidden) and verdict.challenge is not None:
-                refusal.challenge = verdict.challenge
+            refusal: AuthRefused = self._forbidden("The credential does not allow this")
             refusal.principal = refused if refused.name or refused.tenant else None
-            raise refusal
-        raise Unauthenticated(None, verdict.challenge or self._challenge())
+        else:
+            refusal = Unauthenticated(None, self._challenge())
+        if verdict.challenge is not None and not isinstance(refusal, Concealed):
+            refusal.challenge, refusal.has_own_challenge = verdict.challenge, False
+        raise refusal
 
     def _keys(self, keys: KeyRing | KeySource, heard: Heard | None) -> tuple[Keys, int]:
         """Return the keys of an issuer, and their version.  Raises Undecided if no rule names the source any more.

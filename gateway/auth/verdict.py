@@ -55,6 +55,9 @@ class AuthRefused(GatewayError):
     principal: Principal | None = None
     """The refused principal; None if the credential is invalid."""
 
+    has_own_challenge = True
+    """Whether the gateway has made the challenge.  A service may have made it, with a scheme of its own."""
+
     def __init__(self, text: str | None = None, challenge: str | None = None) -> None:
         super().__init__(text)
         self.challenge = challenge

@@ -159,7 +159,7 @@ class Authoriser:
             raise
         except AuthRefused as error:
             self._note_refusal(request, meaning, error)
-            if error.challenge is not None and names_metadata(guard):
+            if error.challenge is not None and error.has_own_challenge and names_metadata(guard):
                 error.challenge += f', resource_metadata="{metadata_url(request, asked.path)}"'
             raise
         alias, allowed = request.channel.alias, context.allowed

@@ -80,6 +80,7 @@ EXPOSED_HEADERS: Final = (
     "Content-Type",
     "Content-Encoding",
     "Retry-After",
+    "WWW-Authenticate",
     "Age",
     "Cache-Status",
     "Vary",

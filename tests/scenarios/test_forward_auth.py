@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import nullcontext, suppress
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,6 +19,7 @@ from gateway.server.authorising import BAD_AT_ONCE
 from gateway.server.connection import Connection
 from tests.scenarios.auth_service import AuthService, probe_and_metrics
 from tests.scenarios.conftest import Edge, Hostile, Start, bounded
+from tests.scenarios.credentials import jwt_rule
 from tests.scenarios.hostile import Asked, part_of_stream
 from tests.scenarios.wire import Answer, Dropped, Wire
 from tests.transports import Trust
@@ -364,6 +366,23 @@ async def test_opaque_tokens_pass_a_rule_for_jwts_and_cookies_need_the_site_to_w
     assert (await edge.send("POST", "/s", text, b"x")).status == 403
     assert (await edge.send("POST", "/s", {**text, "Origin": "https://site.test"}, b"x")).status == 204
     assert (await edge.send("POST", "/s", {**text, "Origin": "https://evil.test", **ADA}, b"x")).status == 204
+
+
+@pytest.mark.parametrize("status", ["401 Unauthorized", "403 Forbidden"])
+async def test_a_challenge_of_the_service_gets_no_parameter_of_the_gateways(
+    start: Start, origin: RunningOrigin, service: AuthService, tmp_path: Path, status: str
+) -> None:
+    rules = [jwt_rule(tmp_path), rule(service)]
+    cors = {"allow_origins": ["https://site.test"]}
+    edge = await start(origin.url, auth=rules, credentials="shared", cors=cors)
+    sent = {"Authorization": "Negotiate YWJj", "Origin": "https://site.test"}
+    for challenge in ("Negotiate", 'Bearer realm="login"', ""):
+        named = {"WWW-Authenticate": challenge} if challenge else {}
+        service.decide = lambda _, named=named: (status, {"Cache-Control": "no-store", **named})
+        refused = await edge.get("/s", sent)
+        found = refused.headers["WWW-Authenticate"]
+        assert found == challenge or (not challenge and "resource_metadata=" in found)
+        assert "WWW-Authenticate" in refused.headers["Access-Control-Expose-Headers"]
 
 
 async def test_a_page_of_another_site_writes_with_no_cookie_whatever_else_it_sends(

@@ -86,7 +86,7 @@ class TestReply:
         exposed = listed(headers["Access-Control-Expose-Headers"])
         assert exposed >= protocol_headers("Stream-")
         assert exposed >= protocol_headers("Producer-")
-        assert exposed >= {"location", "etag", "cache-status", "age", "stream-sse-data-encoding"}
+        assert exposed >= {"location", "etag", "cache-status", "age", "stream-sse-data-encoding", "www-authenticate"}
         assert headers["Access-Control-Allow-Origin"] == "*"
         assert "Vary" not in headers
 
