@@ -41,8 +41,8 @@ _ROUNDS: Final = 3
 """The most rounds in which a starting worker asks the other workers.  A further round follows only if no worker has
 given a good answer, and at least one worker is late."""
 MOST_PAUSES: Final = 300
-"""After so many rounds in succession without a good answer, the previous version is no longer asked.  If its workers
-are late each time, this takes longer than the longest drain."""
+"""After this many successive pauses without a good answer, the previous version is no longer asked.  If its workers are
+late each time, this takes longer than the longest drain."""
 
 _Found = dict[PeerAnswer, WorkerSettings]
 """The settings in the workers' answers."""
