@@ -198,7 +198,10 @@ class FleetOrders:
         """The name of this worker among all workers of all members."""
         self.log: Final = OrderLog()
         self._carried_out = NO_ORDERS
-        """The digest of the orders that are carried out.  While the lock is free, this is the digest of the log."""
+        """The digest of the orders that are carried out.  While the lock is free, it is the digest of the log, unless
+        the memory is yet to be emptied."""
+        self._missed_where = ""
+        """Where this member has missed orders for which it has yet to empty its memory; empty if there are none."""
         self._covered: dict[str, str] = {}
         """For each worker of another member, and for each other worker of this member: the digest of the orders that it
         knew at the latest fetch.  This worker has carried out all of these orders."""
@@ -250,7 +253,7 @@ class FleetOrders:
             try:
                 result = await act(order)
             finally:
-                self._carried_out = self.log.digest
+                self._note_carried_out()
         is_stored = None if self.until_stored is None else await self.until_stored(order)
         return Given(result, list(await asyncio.gather(*asking)), await of_siblings, is_stored)
 
@@ -352,13 +355,19 @@ class FleetOrders:
             _log.warning("the purges and revocations that worker %s knows cannot be fetched: %s", peer, error)
             return ""
         async with self._lock:
-            await self._take(news, f"of worker {peer}")
+            try:
+                await self._take(news, f"of worker {peer}")
+            except Exception:
+                _log.exception("the purges and revocations that worker %s knows cannot be carried out", peer)
+                return ""
             self._covered[peer] = OrderLog.digest_of(news.known)
         return news.process
 
     async def learn(self, news: OrderNews) -> bool:
-        """Carry out the orders in Redis that this member does not know.  Return whether Redis no longer has some of
-        them."""
+        """Carry out the orders in Redis that this member does not know.  Return whether Redis has dropped some.
+
+        Raises an exception if the memory cannot be emptied.  Then the next news make this member try again, even if
+        they have no new orders."""
         async with self._lock:
             return await self._take(news, "in Redis")
 
@@ -377,27 +386,35 @@ class FleetOrders:
                 self._doubted_at = now
                 self.log.add(self.process, "purge", PURGE_ALL, now)
                 self._on_digest(self.log.digest)
-            try:
-                await self._start_again("that Redis has lost")
-                self.all_purged_at = now
-            finally:
-                self._carried_out = self.log.digest
+            self._missed_where = "that Redis has lost"
+            await self._start_again()
+            self.all_purged_at = now
 
-    async def _start_again(self, where: str) -> None:
+    async def _start_again(self) -> None:
+        """Empty the memory if orders are missed, and note that all orders are carried out.  If emptying fails, none of
+        this holds, and the next call tries again."""
         assert self.actions is not None
-        self.missed += 1
-        _log.warning("this member has missed purges or revocations %s: it empties its memory", where)
-        await self.actions.start_again()
+        if self._missed_where:
+            _log.warning("this member has missed purges or revocations %s: it empties its memory", self._missed_where)
+            await self.actions.start_again()
+            self._missed_where = ""
+            self.missed += 1
+        self._note_carried_out()
+
+    def _note_carried_out(self) -> None:
+        if not self._missed_where:
+            self._carried_out = self.log.digest
 
     async def _take(self, news: OrderNews, where: str) -> bool:
         actions = self.actions
         assert actions is not None
+        if news.in_effect is not None:
+            actions.take_over(news.in_effect)
+        # From here on, the same news have no new orders.
         orders, has_missed = self.log.learn_news(news)
         self._on_digest(self.log.digest)
         if has_missed and not self.is_new:
-            await self._start_again(where)
-        if news.in_effect is not None:
-            actions.take_over(news.in_effect)
+            self._missed_where = where
         for order in orders:
             began = self.now()
             outcome = self._outcomes[order.process, order.number] = await actions.carry_out(order, began - order.at)
@@ -408,7 +425,7 @@ class FleetOrders:
         for earlier in list(self._outcomes)[:-_MOST_NAMED]:
             if isinstance(names := self._outcomes[earlier], frozenset):
                 self._outcomes[earlier] = len(names)
-        self._carried_out = self.log.digest
+        await self._start_again()
         return has_missed
 
     # -- answers to other members

@@ -19,6 +19,7 @@ from gateway.ops.admin.endpoint import Refused
 from gateway.ops.admin.over_fleet import OverFleet
 from gateway.origin.requests import Kind
 from gateway.protocol.fleet_orders import NO_ORDERS, InEffect, Order, OrderLog, Since
+from gateway.protocol.stored_orders import news_of
 from tests.fleet.site import NAMES, Site
 from tests.scenarios.wire import Answer
 from tests.waiting import eventually, time_passing
@@ -430,6 +431,78 @@ class NoActions:
 
     def revocation_of(self, order: Order, age_s: float) -> InEffect | None:
         return None
+
+
+class FailingToEmpty(NoActions):
+    """Fails to empty the memory so many times."""
+
+    def __init__(self, failures: int) -> None:
+        self.failures = failures
+        self.emptied = 0
+        self.done: list[int] = []
+        self.taken_over: list[InEffect] = []
+
+    async def carry_out(self, order: Order, age_s: float) -> int | None:
+        self.done.append(order.number)
+        return 0
+
+    async def start_again(self) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise RuntimeError("not this time")
+        self.emptied += 1
+
+    def take_over(self, revocations: Iterable[InEffect]) -> None:
+        self.taken_over += revocations
+
+
+async def test_orders_in_redis_are_carried_out_though_the_memory_cannot_be_emptied_at_first() -> None:
+    orders, actions = FleetOrders("p", lambda: 1.0, Link().ask, tuple, lambda digest: None), FailingToEmpty(2)
+    orders.actions = actions
+    orders.begin()
+    news = news_of([Order("q", 5, "purge", "{}", 0.0)], [InEffect("principal", "mallory", None, 60.0)])
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            await orders.learn(news)
+        assert orders.is_behind("b/0", orders.log.digest)
+
+    # Nothing else marks the missed orders as carried out.
+    async def act(_: Order) -> None:
+        """Do nothing."""
+
+    await orders.give("purge", "{}", act)
+    assert orders.is_behind("b/0", orders.log.digest)
+    await orders.learn(news)
+    assert (actions.emptied, orders.missed, actions.done) == (1, 1, [5])
+    assert {one.name for one in actions.taken_over} == {"mallory"}
+    assert not orders.is_behind("b/0", orders.log.digest)
+    await orders.close()
+
+
+async def test_no_member_is_answered_until_the_memory_is_emptied_for_missed_orders() -> None:
+    link = Link()
+    orders, actions = FleetOrders("p", lambda: 0.0, link.ask, lambda: ["b"], lambda digest: None), FailingToEmpty(1)
+    orders.actions = actions
+    orders.begin()
+    news = news_of([Order("q", 5, "purge", "{}", 0.0)])._replace(process="q")
+    link.answers = [(200, news.rendered(0.0))] * 2
+    sender = OrderSender("b/0", "q", OrderLog.digest_of(news.known))
+    assert [await orders.caught_up(sender) for _ in range(3)] == [False, True, True]
+    assert (actions.emptied, actions.done) == (1, [5])
+    await orders.close()
+
+
+async def test_a_doubt_that_cannot_empty_the_memory_leaves_its_order_to_be_carried_out() -> None:
+    orders, actions = FleetOrders("p", lambda: 1.0, Link().ask, tuple, lambda digest: None), FailingToEmpty(1)
+    orders.actions = actions
+    orders.begin()
+    with pytest.raises(RuntimeError):
+        await orders.doubt(0.0)
+    assert orders.is_behind("b/0", orders.log.digest)
+    await orders.doubt(0.0)
+    assert not orders.is_behind("b/0", orders.log.digest)
+    assert (actions.emptied, orders.log.numbers()) == (1, {"p": 1})
+    await orders.close()
 
 
 @pytest.mark.parametrize("first_s", [1, 60])

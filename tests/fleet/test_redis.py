@@ -576,6 +576,29 @@ async def test_a_member_that_fails_to_empty_its_memory_tries_again(
     assert await site.redis.count() == 1
 
 
+async def test_revocations_of_missed_orders_are_read_though_the_memory_cannot_be_emptied_at_first(
+    site: RedisSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await site.start("a")
+    actions, store, seal = site.fleet("a").orders.actions, site.by_redis("a")._store, Seal(SECRET.encode())
+    assert actions is not None
+    start_again, failures = actions.start_again, [RuntimeError("not this time")]
+
+    async def failing() -> None:
+        if failures:
+            raise failures.pop()
+        await start_again()
+
+    monkeypatch.setattr(actions, "start_again", failing)
+    moment = Moment(site.clock.now(), site.clock.wall())
+    revoked = seal.revocation(InEffect("principal", "mallory", None, 600.0), moment)
+    purge = seal.order(Order("q", 5, "purge", '{"stream":"/elsewhere"}', moment.now), moment)
+    await store.add([purge], dict([revoked]))
+    async with time_passing(site.clock, STEP_S):
+        await eventually(lambda: revocations(site, "a") == [REVOKED])
+    assert (failures, site.fleet("a").orders.missed) == ([], 1)
+
+
 async def test_losses_again_and_again_empty_the_memory_only_now_and_then(site: RedisSite) -> None:
     await site.start("b")
     orders = site.fleet("b").orders
