@@ -25,7 +25,7 @@ from gateway.upstream.resolver import Resolver, look_up
 _COMMAND_S: Final = 1.0
 """The most seconds for one answer of Redis, with the time to connect."""
 _MOST_ANSWER_BYTES: Final = 1 << 24
-"""The most bytes of one answer of Redis: twice as many as the largest order has."""
+"""The most bytes of one answer of Redis: enough for a page of any announcements, revocations or small orders."""
 _MOST_ADDRESSES: Final = 4
 """The most addresses of one name that are tried."""
 _WORD_CHARS: Final = 24
@@ -35,6 +35,10 @@ T = TypeVar("T")
 
 
 class _TooLargeError(Exception):
+    """An answer of Redis has too many bytes.  It is no OSError, because redis-py gives these its own types."""
+
+
+class AnswerTooLargeError(OSError):
     """An answer of Redis has too many bytes."""
 
 
@@ -142,14 +146,16 @@ class RedisDatabase:
         )
 
     async def within(self, command: Awaitable[T]) -> T:
-        """Return the answer to a command, if it comes in time.  Raises OSError."""
+        """Return the answer to a command, if it comes in time.  Raises OSError; AnswerTooLargeError if the answer has
+        too many bytes."""
         try:
             async with asyncio.timeout(_COMMAND_S):
                 return await command
         except Exception as error:
             # A late answer must not be taken for that of the next command.
             await self._disconnect()
-            raise OSError(_reason(error)) from None
+            kind = AnswerTooLargeError if isinstance(error, _TooLargeError) else OSError
+            raise kind(_reason(error)) from None
 
     async def close(self) -> None:
         """Close the connection, and end the look-up of the address."""

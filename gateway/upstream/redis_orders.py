@@ -15,12 +15,16 @@ from redis import exceptions
 
 from gateway.config.redis_place import RedisPlace
 from gateway.protocol.stored_orders import StoredEntry
-from gateway.upstream.redis_database import RedisDatabase
+from gateway.upstream.redis_database import AnswerTooLargeError, RedisDatabase
 
 MOST_ENTRIES: Final = 2_048
 """The orders that Redis keeps: twice as many as a member (`gateway.protocol.fleet_orders.MOST_ORDERS`)."""
 _PAGE: Final = 256
 """The most entries in one answer, so that reading them does not keep the loop for long."""
+_LEAST_PAGE: Final = 2
+"""The fewest entries in one answer: the last one that was read, and the next one."""
+_SMALL_PAGE_BYTES: Final = 1 << 22
+"""After a page with fewer bytes, the next one may have twice as many entries."""
 _MOST_PAGES: Final = 512
 _FIELD: Final = b"order"
 
@@ -35,13 +39,25 @@ class RedisOrders:
         self._revocations = f"durable-gateway:{{{fleet}}}:revocations"
         self._database = database = RedisDatabase(place)
         self._client = database.client
+        self._page = _PAGE
+        """The most entries of the stream in one answer for now.  Orders may be large."""
         self.shown: Final = database.shown
         """The address, for the operator."""
 
     async def since(self, entry_id: str) -> list[StoredEntry]:
         """Return the entry with this id, if it is still there, and those after it: a page of them.  Raises OSError."""
-        found: Any = await self._database.within(self._client.xrange(self._orders, min=entry_id, count=_PAGE))
-        return [StoredEntry(one.decode(), fields.get(_FIELD, b"")) for one, fields in found]
+        while True:
+            try:
+                found: Any = await self._database.within(self._client.xrange(self._orders, entry_id, count=self._page))
+                break
+            except AnswerTooLargeError:
+                if self._page == _LEAST_PAGE:
+                    raise
+                self._page //= 2
+        entries = [StoredEntry(one.decode(), fields.get(_FIELD, b"")) for one, fields in found]
+        if sum(len(one.data) for one in entries) < _SMALL_PAGE_BYTES:
+            self._page = min(_PAGE, 2 * self._page)
+        return entries
 
     async def revocations(self) -> AsyncIterator[dict[bytes, bytes]]:
         """Yield the entries of all revocations by their fields: pages of them.  Raises OSError."""

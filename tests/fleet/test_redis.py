@@ -13,6 +13,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any, Final
 
+import orjson
 import pytest
 from redis.asyncio.client import Pipeline
 
@@ -854,6 +855,41 @@ async def test_an_answer_of_redis_that_is_too_large_is_not_read(
     assert (await orders.since("-"), await anext(orders.revocations()), await members.entries()) == ([], {}, [])
     await orders.close()
     await members.close()
+
+
+async def test_orders_are_read_though_a_page_of_them_is_too_large(
+    redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_database, "_MOST_ANSWER_BYTES", 10_000)
+    monkeypatch.setattr(redis_orders, "_SMALL_PAGE_BYTES", 2_500)
+    store, sizes = RedisOrders(parse_redis_url(redis.url), "f"), [3_000] * 7 + [10] * 20
+    await store.add([b"%d" % number + b"x" * size for number, size in enumerate(sizes)], {})
+    pages, last = [await store.since("-")], ""
+    while last != (last := pages[-1][-1].id):
+        pages.append(await store.since(last))
+    found = [one.data.rstrip(b"x") for page in pages for one in page[page is not pages[0] :]]
+    assert found == [b"%d" % number for number in range(len(sizes))]
+    # Small orders come in larger pages again.
+    assert len(pages) < len(sizes) / 2
+    await store.close()
+
+
+async def test_a_member_that_starts_knows_the_largest_orders_by_redis(site: RedisSite) -> None:
+    await site.start("a")
+    store, wide = site.by_redis("a")._store, "\N{GREEK SMALL LETTER ALPHA}"
+    text = orjson.dumps({"id": wide * 32_700}).decode()
+    assert 65_000 < len(text.encode()) <= 64 << 10, "the admin API takes no larger body"
+    moment, seal = Moment(site.clock.now(), site.clock.wall()), Seal(SECRET.encode())
+    for first in range(1, 129, 16):
+        numbers = range(first, first + 16)
+        await store.add([seal.order(Order("q", one, "purge", text, moment.now), moment) for one in numbers], {})
+    await order(site, "a", "revoke", PRINCIPAL)
+    await site.kill("a")
+    await site.start("b")
+    async with time_passing(site.clock, STEP_S):
+        await eventually(lambda: site.fleet("b").orders.log.numbers().get("q") == 128)
+        await eventually(lambda: not site.by_redis("b").problem)
+    assert revocations(site, "b") == [REVOKED]
 
 
 async def test_redis_that_hangs_holds_up_nothing(site: RedisSite, monkeypatch: pytest.MonkeyPatch) -> None:
