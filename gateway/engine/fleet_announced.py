@@ -224,7 +224,9 @@ class MembersInRedis:
         announcements of members that are alive."""
         now = self._clock.now()
         if may_lack:
-            self._held_until = {one.name: now + HOLD_S for one in self._present()}
+            # A member that is held gets no more time.  Otherwise a dead one would stay while Redis fails now and then.
+            held = self._held_until
+            self._held_until = {one.name: held.get(one.name, now + HOLD_S) for one in self._present()}
         self._held_until = {
             name: until for name, until in self._held_until.items() if name not in announced and now < until
         }

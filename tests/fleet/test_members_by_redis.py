@@ -336,6 +336,27 @@ async def test_a_member_stays_whose_announcement_has_expired_while_redis_was_awa
     assert a.listed == {}
 
 
+@pytest.mark.parametrize("fault", ["no answer", "lost announcement"])
+async def test_a_member_that_has_died_leaves_though_redis_fails_again_before_each_hold_has_ended(
+    gateways: tuple[Gateway, Gateway, Gateway], store: MemoryStore, clock: ManualClock, fault: str
+) -> None:
+    a, b, _ = gateways
+    await joined(*gateways)
+    for _ in range(3):
+        await live(clock, HOLD_S - 2, a, b)
+        clock.advance(1)
+        if fault == "no answer":
+            store.fault = "it has not answered in time"
+            for one in (a, b):
+                with pytest.raises(OSError, match="in time"):
+                    await one.look()
+            store.fault = ""
+        else:
+            store.kept.clear()
+    await live(clock, 1, a, b)
+    assert (set(a.listed), set(b.listed)) == ({"b"}, {"a"})
+
+
 async def test_an_empty_redis_makes_no_gateway_alone(
     gateways: tuple[Gateway, Gateway, Gateway], store: MemoryStore, clock: ManualClock
 ) -> None:
@@ -350,7 +371,8 @@ async def test_an_empty_redis_makes_no_gateway_alone(
     assert [set(one.listed) for one in gateways] == [{"b", "c"}, {"a", "c"}, {"a", "b"}]
     assert store.names() == set(NAMES)
     store.kept.clear()
-    await live(clock, HOLD_S - 1, a, b)
+    # The second loss gives no more time than the first one.
+    await live(clock, HOLD_S - 2, a, b)
     assert set(a.listed) == {"b", "c"}
     # b has announced itself again, and ends.
     await b.source.close()
