@@ -37,9 +37,10 @@ from gateway.engine.fleet_reachability import CONNECT_S, NOT_ASKED, Member
 from gateway.engine.fleet_redis import OrdersByRedis
 from gateway.engine.fleet_writes import CountedWrites
 from gateway.errors import UpstreamUnreachable
-from gateway.protocol.fleet_headers import FLEET, PROBE, MemberAnswer, MemberField
+from gateway.protocol.fleet_headers import FLEET, PROBE, MemberAnswer, MemberField, WriteCount
 from gateway.protocol.fleet_orders import FLEET_ORDERS, NO_ORDERS, OutcomeAsk, Since
 from gateway.protocol.member_session import MemberKey
+from gateway.protocol.sharing import Group
 from gateway.upstream.client import MemberClient
 from gateway.upstream.origin_call import Bounds, OriginCall
 from gateway.upstream.reply import answer_to
@@ -154,9 +155,15 @@ class Fleet:
     def _digest(self, text: str) -> str:
         return hashlib.blake2b(text.encode(), digest_size=8, key=self._secret).hexdigest()
 
+    def field_for(self, group: Group | None = None) -> MemberField:
+        """Return what this member says of itself in a probe, or in a request for a stream of this path."""
+        writes = WriteCount() if group is None else self.counts.count(group)
+        # This number is not less than that of the latest append to the path, because it is read later.
+        return self.field._replace(writes=writes, appended=self.counts.appended())
+
     def answer(self, *, is_leaving: bool) -> MemberAnswer:
         """Return what this member says of itself in its answers."""
-        name, instance, config, orders, _, worker, process = self.field
+        name, instance, config, orders, _, worker, process, _ = self.field
         workers = (worker,) if self._crew is None else self._crew.shared.owning() or (worker,)
         knows_all = self.orders.notice_siblings()
         return MemberAnswer(name, instance, config, is_leaving, self.node, orders, worker, workers, knows_all, process)

@@ -73,6 +73,8 @@ class FleetOfMember(Protocol):
     @property
     def processes(self) -> MemberProcesses: ...
 
+    def field_for(self) -> MemberField: ...
+
     def later(self, probe: Callable[[], object]) -> Timer: ...
 
     def varied(self, seconds: float) -> float: ...
@@ -145,7 +147,7 @@ class Member:
         """Ask the member for its state.  Further probes follow until `stop`."""
         fleet = self._fleet
         self._timer = None
-        headers = CIMultiDict({FLEET: fleet.field.rendered()})
+        headers = CIMultiDict({FLEET: fleet.field_for().rendered()})
         pending = fleet.client.ask(self, OriginCall(PROBE, f"{self.url}/", headers, _PROBE_BOUNDS))
         if self._timer is None:
             self._pending = pending

@@ -106,7 +106,7 @@ class FleetUpstream(HopUpstream):
         member = fleet.members[_member(owner)]
         member.asked += 1
         asked = handed(call, shared, member.url_of(_worker(owner)), accepted)
-        field = fleet.field._replace(writes=fleet.counts.count(shared.key.group)).rendered()
+        field = fleet.field_for(shared.key.group).rendered()
         headers = asked.headers
         assert isinstance(headers, RenderedHeaders)
         return fleet.client.ask(

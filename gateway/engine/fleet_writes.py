@@ -11,18 +11,26 @@ before it answers.  If one of the new writes was acknowledged, the bytes in the 
 they are not sent even if the origin fails.  Paths with equal hashes share a cell.  If a counted write concerns another
 path, the origin is asked needlessly, which does no harm.
 
-When a member has started again, its earlier process may have relayed writes without a request to this owner.  All of
-these writes were acknowledged before the owner's first contact with the later process, and one of them may have
-re-created the stream.  At the first request of a process for a path, the owner therefore drops all bytes that were in
-its memory before this first contact.  If the owner knows the earlier process, that process may still be ending.  The
-owner then also asks the origin before it answers, even if it has only later bytes.
+The owner may have read a new append already.  To find out, it uses no other clock than its own.  Each member numbers
+its acknowledged appends, and sends their number with each request and each probe.  The owner remembers when it first
+heard which number (`HeardAppends`): the append with this number was acknowledged before.  If the owner has sent a
+request to the origin after that, and the answer has stated the stream's tail, then the append ends at this tail or
+before it.  Bytes up to this tail are then sent if the origin fails.
+
+An earlier process of the same member may have relayed any writes without a request to this owner.  All of these were
+acknowledged before the owner first heard of the later process.  So at the first request of each process for a path, the
+owner drops the bytes that it has held since before that time, because the stream may have been made again.  If it has
+met the earlier process, that one may still be ending.  The owner then asks the origin before it answers, even if it
+holds only later bytes.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from functools import lru_cache
 from hashlib import blake2b
+from math import inf
 from sys import intern
 from typing import Final, Protocol
 
@@ -38,7 +46,11 @@ from gateway.workers.write_counts import WriteCounts
 _MOST_KNOWN: Final = 1 << 14
 """The most counts of other members that an owner remembers.  Each takes about 300 bytes."""
 _MOST_CELLS: Final = 1 << 10
-"""The most paths whose cells are remembered.  The number is small, because paths may be long."""
+"""The most paths whose cells are remembered.  Paths may be long."""
+_MOST_NUMBERS: Final = 64
+"""The most numbers of appends of one process whose times an owner remembers."""
+_MOST_HEARD: Final = 256
+"""The most members whose numbers of appends an owner remembers."""
 _NONE: Final = WriteCount()
 
 
@@ -57,6 +69,10 @@ class CountedWrites:
     def count(self, group: Group) -> WriteCount:
         """Return the present counts for the path."""
         return WriteCount(*self._counts.of(self.index_of(group)))
+
+    def appended(self) -> int:
+        """Return the number of all acknowledged appends."""
+        return self._counts.appended()
 
     def look(self, group: Group) -> None:
         """Do nothing: the requests of other members bring their counts."""
@@ -82,8 +98,11 @@ class CountedWrites:
             self._add(write, is_append=write.request.mode is Mode.APPEND and write.change == NO_CHANGE)
 
     def _add(self, write: SentRequest, *, is_append: bool, is_acknowledged: bool = False) -> None:
-        number = ACKNOWLEDGED if is_append and is_acknowledged else 1
-        self._counts.add(self.index_of(write.request.group), is_append=is_append, number=number)
+        index, number = self.index_of(write.request.group), 1
+        if is_append and is_acknowledged:
+            self._counts.number(index)
+            number = ACKNOWLEDGED
+        self._counts.add(index, is_append=is_append, number=number)
 
 
 class RecordedWrites(Protocol):
@@ -130,19 +149,62 @@ class WritesOfWorker:
 class ApplyingMemberWrites(Protocol):
     """Applies writes: `gateway.engine.writes.Writes`."""
 
-    def apply_appends(self, group: Group, *, are_acknowledged: bool) -> None: ...
+    def apply_appends(self, group: Group, acknowledged_by: float | None) -> None: ...
 
     def apply_anything(self, group: Group) -> None: ...
 
     def apply_earlier(self, group: Group, before: float) -> None: ...
 
 
+class HeardAppends:
+    """When this process first heard how many appends another member had seen acknowledged."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._heard: dict[str, tuple[str, list[tuple[int, float]]]] = {}
+        """By the name of each member: its process, and growing numbers with the times of their first arrival (monotonic
+        seconds).  The member heard of last comes last."""
+
+    def __repr__(self) -> str:
+        return f"<HeardAppends of {len(self._heard)} members>"
+
+    def hear(self, sender: MemberField) -> None:
+        """Take over the number in a request."""
+        if not sender.appended:
+            return
+        instance, numbers = self._heard.pop(sender.name, ("", []))
+        if instance != sender.instance:
+            instance, numbers = intern(sender.instance), []
+        if not numbers or sender.appended > numbers[-1][0]:
+            numbers.append((sender.appended, self._now()))
+            if len(numbers) > _MOST_NUMBERS:
+                # For the appends in between, the next time is known, which is later.
+                del numbers[-2::-2]
+        self._heard[sender.name] = instance, numbers
+        if len(self._heard) > _MOST_HEARD:
+            del self._heard[next(iter(self._heard))]
+
+    def by(self, name: str, instance: str, number: int) -> float:
+        """Return a time by which a member's process had seen the append with this number acknowledged (monotonic
+        seconds).  It may be later than in truth, but not earlier."""
+        heard = self._heard.get(name)
+        if not number or heard is None or heard[0] != instance:
+            return self._now()
+        at = bisect_left(heard[1], (number, -inf))
+        return heard[1][at][1] if at < len(heard[1]) else self._now()
+
+
 class SeenWrites:
     """The counts that other members have sent, and their effects on this member's memory."""
 
-    def __init__(self, applying: Callable[[], ApplyingMemberWrites], most: int = _MOST_KNOWN) -> None:
+    def __init__(
+        self, applying: Callable[[], ApplyingMemberWrites], now: Callable[[], float], most: int = _MOST_KNOWN
+    ) -> None:
         """At most `most` counts are remembered."""
         self._applying = applying
+        self._heard = HeardAppends(now)
+        self.hear: Final = self._heard.hear
+        """Takes over how many appends the sender of a request or of a probe has seen acknowledged."""
         self._most = most
         self._seen: dict[bytes, tuple[str, WriteCount]] = {}
         """The process and its latest count, by a digest of member and path.  The latest entry is last."""
@@ -166,12 +228,15 @@ class SeenWrites:
         # A later request, with greater counts, may have arrived first on another connection.
         latest = WriteCount(max(before.appends, now.appends), max(before.others, now.others))
         self._seen[key] = intern(instance), latest
-        are_acknowledged = now.acknowledged > before.acknowledged
+        by = self._heard.by(name, instance, now.latest) if now.acknowledged > before.acknowledged else None
+        if not is_known and met.is_successor:
+            # The earlier process may be relaying appends even now.
+            by = inf
         if now.others > before.others:
             self._applying().apply_anything(group)
         elif not is_known:
             self._applying().apply_earlier(group, met.at)
             if now.appends or met.is_successor:
-                self._applying().apply_appends(group, are_acknowledged=are_acknowledged or met.is_successor)
+                self._applying().apply_appends(group, by)
         elif now.appends > before.appends:
-            self._applying().apply_appends(group, are_acknowledged=are_acknowledged)
+            self._applying().apply_appends(group, by)

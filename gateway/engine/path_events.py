@@ -1,10 +1,11 @@
 """Events of a path, which writes cause and which concern all streams at the path, and the operator's purge of single
 streams.
 
-One path may have several streams in memory, for instance one for each set of credentials.  `PathChange` and
-`Acknowledged` are `gateway.tape.paths.PathEvent`s: the store applies each event to each stream of the path, at once or
-when the stream is next used.  An event records the time at which the write was answered.  A stream that may have
-expired before that time is dropped, because the write may have reached a new stream of that name.
+One path may have several streams in memory, for instance one for each set of credentials.  `PathChange`, `Acknowledged`
+and `AppendedElsewhere` are `gateway.tape.paths.PathEvent`s: the store applies each event to each stream of the path, at
+once or when the stream is next used.  An event records the time at which the write was answered, or at which this
+gateway has learned of it.  A stream that may have expired before that time is dropped, because the write may have gone
+to a new stream of that name.
 
 `Purge` drops or invalidates a stream at the operator's request, without ending connections of Durable Streams clients.
 A stream without live readers is dropped, and reads of the stream that are under way start again.  A stream with live
@@ -105,6 +106,37 @@ class Acknowledged:
             max(self._asked_at, earlier._asked_at),
             is_closed=self._is_closed or earlier._is_closed,
         )
+
+
+class AppendedElsewhere:
+    """Appends through another gateway.  Their ends are unknown, but not a time by which all were acknowledged."""
+
+    __slots__ = ("_by", "_live", "_now", "_wall")
+
+    def __init__(self, live: LiveTopics, by: float, now: float, wall: float) -> None:
+        """The origin had acknowledged the appends at `by` (monotonic seconds).  This gateway has learned of them at
+        `now` (monotonic seconds) and `wall` (Unix seconds)."""
+        self._live = live
+        self._by = by
+        self._now = now
+        self._wall = wall
+
+    def __repr__(self) -> str:
+        return f"<AppendedElsewhere by {self._by}>"
+
+    def __call__(self, stream: Stream, /) -> None:
+        if stream.has_expired(self._now, self._wall):
+            self._live.drop_stream(stream, End.PURGED)
+            return
+        stream.acknowledged_elsewhere(self._by)
+        stream.mark_stale(may_have_ended=False)
+
+    def with_earlier(self, earlier: PathEvent, /) -> PathEvent | None:
+        """Return one event for both, with the later of the two times.  Returns None unless `earlier` is of this
+        kind."""
+        if not isinstance(earlier, AppendedElsewhere):
+            return None
+        return AppendedElsewhere(self._live, max(self._by, earlier._by), self._now, self._wall)
 
 
 class Purge:

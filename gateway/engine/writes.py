@@ -24,7 +24,7 @@ from gateway.aio.clock import Clock
 from gateway.engine.fleet_writes import RecordedWrites
 from gateway.engine.negative_cache import NegativeCache
 from gateway.engine.others_writes import WriteReply
-from gateway.engine.path_events import Acknowledged, PathChange
+from gateway.engine.path_events import Acknowledged, AppendedElsewhere, PathChange
 from gateway.engine.pending_writes import PendingWrites, may_remake
 from gateway.engine.relayed_request import CREATES, NO_CHANGE, WRITES, Change, RelayedRequest, SentRequest
 from gateway.errors import GatewayError
@@ -156,15 +156,17 @@ class Writes:
 
         self._tell(group, anything, "doubt")
 
-    def apply_appends(self, group: Group, *, are_acknowledged: bool) -> None:
-        """Assume that another gateway has appended to the path.  The tail is unknown until the origin states it again.
+    def apply_appends(self, group: Group, acknowledged_by: float | None) -> None:
+        """Assume that another gateway has appended to the path.  The tail is stated again once the origin has.
 
-        `are_acknowledged`: the origin has acknowledged an append, so all later answers must include it."""
+        No read may lack an append that the origin has acknowledged.  `acknowledged_by` is a time by which it had
+        acknowledged all of them (monotonic seconds); None if it may have acknowledged none."""
         self._negative_cache.forget_path(group)
-        if are_acknowledged:
-            self._tell(group, _appended, "appended")
-        else:
+        if acknowledged_by is None:
             self._tell(group, _may_have_grown, "may have grown")
+        else:
+            now, wall = self._clock.now(), self._clock.wall()
+            self._store.tell(group, AppendedElsewhere(self._live, acknowledged_by, now, wall))
 
     def apply_earlier(self, group: Group, before: float) -> None:
         """Assume that every kind of write has happened to the path before a time (monotonic seconds)."""
@@ -518,11 +520,6 @@ class Writes:
                 stream.may_be_another()
 
             self._tell(request.group, may_be_done)
-
-
-def _appended(stream: Stream) -> None:
-    stream.acknowledged_without_offset()
-    stream.mark_stale(may_have_ended=False)
 
 
 def _may_have_grown(stream: Stream) -> None:

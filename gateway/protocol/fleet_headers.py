@@ -30,7 +30,8 @@ NOT_LISTED: Final = 410
 """The status of answers in two cases: the asking process has left the receiver's list of members, or it is not in the
 list and knows orders that the receiver cannot fetch."""
 _SENT: Final = re.compile(
-    r"(\S{1,63}) ([0-9a-f]{16}) ([0-9a-f]{16}) ([0-9a-f]{16}) (\d{1,20}) (\d{1,20}) (\d{1,3}) ([0-9a-f]{16})"
+    r"(\S{1,63}) ([0-9a-f]{16}) ([0-9a-f]{16}) ([0-9a-f]{16}) "
+    r"(\d{1,20}) (\d{1,20}) (\d{1,20}) (\d{1,3}) ([0-9a-f]{16}) (\d{1,20})"
 )
 _ANSWERED: Final = re.compile(
     r"(\S{1,63}) ([0-9a-f]{16}) ([0-9a-f]{16}) ([0-9a-f]{16}) (serving|leaving) ([0-9a-f]{16}) "
@@ -56,7 +57,10 @@ class WriteCount(NamedTuple):
     """The count of writes that have only added bytes to a stream, or may have done so.  Each acknowledged write adds
     `ACKNOWLEDGED` to it."""
     others: int = 0
-    """The count of writes that may have ended or created a stream."""
+    """The writes that may have ended or created a stream."""
+    latest: int = 0
+    """The number of the latest acknowledged append, among all appends that the gateway has seen acknowledged; 0 if
+    there is none."""
 
     @property
     def acknowledged(self) -> int:
@@ -80,6 +84,8 @@ class MemberField(NamedTuple):
     """The number of the sender's worker."""
     process: str = "0" * 16
     """The name of the worker's process."""
+    appended: int = 0
+    """The number of all appends that the sender's workers have seen acknowledged, to any path."""
 
     @property
     def peer(self) -> str:
@@ -88,8 +94,8 @@ class MemberField(NamedTuple):
 
     def rendered(self) -> str:
         """Return the value of `FLEET` in a request."""
-        name, instance, config, orders, writes, worker, process = self
-        return f"{name} {instance} {config} {orders} {writes.appends} {writes.others} {worker} {process}"
+        name, instance, config, orders, (appends, others, latest), worker, process, appended = self
+        return f"{name} {instance} {config} {orders} {appends} {others} {latest} {worker} {process} {appended}"
 
     @classmethod
     def parse(cls, text: str) -> MemberField | None:
@@ -97,8 +103,8 @@ class MemberField(NamedTuple):
         found = _SENT.fullmatch(text)
         if found is None:
             return None
-        writes = WriteCount(int(found[5]), int(found[6]))
-        return cls(found[1], found[2], found[3], found[4], writes, int(found[7]), found[8])
+        writes = WriteCount(int(found[5]), int(found[6]), int(found[7]))
+        return cls(found[1], found[2], found[3], found[4], writes, int(found[8]), found[9], int(found[10]))
 
 
 class MemberAnswer(NamedTuple):

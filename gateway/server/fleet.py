@@ -58,7 +58,7 @@ class FleetHandler(HopHandler):
     ) -> None:
         super().__init__(node, engine, routes, admission, authoriser, fleet.owner_name, is_relative=True)
         self._fleet = fleet
-        self.seen: Final = SeenWrites(lambda: engine.writes)
+        self.seen: Final = SeenWrites(lambda: engine.writes, engine.clock.now)
 
     def _begin(self, context: RequestContext, undecided: object = None) -> Answered | Work | None:
         request, fleet = context.request, self._fleet
@@ -70,6 +70,7 @@ class FleetHandler(HopHandler):
         if fleet.has_left(sender):
             request.keeps_alive = False
             return self._refuse_left(context)
+        self.seen.hear(sender)
         if fleet.is_replaced:
             # The sender's next connection reaches the new version of the gateway, which stays.
             request.keeps_alive = False

@@ -33,8 +33,8 @@ class AcknowledgedWrites(NamedTuple):
     is_unplaced: bool = False
     """Whether the acknowledgement of a write has stated no tail."""
     through: str | None = None
-    """An offset.  All writes that were acknowledged before a request last read up to the tail end at or before this
-    offset.  None if there is no such offset."""
+    """An offset at or after the ends of all writes that had been acknowledged when a request last read up to the
+    tail, and of later writes that are known to end there."""
     other_queries: frozenset[str] = frozenset()
     """Queries that select other streams at the same path, at most `MAX_OTHER_QUERIES`."""
 
@@ -47,6 +47,12 @@ class AcknowledgedWrites(NamedTuple):
     def with_unplaced(self) -> AcknowledgedWrites:
         """Return the value after an acknowledgement that stated no tail."""
         return self._replace(is_unplaced=True)
+
+    def with_write_within(self, tail: str) -> AcknowledgedWrites:
+        """Return the value after a write was acknowledged that ended at `tail` or before it."""
+        if self.through is not None and not is_before(self.through, tail):
+            return self
+        return self._replace(through=tail)
 
     def read_up_to(self, tail: str, own_query: str, *, is_closing: bool) -> AcknowledgedWrites:
         """Return the value after a request has found this tail.  The request was sent after the latest acknowledgement.

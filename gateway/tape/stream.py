@@ -96,6 +96,10 @@ class Stream:
     """Whether the gateway has a live request for the stream open at the origin."""
     acked: AcknowledgedWrites = NONE
     """The acknowledged writes through this gateway that the bytes in memory may lack."""
+    stated_tail: str = ""
+    """The tail that the origin itself has stated to the latest of this process's requests."""
+    stated_tail_at: float = -math.inf
+    """When this request was sent (monotonic seconds); -inf if there is none."""
     sighting: Sighting | None = None
     """The origin's latest valid statement of the tail; None if there is none."""
     tail_read_level: float = 0.0
@@ -360,6 +364,23 @@ class Stream:
             self.acked = self.acked.with_unplaced()
         self.version = self.version.acknowledged()
 
+    def acknowledged_elsewhere(self, by: float) -> None:
+        """Record that the origin had acknowledged writes through another gateway by this time (monotonic seconds).
+
+        If a request that was sent later has shown the tail, the writes end there or before it."""
+        self.sighting = None
+        if self.stated_tail_at > by:
+            self.acked = self.acked.with_write_within(self.stated_tail)
+        else:
+            self.acked = self.acked.with_unplaced()
+        self.version = self.version.acknowledged()
+
+    def origin_stated_tail(self, tail: str, sent_at: float) -> None:
+        """Record that the origin itself has stated the tail to a request that was sent at this time (monotonic
+        seconds)."""
+        if sent_at >= self.stated_tail_at:
+            self.stated_tail, self.stated_tail_at = tail, sent_at
+
     def read_up_to_tail(self, seen: Version, tail: str) -> None:
         """Record that a request has read the stream up to its tail.  `seen` is the stream's version at the time of the
         request."""
@@ -369,6 +390,7 @@ class Stream:
     def forget_acknowledged(self) -> None:
         """Forget acknowledged writes, because they may have changed another stream."""
         self.acked = self.acked.forgotten()
+        self.stated_tail, self.stated_tail_at = "", -math.inf
 
     def holds_acknowledged(self, token: str, is_closed: bool = False) -> bool:
         """Return whether the stream up to `token` includes all acknowledged writes and an acknowledged close.

@@ -14,7 +14,8 @@ as workers.  A supervisor numbers its own places from 0.  These numbers are its 
     records     for each place, the latest records of its write log
     common      counts of clients (`gateway.workers.shared_counts`)
     origins     the states of origins (`gateway.workers.shared_origins`)
-    counts      for each path hash and each place, two counts of writes (`gateway.workers.write_counts`)
+    counts      for each path hash and each place, two counts of writes and the number of an append, and for each place
+                a count of appends (`gateway.workers.write_counts`)
     removals    for each path hash and each place, two counts of removals (`gateway.workers.removals`)
 
 Some changes concern several values at once.  They are made under POSIX record locks of the memory's file (`lock`).  The
@@ -37,7 +38,7 @@ from enum import IntEnum
 from typing import Final
 
 MAGIC: Final = 0x4447_776F_726B_6572
-VERSION: Final = 5
+VERSION: Final = 6
 LEAST_PLACES: Final = 8
 MOST_WORKERS: Final = 256
 
@@ -98,7 +99,7 @@ class SharedMemory:
         """Where the rows of origins begin."""
         self.counts_at = self.origins_at + ORIGINS * ORIGIN_BYTES * (1 + places)
         """Where the counts of writes begin."""
-        self.removals_at = self.counts_at + 2 * HASHES * 8 * places
+        self.removals_at = self.counts_at + (3 * HASHES + 1) * 8 * places
         """Where the counts of removals begin."""
         self.secret: bytes
         """The key of the path hash."""
@@ -271,5 +272,5 @@ def _page_up(size: int) -> int:
 
 
 def _size(places: int) -> int:
-    each = 5 * HASHES * 8 + RECORDS * RECORD_BYTES + COMMON_BYTES
+    each = (6 * HASHES + 1) * 8 + RECORDS * RECORD_BYTES + COMMON_BYTES
     return _PAGE + _page_up(places * _PLACE_WORDS * 8) + places * each + ORIGINS * ORIGIN_BYTES * (1 + places)

@@ -2,8 +2,13 @@
 members (`gateway.engine.fleet_writes`).
 
 For each path hash there are two counts: of appends, and of other writes.  Each worker adds to the counts of its own
-place in the shared memory, and the count of the gateway is the sum over all places.  The counts are therefore kept when
-a worker dies, and in an upgrade to the next version of the gateway.
+place in the shared memory, and the count of the gateway is the sum over all places.  So the counts go on when a worker
+dies, and when a later version of the gateway takes over.
+
+All acknowledged appends of the gateway are numbered, whatever their paths.  For each path hash there is the number of
+the latest one.  So another member that knows how many there were at some moment can tell which of them came before.
+Two appends at once may have the same number, and numbers may be left out, but an append never has a number that is
+greater than the count that is read after it, or less than the count that is read before it.
 """
 
 from __future__ import annotations
@@ -11,6 +16,8 @@ from __future__ import annotations
 from array import array
 
 from gateway.workers.shared_memory import HASHES, SharedMemory
+
+_ROWS = 3
 
 
 class WriteCounts:
@@ -21,20 +28,34 @@ class WriteCounts:
         the only worker."""
         self._words: array[int] | memoryview[int]
         if shared is None:
-            self._words, self._at, self._places, self._place = array("Q", bytes(2 * 8 * HASHES)), 0, 1, 0
+            self._words, self._at, self._places, self._place = array("Q", bytes((_ROWS * HASHES + 1) * 8)), 0, 1, 0
         else:
             self._words, self._at, self._places = shared.words, shared.counts_at >> 3, shared.places
             self._place = shared.first + slot
+        self._appended_at = self._at + _ROWS * HASHES * self._places
 
     def __repr__(self) -> str:
         return f"<WriteCounts of place {self._place} of {self._places}>"
 
-    def of(self, index: int) -> tuple[int, int]:
-        """Return two counts for the paths with this hash: of appends, and of other writes."""
-        at, places = self._at + 2 * index * self._places, self._places
-        return sum(self._words[at : at + places]), sum(self._words[at + places : at + 2 * places])
+    def of(self, index: int) -> tuple[int, int, int]:
+        """Return the counts of appends and of other writes to the paths with this hash, and the number of the latest
+        acknowledged append to them; 0 if there is none."""
+        words, places = self._words, self._places
+        at = self._at + _ROWS * index * places
+        appends, others = sum(words[at : at + places]), sum(words[at + places : at + 2 * places])
+        # Read the number last: it is written first, so it is that of a counted append or of a later one.
+        return appends, others, max(words[at + 2 * places : at + 3 * places])
+
+    def appended(self) -> int:
+        """Return the number of all acknowledged appends."""
+        return sum(self._words[self._appended_at : self._appended_at + self._places])
 
     def add(self, index: int, *, is_append: bool, number: int = 1) -> None:
         """Count a write of this worker by adding `number`."""
-        row = 2 * index if is_append else 2 * index + 1
+        row = _ROWS * index if is_append else _ROWS * index + 1
         self._words[self._at + row * self._places + self._place] += number
+
+    def number(self, index: int) -> None:
+        """Number an acknowledged append of this worker, before the append is counted."""
+        self._words[self._appended_at + self._place] += 1
+        self._words[self._at + (_ROWS * index + 2) * self._places + self._place] = self.appended()

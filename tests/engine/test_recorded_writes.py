@@ -11,6 +11,7 @@ from multidict import CIMultiDict
 from gateway.aio.clock import ManualClock
 from gateway.config.gateway import GatewayConfig
 from gateway.engine.negative_cache import NegativeCache
+from gateway.engine.path_events import AppendedElsewhere
 from gateway.engine.pending_writes import PendingWrites
 from gateway.engine.relayed_request import RelayedRequest, SentRequest
 from gateway.engine.route import Route
@@ -176,11 +177,25 @@ def test_an_append_of_another_gateway_may_be_lacking_if_it_was_acknowledged(
     world: World, are_acknowledged: bool
 ) -> None:
     group = world.streams[0].key.group
-    world.writes.apply_appends(group, are_acknowledged=are_acknowledged)
-    world.writes.apply_appends(group, are_acknowledged=False)
+    world.writes.apply_appends(group, 9.0 if are_acknowledged else None)
+    world.writes.apply_appends(group, None)
     assert [stream.may_lack_acknowledged("4") for stream in world.streams] == [are_acknowledged] * 2
     assert [stream.version.may_have_ended for stream in world.streams] == [False, False]
     assert (world.doubted, world.tails_stated) == ([True, True], [False, False])
+
+
+def test_of_appends_of_two_other_gateways_the_later_one_decides_what_may_be_lacking(world: World) -> None:
+    group, stream, live = world.streams[0].key.group, world.streams[0], cast(LiveTopics, world.live)
+    stream.origin_stated_tail("4", 9.0)
+    earlier, later = AppendedElsewhere(live, 8.0, 10.0, 10.0), AppendedElsewhere(live, 9.0, 10.0, 10.0)
+    for first, second in ((earlier, later), (later, earlier)):
+        both = second.with_earlier(first)
+        assert both is not None
+        assert repr(both) == "<AppendedElsewhere by 9.0>"
+    world.writes.apply_appends(group, 8.0)
+    assert [one.may_lack_acknowledged("4") for one in world.streams] == [False, True]
+    world.writes.apply_appends(group, 9.0)
+    assert [one.may_lack_acknowledged("4") for one in world.streams] == [True, True]
 
 
 @pytest.mark.parametrize("status", [400, 403, 409])

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.aio.clock import ManualClock
 from gateway.engine.fleet_processes import MemberProcesses, Met
-from gateway.engine.fleet_writes import CountedWrites, SeenWrites
+from gateway.engine.fleet_writes import CountedWrites, HeardAppends, SeenWrites
 from gateway.engine.relayed_request import NO_CHANGE, SentRequest
 from gateway.protocol.fleet_headers import ACKNOWLEDGED, MemberAnswer, MemberField, WriteCount, moved
 from gateway.protocol.freshness_headers import Lifetime
@@ -36,10 +37,10 @@ class Effects:
         self.anything: list[Group] = []
         self.earlier: list[float] = []
         self.apply_anything = self.anything.append
-        self.seen = SeenWrites(lambda: self, most=4)
+        self.seen = SeenWrites(lambda: self, lambda: 5.0, most=4)
 
-    def apply_appends(self, group: Group, *, are_acknowledged: bool) -> None:
-        self.appends.append("acknowledged appends" if are_acknowledged else "appends")
+    def apply_appends(self, group: Group, acknowledged_by: float | None) -> None:
+        self.appends.append("appends" if acknowledged_by is None else "acknowledged appends")
 
     def apply_earlier(self, group: Group, before: float) -> None:
         self.earlier.append(before)
@@ -85,7 +86,8 @@ def test_only_an_acknowledged_append_counts_as_one(status: int, number: int) -> 
     request = SimpleNamespace(group=GROUP, mode=Mode.APPEND)
     write = SimpleNamespace(request=request, change=NO_CHANGE, is_overtaken=False, is_cut_short=False)
     counts.answered(cast(SentRequest, write), cast(Reply, SimpleNamespace(status=status)))
-    assert counts.count(GROUP) == WriteCount(number, 0)
+    latest = int(number == ACKNOWLEDGED)
+    assert (counts.count(GROUP), counts.appended()) == (WriteCount(number, 0, latest), latest)
 
 
 def test_each_path_and_each_member_counts_for_itself() -> None:
@@ -122,16 +124,21 @@ def test_a_forgotten_count_costs_a_question() -> None:
 
 @given(
     name=st.from_regex(r"[A-Za-z0-9._-]{1,63}", fullmatch=True),
-    counts=st.tuples(*[st.integers(0, (1 << 64) - 1)] * 2),
+    counts=st.tuples(*[st.integers(0, (1 << 64) - 1)] * 4),
     worker=st.integers(0, MOST_WORKERS - 1),
     workers=st.lists(st.integers(0, MOST_WORKERS - 1), min_size=1, unique=True).map(tuple),
     is_leaving=st.booleans(),
     knows_all=st.booleans(),
 )
 def test_the_fields_survive(
-    name: str, counts: tuple[int, int], worker: int, workers: tuple[int, ...], is_leaving: bool, knows_all: bool
+    name: str,
+    counts: tuple[int, int, int, int],
+    worker: int,
+    workers: tuple[int, ...],
+    is_leaving: bool,
+    knows_all: bool,
 ) -> None:
-    field = MemberField(name, "0" * 16, "f" * 16, "e" * 16, WriteCount(*counts), worker, "c" * 16)
+    field = MemberField(name, "0" * 16, "f" * 16, "e" * 16, WriteCount(*counts[:3]), worker, "c" * 16, counts[3])
     assert MemberField.parse(field.rendered()) == field
     answer = MemberAnswer(
         name, "0" * 16, "f" * 16, is_leaving, "d" * 16, "e" * 16, worker, workers, knows_all, "b" * 16
@@ -151,6 +158,40 @@ def test_times_of_another_clock_are_moved() -> None:
     assert found.remembered is not None
     assert (found.as_of, found.remembered.contacted_at) == (98.0, 95.0)
     assert found.lifetime == Lifetime(60, 7_030.0)
+
+
+def test_a_time_by_which_an_append_was_acknowledged_is_that_of_the_first_later_number() -> None:
+    clock = ManualClock()
+    heard, began = HeardAppends(clock.now), clock.now()
+    for number in (0, 3, 3, 7, 5):
+        heard.hear(FIRST._replace(appended=number))
+        clock.advance(1)
+    found = [heard.by("b", FIRST.instance, number) - began for number in (1, 3, 4, 7)]
+    assert found == [1, 1, 3, 3]
+    # Of these, nothing was heard.
+    asked = [("b", FIRST.instance, 8), ("b", FIRST.instance, 0), ("b", "3" * 16, 1), ("c", FIRST.instance, 1)]
+    assert [heard.by(*one) - began for one in asked] == [5] * 4
+    # The numbers of the next process have begun anew.
+    heard.hear(FIRST._replace(instance="3" * 16, appended=2))
+    assert [heard.by("b", one, 1) - began for one in (FIRST.instance, "3" * 16)] == [5, 5]
+    clock.advance(1)
+    assert [heard.by("b", one, 1) - began for one in (FIRST.instance, "3" * 16)] == [6, 5]
+
+
+def test_the_times_of_many_appends_are_remembered_in_part_and_are_never_too_early() -> None:
+    clock = ManualClock()
+    heard, times = HeardAppends(clock.now), {}
+    for number in range(1, 2_001):
+        clock.advance(1)
+        times[number] = clock.now()
+        heard.hear(FIRST._replace(appended=number))
+    late = {number: heard.by("b", FIRST.instance, number) - at for number, at in times.items()}
+    assert min(late.values()) >= 0
+    assert late[2_000] == 0
+    assert len({at + late[number] for number, at in times.items()}) <= 64
+    for number in range(300):
+        heard.hear(FIRST._replace(name=f"m{number}", appended=1))
+    assert repr(heard) == "<HeardAppends of 256 members>"
 
 
 async def test_an_owner_states_an_expiry_relative_to_its_own_wall_clock() -> None:

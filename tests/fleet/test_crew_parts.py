@@ -37,7 +37,7 @@ from gateway.upstream.incoming import Intake
 from gateway.upstream.origin_call import Bounds, Handed, OriginCall, Shared, endpoint_of
 from gateway.upstream.reply import Reply, Requester, Upstream
 from gateway.workers.member_owners import MemberOwners, cell_key
-from gateway.workers.shared_memory import SharedMemory, SlotState
+from gateway.workers.shared_memory import HASHES, SharedMemory, SlotState
 from gateway.workers.worker_owners import Owners
 from gateway.workers.write_counts import WriteCounts
 from gateway.workers.write_log import WriteLog
@@ -227,8 +227,22 @@ def test_a_gateway_counts_the_writes_of_all_workers_of_both_versions() -> None:
     assert later is not None
     assert later.name == shared.name
     WriteCounts(later, 0).add(7, is_append=True)
-    assert [one.of(cell) for cell in (6, 7, 8)] == [(0, 0), (3, 1), (1, 0)]
+    assert [one.of(cell) for cell in (6, 7, 8)] == [(0, 0, 0), (3, 1, 0), (1, 0, 0)]
     assert SharedMemory.attach(shared.descriptor, 2, b"another key 1234") is None
+
+
+def test_the_appends_of_all_workers_of_both_versions_are_numbered_together() -> None:
+    shared = SharedMemory.create(2)
+    shared.set_slot(0, SlotState.SERVING, 1, 1)
+    shared.set_slot(1, SlotState.SERVING, 1, 1)
+    later = SharedMemory.attach(shared.descriptor, 2)
+    assert later is not None
+    one, two, three = WriteCounts(shared, 0), WriteCounts(shared, 1), WriteCounts(later, 0)
+    for counts, cell in ((one, 7), (two, 8), (three, HASHES - 1), (one, 8), (two, 7)):
+        counts.number(cell)
+    assert [two.of(cell)[2] for cell in (6, 7, 8, HASHES - 1)] == [0, 5, 4, 3]
+    assert [counts.appended() for counts in (one, two, three)] == [5, 5, 5]
+    assert not any(shared.words[shared.removals_at >> 3 :]), "the next table"
 
 
 @pytest.mark.parametrize(("key", "is_same"), [(None, True), (b"the key of cells", True), (b"another key 1234", False)])
@@ -251,7 +265,7 @@ def test_writes_under_way_at_a_dead_worker_count_in_a_fleet(is_member: bool) -> 
     log.begin(8, b"answered")
     log.end(8, b"answered")
     WriteLog(shared, 1, lambda: 2.0).settle(0)
-    assert [WriteCounts(shared, 1).of(cell) for cell in (7, 8)] == [(0, int(is_member)), (0, 0)]
+    assert [WriteCounts(shared, 1).of(cell) for cell in (7, 8)] == [(0, int(is_member), 0), (0, 0, 0)]
 
 
 @pytest.mark.parametrize("end", ["answered", "unanswered"])

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from gateway.engine.confirming import MOST_WAIT_S
+from gateway.engine.fleet import PROBE_S
 from gateway.origin.requests import Kind
 from tests.fleet.site import NAMES, Site
 from tests.scenarios.wire import pairs
@@ -114,6 +115,27 @@ async def test_an_acknowledged_write_is_missing_in_no_answer_although_the_owner_
         gate.release()
         faults.clear()
         assert (await reading).body == b"xy"
+
+
+@pytest.mark.parametrize("is_probed", [True, False])
+async def test_an_append_that_the_owner_has_read_is_sent_to_its_member_though_the_origin_fails(
+    apart: Site, is_probed: bool
+) -> None:
+    await apart.start_all(retry_attempts=0)
+    path, faults = apart.path_of("b"), apart.origin.origin.faults
+    writer, owner = apart.members["a"], apart.members["b"]
+    await owner.put(path, b"x")
+    assert (await owner.get(f"{path}?offset=-1")).body == b"x"
+    assert (await writer.post(path, b"y")).status == 204
+    if is_probed:
+        until = apart.clock.now() + 2 * PROBE_S
+        async with time_passing(apart.clock, 0.05):
+            await eventually(lambda: apart.clock.now() > until)
+    assert (await owner.get(f"{path}?offset=-1")).body == b"xy"
+    # Without a probe in between, the owner hears of the append only after this read.
+    faults.status(503, times=None)
+    answer = await writer.get(f"{path}?offset=-1")
+    assert (answer.status, answer.body == b"xy") == ((200, True) if is_probed else (503, False))
 
 
 async def test_an_append_of_unknown_outcome_is_no_reason_to_send_nothing_while_the_origin_fails(apart: Site) -> None:

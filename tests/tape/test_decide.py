@@ -394,6 +394,37 @@ def test_bytes_before_the_tail_after_a_write_of_unknown_end_are_not_sent_if_the_
     assert step(stream, failed(catching_up(stream, at="6"))) == Send("6")
 
 
+@pytest.mark.parametrize("read_at", [9.0, 10.0])
+def test_a_write_elsewhere_before_a_request_that_has_shown_the_tail_ends_there(read_at: float) -> None:
+    stream = held()
+    stream.origin_stated_tail("4", read_at)
+    # A reply may be overtaken by that to a later request.
+    stream.origin_stated_tail("2", read_at - 1)
+    stream.acknowledged_elsewhere(9.0)
+    assert step(stream, failed(catching_up(stream))) == (Send("4") if read_at > 9 else GONE)
+    # Bytes before the end of an earlier write are not sent.
+    stream.acknowledged("6", is_closed=False, query="")
+    stream.acknowledged_elsewhere(9.0)
+    assert step(stream, failed(catching_up(stream))) == GONE
+
+
+def test_bytes_before_the_tail_lack_a_write_elsewhere_although_a_request_has_named_the_tail() -> None:
+    """A HEAD has named the tail, and brought no bytes."""
+    stream = held()
+    stream.origin_stated_tail("6", 10.0)
+    stream.acknowledged_elsewhere(9.0)
+    assert step(stream, failed(catching_up(stream))) == GONE
+    assert step(stream, failed(catching_up(stream, at="6"))) == Send("6")
+
+
+def test_a_tail_of_an_earlier_stream_does_not_place_a_write() -> None:
+    stream = held()
+    stream.origin_stated_tail("4", 10.0)
+    stream.forget_acknowledged()
+    stream.acknowledged_elsewhere(9.0)
+    assert step(stream, failed(catching_up(stream))) == GONE
+
+
 def test_a_write_that_may_not_have_been_acknowledged_is_no_reason_to_send_nothing_if_the_origin_fails() -> None:
     stream = held()
     stream.acknowledged_without_offset(is_certain=False)

@@ -82,7 +82,7 @@ def test_tables_have_rooms_of_their_own() -> None:
     assert shared.raw[shared.cells_at :].count(b"\x01") == len(shared.common)
     assert shared.raw.rfind(b"\x01") == shared.origins_at - 1
     assert shared.counts_at == shared.origins_at + ORIGINS * ORIGIN_BYTES * (1 + shared.places)
-    assert shared.removals_at == shared.counts_at + 2 * 8 * HASHES * shared.places
+    assert shared.removals_at == shared.counts_at + 8 * (3 * HASHES + 1) * shared.places
     assert len(shared.raw) == shared.removals_at + 2 * 8 * HASHES * shared.places
 
 
