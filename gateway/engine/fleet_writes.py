@@ -11,17 +11,18 @@ before it answers.  If one of the new writes was acknowledged, the bytes in the 
 they are not sent even if the origin fails.  Paths with equal hashes share a cell.  If a counted write concerns another
 path, the origin is asked needlessly, which does no harm.
 
-The owner may have read a new append already.  To find out, it uses no other clock than its own.  Each member numbers
-its acknowledged appends, and sends their number with each request and each probe.  The owner remembers when it first
-heard which number (`HeardAppends`): the append with this number was acknowledged before.  If the owner has sent a
-request to the origin after that, and the answer has stated the stream's tail, then the append ends at this tail or
-before it.  Bytes up to this tail are then sent if the origin fails.
+The owner may have read a new append already.  To find out, it uses only its own clock.  Each member numbers its
+acknowledged appends, and sends the greatest number with each request and each probe.  For each number, the owner
+remembers the time at which it first received the number or a greater one (`HeardAppends`).  The append with this number
+was acknowledged before that time.  If the owner has sent a request to the origin after that time, and the reply has
+stated the stream's tail, then the append ends at this tail or before it.  Bytes up to this tail are then sent while the
+origin fails.
 
-An earlier process of the same member may have relayed any writes without a request to this owner.  All of these were
-acknowledged before the owner first heard of the later process.  So at the first request of each process for a path, the
-owner drops the bytes that it has held since before that time, because the stream may have been made again.  If it has
-met the earlier process, that one may still be ending.  The owner then asks the origin before it answers, even if it
-holds only later bytes.
+When a member has started again, its earlier process may have relayed writes without a request to this owner.  All of
+these writes were acknowledged before the owner's first contact with the later process, and one of them may have
+re-created the stream.  At the first request of a process for a path, the owner therefore drops all bytes that were in
+its memory before this first contact.  If the owner knows the earlier process, that process may still be ending.  The
+owner then also asks the origin before it answers, even if it has only later bytes.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from gateway.workers.write_counts import WriteCounts
 _MOST_KNOWN: Final = 1 << 14
 """The most counts of other members that an owner remembers.  Each takes about 300 bytes."""
 _MOST_CELLS: Final = 1 << 10
-"""The most paths whose cells are remembered.  Paths may be long."""
+"""The most paths whose cells are remembered.  The number is small, because paths may be long."""
 _MOST_NUMBERS: Final = 64
 """The most numbers of appends of one process whose times an owner remembers."""
 _MOST_HEARD: Final = 256
@@ -157,7 +158,7 @@ class ApplyingMemberWrites(Protocol):
 
 
 class HeardAppends:
-    """When this process first heard how many appends another member had seen acknowledged."""
+    """The times at which this process first received the numbers of other members' acknowledged appends."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -169,7 +170,7 @@ class HeardAppends:
         return f"<HeardAppends of {len(self._heard)} members>"
 
     def hear(self, sender: MemberField) -> None:
-        """Take over the number in a request."""
+        """Record the number in a request."""
         if not sender.appended:
             return
         instance, numbers = self._heard.pop(sender.name, ("", []))
@@ -178,7 +179,7 @@ class HeardAppends:
         if not numbers or sender.appended > numbers[-1][0]:
             numbers.append((sender.appended, self._now()))
             if len(numbers) > _MOST_NUMBERS:
-                # For the appends in between, the next time is known, which is later.
+                # Drop every second number.  The time of the next greater number, which is later, also holds for it.
                 del numbers[-2::-2]
         self._heard[sender.name] = instance, numbers
         if len(self._heard) > _MOST_HEARD:
@@ -204,7 +205,7 @@ class SeenWrites:
         self._applying = applying
         self._heard = HeardAppends(now)
         self.hear: Final = self._heard.hear
-        """Takes over how many appends the sender of a request or of a probe has seen acknowledged."""
+        """Records the number of the latest acknowledged append of the sender of a request or of a probe."""
         self._most = most
         self._seen: dict[bytes, tuple[str, WriteCount]] = {}
         """The process and its latest count, by a digest of member and path.  The latest entry is last."""

@@ -4,8 +4,8 @@ streams.
 One path may have several streams in memory, for instance one for each set of credentials.  `PathChange`, `Acknowledged`
 and `AppendedElsewhere` are `gateway.tape.paths.PathEvent`s: the store applies each event to each stream of the path, at
 once or when the stream is next used.  An event records the time at which the write was answered, or at which this
-gateway has learned of it.  A stream that may have expired before that time is dropped, because the write may have gone
-to a new stream of that name.
+gateway has learned of it.  A stream that may have expired before that time is dropped, because the write may have
+reached a new stream of that name.
 
 `Purge` drops or invalidates a stream at the operator's request, without ending connections of Durable Streams clients.
 A stream without live readers is dropped, and reads of the stream that are under way start again.  A stream with live
@@ -109,7 +109,8 @@ class Acknowledged:
 
 
 class AppendedElsewhere:
-    """Appends through another gateway.  Their ends are unknown, but not a time by which all were acknowledged."""
+    """Appends through another gateway.  Their ends are unknown.  The origin had acknowledged all of them by a known
+    time."""
 
     __slots__ = ("_by", "_live", "_now", "_wall")
 

@@ -157,10 +157,11 @@ class Writes:
         self._tell(group, anything, "doubt")
 
     def apply_appends(self, group: Group, acknowledged_by: float | None) -> None:
-        """Assume that another gateway has appended to the path.  The tail is stated again once the origin has.
+        """Assume that another gateway has appended to the path.  The tail is unknown until the origin states it again.
 
-        No read may lack an append that the origin has acknowledged.  `acknowledged_by` is a time by which it had
-        acknowledged all of them (monotonic seconds); None if it may have acknowledged none."""
+        If the origin has acknowledged an append, all later answers must include the append.  `acknowledged_by` is a
+        time by which the origin had acknowledged all of them (monotonic seconds), or None if none is known to be
+        acknowledged."""
         self._negative_cache.forget_path(group)
         if acknowledged_by is None:
             self._tell(group, _may_have_grown, "may have grown")

@@ -33,8 +33,8 @@ class AcknowledgedWrites(NamedTuple):
     is_unplaced: bool = False
     """Whether the acknowledgement of a write has stated no tail."""
     through: str | None = None
-    """An offset at or after the ends of all writes that had been acknowledged when a request last read up to the
-    tail, and of later writes that are known to end there."""
+    """An offset.  All writes that were acknowledged before a request last read up to the tail end at or before this
+    offset, and so do later writes of other gateways that are known to end there.  None if there is no such offset."""
     other_queries: frozenset[str] = frozenset()
     """Queries that select other streams at the same path, at most `MAX_OTHER_QUERIES`."""
 

@@ -2,13 +2,14 @@
 members (`gateway.engine.fleet_writes`).
 
 For each path hash there are two counts: of appends, and of other writes.  Each worker adds to the counts of its own
-place in the shared memory, and the count of the gateway is the sum over all places.  So the counts go on when a worker
-dies, and when a later version of the gateway takes over.
+place in the shared memory, and the count of the gateway is the sum over all places.  The counts are therefore kept when
+a worker dies, and in an upgrade to the next version of the gateway.
 
-All acknowledged appends of the gateway are numbered, whatever their paths.  For each path hash there is the number of
-the latest one.  So another member that knows how many there were at some moment can tell which of them came before.
-Two appends at once may have the same number, and numbers may be left out, but an append never has a number that is
-greater than the count that is read after it, or less than the count that is read before it.
+All acknowledged appends of the gateway are numbered, whatever their paths, and the number of the latest one is kept for
+each path hash.  Another member that knew the count of appends at some time can therefore tell which appends were
+acknowledged before that time.  Two appends at the same time may have the same number, and numbers may be left out.  But
+the number of an append is never greater than a count that is read after the append, and never less than a count that is
+read before it.
 """
 
 from __future__ import annotations
