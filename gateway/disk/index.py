@@ -74,7 +74,8 @@ class Holder(NamedTuple):
     outlive the worker (`gateway.workers.removals`)."""
 
     memory: str
-    place: int
+    tenure: int
+    """The worker's place in the memory, as a number that no later version gives to the place."""
 
 
 class RunRow(NamedTuple):

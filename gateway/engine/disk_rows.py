@@ -60,7 +60,8 @@ class DiskRows:
         self._look_at_row = look_at_row
         self._paths: dict[int, set[Group]] = dict(rows)
         self._unchecked: set[int] = set(rows)
-        self._base = holder.place if holder is not None else removals.place
+        base = removals.place if holder is None else removals.place_of(holder.tenure)
+        self._base = removals.place if base is None else base
         """The place in shared memory whose counts state which removals this disk has done."""
         self._applied: dict[int, bytes] = {}
         """For each row, the counts of the removals that have been applied to the store (`Removals.cells`)."""
@@ -79,7 +80,8 @@ class DiskRows:
         self._purges = purges.ended
         """The number of purges that this worker has carried out or is expected to carry out.  If more purges have
         ended, this worker has missed one."""
-        if purges.under_way or purges.ended != removals.done_purges(self._base):
+        if base is None or purges.under_way or purges.ended != removals.done_purges(base):
+            # Without a base, a version that used the store has ended, and a later one, which did not, has its place.
             self.drop_all()
 
     def __repr__(self) -> str:
@@ -123,6 +125,8 @@ class DiskRows:
             if not paths:
                 del self._paths[row]
                 self._applied.pop(row, None)
+                # No pass visits a row that is not on disk.
+                self._unchecked.discard(row)
 
     def purged(self) -> None:
         """Note that this worker has carried out a purge.  Must be called before the purge is counted as ended.
@@ -199,7 +203,7 @@ class DiskRows:
     def _record(self) -> None:
         undone, self._undone = self._undone, {}
         counts = self._pass if not self._queue and not self._unchecked else None
-        holder = Holder(self._removals.memory, self._removals.place) if counts is not None else None
+        holder = Holder(self._removals.memory, self._removals.tenure) if counts is not None else None
         self._is_waiting = True
 
         def done(is_done: bool) -> None:

@@ -106,8 +106,11 @@ class OthersWrites:
         store: TapeStore,
         negative_cache: NegativeCache,
         generation: int,
+        removals: Removals,
     ) -> None:
         self._log = log
+        # They are counted without a store on disk too: the next version may have one.
+        self._removals = removals
         self._store = store
         self._negative_cache = negative_cache
         self._generation = generation
@@ -121,7 +124,6 @@ class OthersWrites:
         """The content of rows of the write log at this worker's latest look, by the number of the row."""
         self._rows: dict[int, slice] = {}
         self._ends = Account("ends of streams")
-        self._removals: Removals | None = None
         self._removed: list[int] = []
         """The rows with a counted removal whose record is still to be made."""
         self._is_applying = False
@@ -137,10 +139,6 @@ class OthersWrites:
 
     def __repr__(self) -> str:
         return f"<OthersWrites {len(self._own)} own, {len(self._others)} of others, {len(self._seen)} rows seen>"
-
-    def count_removals(self, removals: Removals) -> None:
-        """Count this worker's removals for the stores on disk of all workers."""
-        self._removals = removals
 
     def keep_on_disk(self, kept_in_row: Callable[[int], Collection[Group]]) -> None:
         """Apply lost records also to paths on disk.  `kept_in_row` returns the paths of a row that are on disk."""
@@ -253,14 +251,12 @@ class OthersWrites:
             self._begin_removal(self.index_of(group))
 
     def _begin_removal(self, row: int) -> None:
-        if self._removals is not None:
-            self._removed.append(row)
-            self._removals.begin(row)
+        self._removed.append(row)
+        self._removals.begin(row)
 
     def _end_removals(self) -> None:
-        if self._removals is not None:
-            while self._removed:
-                self._removals.end(self._removed.pop())
+        while self._removed:
+            self._removals.end(self._removed.pop())
 
     def _end(self, write: SentRequest, text: bytes) -> None:
         request = write.request
@@ -320,12 +316,7 @@ class OthersWrites:
             self.applying.apply_appended(Group(origin, path), queries or None, int(start))
             return True
         if kind == _ENDED:
-            for ended in self._keys_of(index, words[1:]):
-                self.applying.apply_ended(ended, is_certain=bool(words[0]))
-            if words[0] and len(words) == 2:
-                # The digest may belong to a stream that is only on disk.
-                for group in self._kept_in_row(index):
-                    self._store.withdraw_kept(group)
+            self._apply_ended(index, bool(words[0]), words[1:])
             return True
         if kind == _BEGUN:
             write = self._written(record, words)
@@ -347,18 +338,27 @@ class OthersWrites:
             self.applying.apply_without_effect(write)
         return True
 
-    def _keys_of(self, index: int, words: list[bytes]) -> list[StreamKey]:
-        """Return the keys of the streams to which the words of a record may refer.  If the words are a digest, only
-        streams in memory are found."""
+    def _apply_ended(self, index: int, is_certain: bool, words: list[bytes]) -> None:
+        """Apply the end of the stream that the words of a record name."""
         if len(words) > 1:
             origin, path, query, name, readers = (word.decode("utf-8", "surrogateescape") for word in words)
-            route = self.routes(name)
-            if route is None:
-                return []
-            return [StreamKey(Group(origin, path), query, route.public._replace(readers=readers))]
-        keys = (stream.key for group in self._store.paths.in_row(index) for stream in self._store.group(group))
+            group, route = Group(origin, path), self.routes(name)
+            if route is not None:
+                key = StreamKey(group, query, route.public._replace(readers=readers))
+                self.applying.apply_ended(key, is_certain=is_certain)
+            elif is_certain:
+                # During an upgrade or a reload, the workers may have different routes to one stream.
+                self.applying.apply_anything(group)
+            return
         digest = words[0].decode()
-        return [key for key in keys if sum(map(len, _words(key))) > _LEAST_LONG and _digest(key) == digest]
+        keys = [stream.key for group in self._store.paths.in_row(index) for stream in self._store.group(group)]
+        for key in keys:
+            if sum(map(len, _words(key))) > _LEAST_LONG and _digest(key) == digest:
+                self.applying.apply_ended(key, is_certain=is_certain)
+        if is_certain:
+            # The digest may be that of a stream that is on disk alone.
+            for group in self._kept_in_row(index):
+                self._store.withdraw_kept(group)
 
     def _written(self, record: Record, words: list[bytes]) -> SentRequest | None:
         """Return another worker's write in the form of this worker's own writes; None if its route is not known."""

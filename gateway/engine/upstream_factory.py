@@ -35,6 +35,7 @@ from gateway.tape.store import TapeStore
 from gateway.upstream.client import HopClient
 from gateway.upstream.reply import Upstream
 from gateway.workers.place import WorkerPlace
+from gateway.workers.removals import Removals
 from gateway.workers.worker_owners import Owners
 from gateway.workers.write_log import WriteLog
 
@@ -160,7 +161,8 @@ def make_upstreams(
     if crew is None:
         return Upstreams(beyond, origins, fleet=fleet, by_fleet=by_fleet)
     owners = Owners(crew.shared, crew.slot)
-    others = OthersWrites(WriteLog(crew.shared, crew.slot, clock.now), owners, *kept, crew.generation)
+    log, removals = WriteLog(crew.shared, crew.slot, clock.now), Removals(crew.shared, crew.slot)
+    others = OthersWrites(log, owners, *kept, crew.generation, removals)
     by_hop = HopClient(crew.hop_paths)
     if fleet is None:
         hop = HopUpstream(beyond, by_hop, others, owners, clock)

@@ -75,12 +75,8 @@ class WorkerStore:
         self._clock = clock
         self._take = take
         self.removals = Removals(crew.shared, crew.slot)
-        others.count_removals(self.removals)
         self._owner: Callable[[int], int] = lru_cache(HASHES)(partial(owner, slots=range(crew.workers)))
         self._rows: DiskRows | None = None
-        self._has_missed_purge = False
-        """Whether this worker carried out a purge before the store was open.  The counts cannot show this, because they
-        do not include the purges that other fleet members have ordered."""
         self._disk: DiskStore | None = None
         self._log = StoreLog(crew.slot)
         self._tasks = Tasks()
@@ -129,7 +125,7 @@ class WorkerStore:
                 self._log.info("has opened its store on disk: %d streams", len(opened.loaded.streams))
 
     async def _opened(self, *, is_late: bool) -> tuple[OpenedFolder, Rows]:
-        holder, cell_of = Holder(self.removals.memory, self.removals.place), self._cell_of
+        holder, cell_of = Holder(self.removals.memory, self.removals.tenure), self._cell_of
 
         def work() -> tuple[OpenedFolder, Rows]:
             opened = open_folder(self._config, SLOT_LOCK, holder, is_late=is_late)
@@ -151,8 +147,6 @@ class WorkerStore:
         disk.owns = lambda group: self._owner(row_of(group)) == self._crew.slot
         disk.check, disk.is_unchecked = kept.check, kept.is_unchecked
         disk.path_added, disk.path_removed = kept.path_added, kept.path_removed
-        if self._has_missed_purge:
-            kept.drop_all()
         self._take(disk)
         self.removals.set_open(self._crew.generation)
         if self._crew.slot == 0:
@@ -188,10 +182,9 @@ class WorkerStore:
 
     def purged(self) -> None:
         """Note that this worker has carried out a purge.  Must be called before the purge is counted as ended."""
+        # A store that is opened later finds by the count that it may have missed the purge.
         if self._rows is not None:
             self._rows.purged()
-        else:
-            self._has_missed_purge = True
 
     async def mark_absent(self) -> bool:
         """Mark the folders whose stores cannot do a purge.  These are the folders of dead slots, and the folder of this

@@ -43,6 +43,9 @@ class Removals:
         self._words = shared.words
         self._at, self._places = shared.removals_at >> 3, shared.places
         self.place = shared.first + slot
+        self.tenure: Final = shared.tenure(self.place)
+        """Identifies the place, until another version uses it."""
+        self.place_of: Final = shared.place_of
         self.memory: Final = shared.name
         """The name of the shared memory that has these counts."""
 

@@ -8,8 +8,9 @@ attaches to it and uses places that the old supervisor does not use.  There are 
 as workers.  A supervisor numbers its own places from 0.  These numbers are its *slots*.
 
     header      magic, version, places, epoch, secret, name
-    places      for each place: state, generation, process, how many records its write log has, digest of orders, and
-                five words about removals (`gateway.workers.removals`)
+    places      for each place: state, generation, process, how many records its write log has, digest of orders, five
+                words about removals (`gateway.workers.removals`), the supervisor's process, and how many versions have
+                taken the place over
     cells       for each path hash, one cell for each place (`gateway.workers.write_log`)
     records     for each place, the latest records of its write log
     common      counts of clients (`gateway.workers.shared_counts`)
@@ -35,6 +36,7 @@ import os
 import struct
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
+from pathlib import Path
 from typing import Final
 
 MAGIC: Final = 0x4447_776F_726B_6572
@@ -60,8 +62,11 @@ _HEADER: Final = struct.Struct("=QQQQ16s8s")
 _PAGE: Final = 4_096
 _EPOCH: Final = 3
 _PLACE_WORDS: Final = 16
+_TENURE_BITS: Final = 16
+"""The bits of a tenure that have the number of the place."""
 _STATE, _GENERATION, _PROCESS, RECORDED, _ORDERS, REMOVED, PURGES, DONE_REMOVED, DONE_PURGES, OPENED = range(10)
-"""The words of a place.  The supervisor writes the first three words, the worker writes the others."""
+_SUPERVISOR, _TAKEN = 10, 11
+"""The words of a place.  The supervisor writes the first three and the last two, the worker writes the others."""
 
 
 class SlotState(IntEnum):
@@ -109,9 +114,6 @@ class SharedMemory:
         self.counts_writes = False
         """Whether the supervisor counts the writes of workers that have died, because the gateway is a member of a
         fleet."""
-        self.counts_removals = False
-        """Whether the supervisor counts the removals of workers that have died, because the gateway has a store on
-        disk."""
 
     @classmethod
     def create(cls, workers: int, secret: bytes | None = None) -> SharedMemory:
@@ -151,6 +153,9 @@ class SharedMemory:
         for first in range(places - workers + 1):
             if not any(used[first : first + workers]):
                 old.first = first
+                for place in range(first, first + workers):
+                    old.words[old.place_word(place, _TAKEN)] += 1
+                    old.words[old.place_word(place, OPENED)] = 0
                 return old
         return None
 
@@ -162,6 +167,31 @@ class SharedMemory:
         """Return the index in `words` of a word of a place."""
         return (_PAGE >> 3) + place * _PLACE_WORDS + word
 
+    def tenure(self, place: int) -> int:
+        """Return a number that identifies a place for as long as one version uses it."""
+        return self.words[self.place_word(place, _TAKEN)] << _TENURE_BITS | place
+
+    def place_of(self, tenure: int) -> int | None:
+        """Return the place that a number identifies; None if another version has taken the place over since."""
+        place = tenure & ((1 << _TENURE_BITS) - 1)
+        return place if place < self.places and self.tenure(place) == tenure else None
+
+    def left_slots(self) -> list[int]:
+        """Return the places of other versions whose worker and supervisor have ended, and whose supervisor has not
+        recorded the worker's end.  They are numbered as slots of this version.
+
+        Such a version was killed, or has failed at its start.  If another process has the number of one of the two
+        meanwhile, the place stays taken.
+        """
+        own = range(self.first, self.first + self.workers)
+        others = (place for place in range(self.places) if place not in own)
+        return [place - self.first for place in others if self._is_left(place)]
+
+    def _is_left(self, place: int) -> bool:
+        state, pid, supervisor = (self.words[self.place_word(place, word)] for word in (_STATE, _PROCESS, _SUPERVISOR))
+        # Without a process, the supervisor may have forked a worker that is not recorded.
+        return state != SlotState.DEAD and pid != 0 and not _runs(supervisor) and not _runs(pid)
+
     def key_of(self, text: str) -> int:
         """Return a text's key in the tables of this memory, which is never 0."""
         digest = hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8, key=self.secret).digest()
@@ -172,7 +202,7 @@ class SharedMemory:
     def set_slot(self, slot: int, state: SlotState, generation: int, pid: int) -> None:
         """Record the state, the generation and the pid of a slot's worker."""
         at, words = self.place_word(self.first + slot, 0), self.words
-        words[at + _GENERATION], words[at + _PROCESS] = generation, pid
+        words[at + _GENERATION], words[at + _PROCESS], words[at + _SUPERVISOR] = generation, pid, os.getpid()
         words[at + _STATE] = state
         words[_EPOCH] += 1
 
@@ -265,6 +295,17 @@ class SharedMemory:
 def _check(workers: int) -> None:
     if not 1 <= workers <= MOST_WORKERS:
         raise ValueError(f"{workers} workers; from 1 to {MOST_WORKERS} are possible")
+
+
+def _runs(pid: int) -> bool:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    # In a container, nobody may have asked for the status of a process that has ended.
+    return fields[:1] not in ([b"Z"], [b"X"])
 
 
 def _page_up(size: int) -> int:

@@ -123,16 +123,14 @@ class WriteLog:
             if (count := words[first + index * places] & _UNDER_WAY)
         ]
         counts, removals = WriteCounts(shared, slot), Removals(shared, slot)
-        if shared.counts_removals:
-            # A worker that sees the record of a removal must find that the removal is counted or under way.
-            for index, _ in found:
-                removals.begin(index)
+        # Whoever sees a record of a removal must find the removal counted, or under way.
+        for index, _ in found:
+            removals.begin(index)
         for index, count in found:
             self._record(place, index, b"", -count)
             if shared.counts_writes:
                 counts.add(index, is_append=False)
-        if shared.counts_removals:
-            removals.settle()
+        removals.settle()
         return len(found)
 
     def _record(self, place: int, index: int, text: bytes, change: int) -> bytes:

@@ -15,7 +15,7 @@ from gateway.disk.index import Holder
 from gateway.engine.disk_rows import DiskRows
 from gateway.protocol.sharing import Group
 from gateway.workers.removals import Removals
-from gateway.workers.shared_memory import SharedMemory
+from gateway.workers.shared_memory import _TAKEN, SharedMemory
 
 PATHS = [Group("http://o", f"/{number}") for number in range(3)]
 ROWS = {group: number // 2 for number, group in enumerate(PATHS)}
@@ -318,6 +318,30 @@ def test_purges_at_the_same_time_drop_their_own_streams(site: Site) -> None:
             site.step(most=99, jobs=99)
     site.step(most=99, jobs=99)
     assert read_all(site) == {ELSEWHERE}
+
+
+def test_a_purge_that_is_missed_before_the_first_pass_leaves_no_row_unchecked(site: Site) -> None:
+    worker = site.worker
+    assert worker is not None
+    with site.removals.purging():
+        pass
+    worker.rows.purged()
+    site.step(most=99, jobs=99)
+    site.step(most=99, jobs=99)
+    assert not any(map(worker.rows.is_unchecked, PATHS)), "what is not checked is not written"
+    assert worker.rows.is_settled
+    assert worker.disk.holder == Holder(site.shared.name, 0)
+
+
+def test_a_store_whose_counts_another_version_has_overwritten_is_emptied(site: Site) -> None:
+    site.step(most=99, jobs=99)
+    site.die(starts=False)
+    # Another version without a store has taken the place over, and has ended.
+    before = site.shared.tenure(OWN)
+    site.shared.words[site.shared.place_word(OWN, _TAKEN)] += 1
+    site.holder = Holder(site.shared.name, before)
+    site.start()
+    assert read_all(site) == set()
 
 
 def test_a_pass_takes_few_rows_in_a_turn_and_notes_its_end_once(site: Site) -> None:

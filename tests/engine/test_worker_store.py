@@ -46,7 +46,6 @@ class Crew:
         self.shared.set_slot(slot, SlotState.SERVING, generation, 1)
         owners = Owners(self.shared, slot)
         others = SimpleNamespace(
-            count_removals=lambda removals: None,
             keep_on_disk=lambda kept: None,
             look_at_row=lambda row: None,
             index_of=lambda group: owners.cell_of(*group),
@@ -259,29 +258,3 @@ async def test_the_end_of_a_store_that_is_behind_leaves_its_mark(crew: Crew, mon
     assert is_behind(crew.root)
     crew.stores.clear()
     crew.disks.clear()
-
-
-@pytest.mark.parametrize("is_purged", [True, False])
-async def test_a_purge_that_is_not_counted_reaches_a_store_that_is_opened_later(
-    crew: Crew, monkeypatch: pytest.MonkeyPatch, is_purged: bool
-) -> None:
-    """The members of a fleet send each other purges as orders, which each worker carries out for itself."""
-    await crew.store(0).open()
-    await crew.passes(1.0)
-    await crew.close()
-    crew.stores.clear()
-    crew.disks.clear()
-    dropped: list[Group] = []
-    monkeypatch.setattr(DiskStore, "withdraw_group", lambda disk, group: dropped.append(group))
-    late = crew.store(0, generation=2)
-    opened = late._opened
-
-    async def with_rows(*, is_late: bool) -> Any:
-        return (await opened(is_late=is_late))[0], {5: {GROUP}}
-
-    late._opened = with_rows  # type: ignore[method-assign]
-    await late.open()
-    if is_purged:
-        late.purged()
-    await eventually(lambda: opens(crew, AGAIN_S))
-    assert dropped == [GROUP] * is_purged

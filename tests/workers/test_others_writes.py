@@ -80,7 +80,9 @@ class Worker:
         )
         if shared is not None:
             log, owners = WriteLog(shared, slot, clock.now), Owners(shared, slot)
-            self.others = self.writes.others = OthersWrites(log, owners, self.store, self.absent, generation=1)
+            self.others = self.writes.others = OthersWrites(
+                log, owners, self.store, self.absent, generation=1, removals=Removals(shared, slot)
+            )
             self.others.applying, self.others.routes = self.writes, {self.route.name: self.route}.get
             self.store.others = self.others
             for path in PATHS:
@@ -436,10 +438,9 @@ def test_a_worker_that_has_just_started_knows_which_writes_are_under_way() -> No
 class Kept:
     """Stands in for a store on disk: which paths it has dropped."""
 
-    def __init__(self, worker: Worker, shared: SharedMemory, slot: int) -> None:
+    def __init__(self, worker: Worker) -> None:
         self.dropped: list[Group] = []
         worker.store.keeper = self
-        worker.others.count_removals(Removals(shared, slot))
 
     def stored(self, stream: Stream, size: int) -> None: ...
 
@@ -457,7 +458,7 @@ def test_what_a_write_takes_from_the_disk_of_its_worker_it_takes_from_every_disk
     steps: list[tuple[Mode, str, tuple[int, dict[str, str]], int, str]],
 ) -> None:
     clock, shared, (one, two) = crew()
-    kept, others = Kept(one, shared, 0), Kept(two, shared, 1)
+    kept, others = Kept(one), Kept(two)
     for stream in two.streams:
         # They are on disk alone.
         two.store.drop_stream(stream, End.EVICTED)
@@ -478,8 +479,7 @@ def test_what_a_write_takes_from_the_disk_of_its_worker_it_takes_from_every_disk
 @pytest.mark.parametrize("dies", ["", "before its record", "after its record"])
 def test_a_removal_is_counted_after_its_record(dies: str) -> None:
     clock, shared, (one, _) = crew()
-    Kept(one, shared, 0)
-    shared.counts_removals = True
+    Kept(one)
     removals, log = Removals(shared, 1), WriteLog(shared, 1, clock.now)
     row = one.others.index_of(one.streams[0].key.group)
     seen = log.read(row, log.blank)
@@ -512,8 +512,8 @@ def test_a_removal_is_counted_after_its_record(dies: str) -> None:
 
 
 def test_a_lost_record_takes_streams_that_are_on_disk_alone() -> None:
-    _, shared, (one, two) = crew()
-    kept = Kept(two, shared, 1)
+    _, _, (one, two) = crew()
+    kept = Kept(two)
     group = two.streams[0].key.group
     for stream in two.streams[:2]:
         two.store.drop_stream(stream, End.EVICTED)
@@ -527,8 +527,8 @@ def test_a_lost_record_takes_streams_that_are_on_disk_alone() -> None:
 @pytest.mark.parametrize("length", [1, MOST_TEXT])
 def test_the_end_of_a_stream_takes_it_from_every_disk(length: int) -> None:
     _, shared, (one, two) = crew()
-    Kept(one, shared, 0)
-    kept = Kept(two, shared, 1)
+    Kept(one)
+    kept = Kept(two)
     key = one.streams[0].key._replace(query="q" * length)
     two.look("/s")
     row = two.others.index_of(key.group)
@@ -540,3 +540,18 @@ def test_the_end_of_a_stream_takes_it_from_every_disk(length: int) -> None:
     one.others.ended(key, was_known=True, is_certain=False)
     two.others.look_at_row(row)
     assert kept.dropped == [key.group], "an uncertain end takes nothing"
+
+
+@pytest.mark.parametrize("is_certain", [True, False])
+def test_the_end_of_a_stream_on_an_unknown_route_may_be_that_of_any_stream_of_its_path(is_certain: bool) -> None:
+    """During an upgrade or a reload, two workers may have different routes to one origin."""
+    _, _, (one, two) = crew()
+    kept = Kept(two)
+    stream = two.streams[0]
+    group = stream.key.group
+    two.look("/s")
+    two.others.routes = lambda name: None
+    one.others.ended(stream.key, was_known=True, is_certain=is_certain)
+    two.others.look(group)
+    assert kept.dropped == [group] * is_certain
+    assert (stream.ended is not None or stream.version.may_have_ended) is is_certain

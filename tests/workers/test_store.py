@@ -30,7 +30,7 @@ from gateway.workers.shared_memory import HASHES
 from gateway.workers.worker_owners import owner, path_hash
 from tests.offload.crowd import Client
 from tests.waiting import eventually, pause
-from tests.workers.process import GatewayProcess, runs
+from tests.workers.process import GatewayProcess, children, runs
 from tests.workers.site import Site, read_all
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -85,7 +85,7 @@ async def before(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Befo
         names = [f"/s{number}" for number in range(64)]
         owners = {path: owner(path_hash(KEY, origin.url, path) % HASHES, range(WORKERS)) for path in names}
         PATHS[:] = [path for slot in range(WORKERS) for path in [one for one in names if owners[one] == slot][:2]]
-        victims = [f"/v{number}" for number in range(10)]
+        victims = [f"/v{number}" for number in range(16)]
         async with begun(origin, folder) as site:
             author = await site.origin_client()
             client = await site.client()
@@ -135,14 +135,15 @@ def marks(folder: Path) -> list[Path]:
     return list(folder.rglob("behind"))
 
 
-def config_of(origin: RunningOrigin, folder: Path) -> GatewayConfig:
+def config_of(origin: RunningOrigin, folder: Path | None = None) -> GatewayConfig:
+    store = {"path": str(folder), "max_bytes": "64MiB", "segment_bytes": "1MiB"} if folder is not None else {}
     return GatewayConfig.for_origin(
         origin.url,
         listen="127.0.0.1:0",
         admin="127.0.0.1:0",
         client_new_streams_per_s=0,
         shutdown_timeout_s=0.3,
-        store={"path": str(folder), "max_bytes": "64MiB", "segment_bytes": "1MiB"},
+        store=store,
     )
 
 
@@ -430,6 +431,64 @@ async def test_an_upgrade_goes_on_with_the_folders(before: Before, begin: Begin,
         assert counters.total_body_bytes < PROOF * len(PATHS)
         for path in (first, second):
             await all_read(site, path, 1)
+
+
+async def test_a_purge_during_an_upgrade_leaves_all_other_streams_on_disk(
+    begin: Begin, folder: Path, victim: str
+) -> None:
+    async with begin() as site:
+        left = (stored(folder) | stored(folder / "1")) - {victim}
+        upgrading = asyncio.create_task(site.gateway.upgrade())
+        await eventually(lambda: "serves, and this one drains" in site.gateway.said(), look_s=0.01)
+        while (await site.gateway.admin("/api/purge", {"stream": victim})).status == 503:
+            await pause(0.02)
+        await upgrading
+        await whole(site, folder)
+        await eventually(lambda: not marks(folder), look_s=0.01)
+        assert stored(folder) | stored(folder / "1") == left
+        # And they are written again.
+        for client in await site.client_of_each():
+            assert await read(client, victim) == body(victim)
+        await eventually(lambda: victim in stored(folder) | stored(folder / "1"), look_s=0.05)
+
+
+@pytest.mark.parametrize("removes", ["a stream made again", "a purge"])
+async def test_what_is_removed_while_an_upgrade_has_the_store_off_does_not_come_from_disk(
+    before: Before, begin: Begin, folder: Path, victim: str, removes: str
+) -> None:
+    """Three versions share one memory, and the second one has no store."""
+    async with begin() as site:
+        assert await read(await site.client(), victim) == body(victim)
+        site.gateway.write(config_of(before.origin))
+        await site.gateway.upgrade()
+        if removes == "a purge":
+            await make(await site.origin_client(), victim, life=1)
+            await site.gateway.purge(victim, is_soft=False)
+        else:
+            await make(await site.client(), victim, life=1)
+        site.gateway.write(config_of(before.origin, folder))
+        await site.gateway.upgrade()
+        await whole(site, folder)
+        await all_read(site, victim, 1)
+
+
+async def test_an_upgrade_after_one_that_was_killed_goes_on_with_the_folders(begin: Begin, folder: Path) -> None:
+    """Four workers have places for two versions."""
+    async with begin(4) as site:
+        known = stored(folder)
+        gateway, ours = site.gateway, set(site.gateway.worker_pids())
+        os.kill(gateway.pid, signal.SIGUSR2)
+        await eventually(lambda: bool(set(children(gateway.pid)) - ours), look_s=0.01)
+        (killed,) = set(children(gateway.pid)) - ours
+        await eventually(lambda: len(children(killed)) == 4, look_s=0.01)
+        workers = children(killed)
+        os.kill(killed, signal.SIGKILL)
+        await eventually(lambda: not any(map(runs, workers)), look_s=0.01)
+        await eventually(lambda: "not upgraded" in gateway.said(), look_s=0.01)
+        await gateway.upgrade()
+        await whole(site, folder)
+        await eventually(lambda: not marks(folder), look_s=0.01)
+        assert stored(folder) == known != set()
 
 
 async def test_workers_that_are_killed_while_they_write_leave_nothing_torn(before: Before, tmp_path: Path) -> None:

@@ -128,12 +128,21 @@ class Workers:
                     self._end(slot, end_of(status))
 
     def _end(self, slot: Slot, how: str) -> None:
-        self.shared.set_slot(slot.number, SlotState.DEAD, slot.generation, 0)
-        # The worker's writes under way will never be answered, and its counts of clients are no longer valid.
-        WriteLog(self.shared, slot.number, self._now).settle(slot.number)
-        SharedCounts(self.shared, slot.number).clear()
-        SharedOrigins(self.shared, slot.number).clear()
+        self._settle(slot.number, slot.generation)
         self._ended(slot, how)
+
+    def _settle(self, number: int, generation: int) -> None:
+        self.shared.set_slot(number, SlotState.DEAD, generation, 0)
+        # The worker's writes under way will never be answered, and its counts of clients no longer hold.
+        WriteLog(self.shared, number, self._now).settle(number)
+        SharedCounts(self.shared, number).clear()
+        SharedOrigins(self.shared, number).clear()
+
+    def settle_left(self) -> None:
+        """Record the ends of other versions' workers that their own supervisor has not recorded, because it was killed
+        or has failed.  The next version can then take their places."""
+        for number in self.shared.left_slots():
+            self._settle(number, self.shared.generation(number))
 
     def kill(self, slots: Iterable[Slot] | None = None) -> None:
         """End the workers of these slots, or all workers, by SIGKILL."""

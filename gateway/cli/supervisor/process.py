@@ -150,7 +150,6 @@ class WorkerSupervisor:
             return self._predecessor.shared_memory(count, None)
         key = read_key(config.store.path)
         shared = self._predecessor.shared_memory(count, key)
-        shared.counts_removals = True
         if key is None:
             write_key(config.store.path, shared.secret)
         return shared
@@ -389,6 +388,7 @@ class WorkerSupervisor:
         if os.getpid() == 1:
             self._end_upgrade("not upgraded: this is process 1, and its end would end the container")
             return
+        self._workers.settle_left()
         try:
             # After two upgrades within a short time, the previous version may still drain, too.
             earlier = of_living_versions(self._predecessor.peers)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import nullcontext
 from functools import partial
 from typing import Final
 
@@ -26,6 +25,7 @@ from gateway.ops.partition_ids import PartitionIds
 from gateway.upstream.health import news_of
 from gateway.upstream.origin_state import Origin
 from gateway.workers.place import WorkerPlace
+from gateway.workers.removals import Removals
 from gateway.workers.shared_memory import SlotState
 
 _STOP_S: Final = 1.0
@@ -66,9 +66,8 @@ class WorkerAdmin:
         if (fleet := subject.engine.fleet) is not None:
             fleet.orders.siblings = SiblingOrders(self._peers, place.shared, place.slot, fleet.field.name)
         subject.engine.health.sends_checks = self._sends_checks
-        worker_store = subject.engine.worker_store
-        purging = nullcontext if worker_store is None else worker_store.removals.purging
         before = partial(version_before, place.predecessors)
+        purging = Removals(place.shared, place.slot).purging
         self.answering = Gathered(subject, self._peers, self._counts, before, purging)
         """The answers of the public port."""
 
