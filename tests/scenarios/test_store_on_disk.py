@@ -8,7 +8,7 @@ import json
 import os
 import sqlite3
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from pathlib import Path
 from random import Random
@@ -603,6 +603,42 @@ async def test_a_purge_reaches_the_disk(
         assert (runs == 0) is is_meant
         assert await whole(edge) == await writer.read()
         assert (disk_of(edge).counts.read_bytes == 0) is (is_meant and not is_in_memory)
+
+
+@pytest.mark.parametrize("leaves", ["by the purge", "before the purge reaches it"])
+async def test_a_read_during_a_purge_brings_no_purged_bytes_back(
+    begin: Begin, writer: Writer, counters: Counters, monkeypatch: pytest.MonkeyPatch, leaves: str
+) -> None:
+    await writer.make()
+    await is_on_disk(begin, writer)
+    async with begin(trust_s=600) as edge:
+        disk, is_reached, may_go_on = disk_of(edge), asyncio.Event(), asyncio.Event()
+
+        async def in_turns(items: Iterable[Any]) -> AsyncIterator[Any]:
+            # The purge has gone over memory, or is about to go over it.
+            found = items if leaves == "by the purge" else list(items)
+            is_reached.set()
+            await may_go_on.wait()
+            for item in found:
+                yield item
+
+        monkeypatch.setattr("gateway.ops.admin.purge.in_turns", in_turns)
+        admin = edge.gateway.admin_url
+        headers = {"Content-Type": JSON, "Host": admin.removeprefix("http://").rstrip("/")}
+        purging = asyncio.create_task(edge.send_to(admin, "POST", "/api/purge", headers, b'{"stream": "/s"}'))
+        await is_reached.wait()
+        expected = await whole(edge)
+        assert disk.counts.read_bytes > COUNT * PIECE * 0.9
+        if leaves == "before the purge reaches it":
+            # As if its segments were the oldest ones.
+            (stored,) = disk.streams()
+            disk.drop(stored)
+        may_go_on.set()
+        answer = await purging
+        assert (answer.status, json.loads(answer.body)) == (200, {"purged": 1})
+        counters.reset()
+        assert await whole(edge) == expected
+        assert counters.total_body_bytes >= len(expected), "the origin has sent all of it again"
 
 
 async def test_a_purge_that_the_disk_does_not_take_is_no_success(

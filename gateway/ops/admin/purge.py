@@ -7,8 +7,10 @@ streams, and `gateway.engine.path_events` purges them.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import chain
 from typing import Annotated, Final, Literal
 
 from pydantic import Field, with_config
@@ -27,6 +29,7 @@ from gateway.ops.admin.directory import (
 )
 from gateway.ops.admin.endpoint import API_TYPE, ApiRequest, Endpoint, MemberOutcome, Nothing, Refused
 from gateway.ops.admin.subject import Subject
+from gateway.protocol.sharing import StreamKey
 from gateway.tape.stream import Stream
 from gateway.telemetry.audit import shortened
 
@@ -141,6 +144,8 @@ class Purger:
 
     async def purge(self, body: PurgeBody) -> list[Name]:
         """Purge the selected streams, or mark them for revalidation.  Return their names.  Raises Refused."""
+        disk = self._engine.disk
+        before = () if disk is None else tuple(disk.streams())
         try:
             names = await self._purge_memory(body)
         except Refused:
@@ -149,18 +154,32 @@ class Purger:
             raise
         # A soft purge need not change streams that are only on disk, because these are always revalidated.
         if self._engine.has_disk and not body.soft:
-            names += await self._purge_disk(body)
+            names += await self._purge_disk(body, before, set(names))
         return names
 
-    async def _purge_disk(self, body: PurgeBody) -> list[Name]:
-        """Drop the selected streams that are on disk.  Wait until the disk has recorded the change, so that the streams
-        stay dropped after a restart.  Raises Refused if the disk does not record it."""
+    async def _purge_disk(self, body: PurgeBody, before: Collection[StoredStream], purged: set[Name]) -> list[Name]:
+        """Drop the selected streams that are on disk, and wait until that will outlast a restart.  Raises Refused if
+        the disk does not take it.
+
+        `before` are the streams that were on disk when the purge began, and `purged` are the names of the streams that
+        it has dropped from memory.  Meanwhile, reads may have brought other streams from disk to memory, where they
+        stay even if the disk drops them.  So such a stream is dropped from both.
+        """
         names: list[Name] = []
         disk, worker_store = self._engine.disk, self._engine.worker_store
         if disk is not None:
-            async for stored in in_turns(disk.streams()):
-                name = self._directory.stored_name(stored, disk.partition_of(stored))
-                if _is_selected(body, stored, name) and disk.drop(stored):
+            left = (one for one in before if one.is_withdrawn)
+            async for stored in in_turns(chain(left, disk.streams())):
+                partition = disk.partition_of(stored)
+                name = self._directory.stored_name(stored, partition)
+                if not _is_selected(body, stored, name):
+                    continue
+                is_dropped = disk.drop(stored)
+                if is_dropped or name not in purged:
+                    stream = self._engine.store.find(StreamKey(stored.group, stored.key.query, partition))
+                    is_dropped |= stream is not None and self._engine.purge.drop_stream(stream)
+                if is_dropped and name not in purged:
+                    purged.add(name)
                     names.append(name)
         self._note_purge()
         is_marked = worker_store is None or await worker_store.mark_absent()
