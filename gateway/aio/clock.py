@@ -12,7 +12,7 @@ import heapq
 import itertools
 import time
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 DETACHED: Final = contextvars.Context()
 """An empty context for timer callbacks and shared work.  They must not run in the context of the request that scheduled
@@ -104,7 +104,7 @@ class ManualClock:
         return sum(not timer.cancelled for _, _, timer in self._timers)
 
 
-async def wait_until(future: asyncio.Future[object], clock: Clock, delay_s: float) -> bool:
+async def wait_until(future: asyncio.Future[Any], clock: Clock, delay_s: float) -> bool:
     """Wait for `future` for at most `delay_s` seconds; return whether it is done.  Does not cancel the future."""
     if future.done():
         return True

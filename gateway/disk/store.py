@@ -28,7 +28,7 @@ from typing import Final, Self
 from gateway.aio.clock import Clock
 from gateway.config.errors import ConfigError
 from gateway.config.store import StoreConfig
-from gateway.disk.folders import LOCK, InUseError, in_use, mark_behind, unmark
+from gateway.disk.folders import LOCK, InUseError, in_use, unmark
 from gateway.disk.index import Facts, Holder, Index, StoredKey, is_unicode
 from gateway.disk.logger import StoreLog
 from gateway.disk.opening import OpenedFolder, open_folder
@@ -105,8 +105,6 @@ class DiskStore:
         self._queued_bytes = 0
         self._runs = loaded.runs
         self._most_runs = MOST_RUNS // workers
-        self._unmarked: set[Path] = set()
-        """Folders of other workers whose latest marking has failed.  Only the writer's thread uses this set."""
         self._is_dropping = False
         """Whether the writer was asked to delete the oldest segment, because there are too many runs, and has not done
         so yet."""
@@ -416,22 +414,6 @@ class DiskStore:
         unmark(self._folder)
         if index.holder != holder:
             index.put_holder(holder)
-
-    def mark_behind(self, folder: Path) -> None:
-        """Let the writer mark another slot's folder (`gateway.disk.folders.mark_behind`).  A failure is only logged,
-        and does not affect this store."""
-
-        def mark(_: Index) -> None:
-            try:
-                mark_behind(folder)
-            except OSError as error:
-                if folder not in self._unmarked:
-                    self._unmarked.add(folder)
-                    self._log.error("the store on disk cannot mark %s, the folder of another worker: %s", folder, error)
-            else:
-                self._unmarked.discard(folder)
-
-        self._writer.put(Work(mark))
 
     # -- the end
 

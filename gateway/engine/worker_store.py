@@ -5,16 +5,17 @@ opens the folder before the gateway serves requests.  If the folder cannot be us
 workers serve without their store at first, and open it in a thread: a worker that replaces a dead worker, and a worker
 whose folder is still used by the previous version.
 
-After the opening, each worker applies the removals of the other workers (`gateway.engine.disk_rows`).  It also looks
-for other slots whose disks have not done all removals, because their workers are dead or hang.  It marks the folders of
-these slots, because the counts of removals are lost if the whole gateway is killed.
+After the opening, each worker applies the removals of the other workers (`gateway.engine.disk_rows`).  From its start
+on, it also looks for slots whose disks have not done all removals: their workers are dead, hang, or have not opened
+their stores.  It marks the folders of these slots, because the counts of removals are lost if the whole gateway is
+killed.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Final
@@ -84,6 +85,10 @@ class WorkerStore:
         self._earlier: deque[tuple[int, int]] = deque(maxlen=OPEN_BEHIND_LOOKS)
         """The numbers of ended removals and purges at the latest looks at the other slots, the oldest first."""
         self._look_at_others_at = clock.now() + BEHIND_S
+        self._marking: asyncio.Future[frozenset[Path]] | None = None
+        """The latest marking, which is not repeated before it has ended."""
+        self._unmarked: frozenset[Path] = frozenset()
+        """The folders whose latest marking has failed."""
 
     def __repr__(self) -> str:
         return f"<WorkerStore {self._crew.slot}, {self._rows or 'not open'}>"
@@ -100,10 +105,12 @@ class WorkerStore:
                 pass
             else:
                 self._use(opened, rows)
+                self._look()
                 return
         if self._crew.generation == 1:
             self._log.info("serves without its store on disk until the version before has ended")
         self._tasks.start(self._open_later(), "open the store on disk")
+        self._look()
 
     async def _open_later(self) -> None:
         failure = ""
@@ -151,7 +158,7 @@ class WorkerStore:
         self.removals.set_open(self._crew.generation)
         if self._crew.slot == 0:
             self._tasks.start(self._remove_rest(), "folders of slots that are gone")
-        self._look()
+        kept.step()
 
     async def _remove_rest(self) -> None:
         """Remove the folders of slots that no longer exist, as soon as no process uses them."""
@@ -163,22 +170,46 @@ class WorkerStore:
 
     def _look(self) -> None:
         self._timer = self._clock.call_later(LOOK_S, self._look)
-        assert self._rows is not None
-        self._rows.step()
+        if self._rows is not None:
+            self._rows.step()
         if (now := self._clock.now()) >= self._look_at_others_at:
             self._look_at_others_at = now + BEHIND_S
             self._look_at_others()
 
     def _look_at_others(self) -> None:
         """Mark the folders of slots whose disks have not done the removals and purges of an earlier look."""
-        assert self._disk is not None
         crew, earlier = self._crew, self._earlier
+        if self._disk is None and crew.has_predecessor:
+            # Its workers have the folders, and look themselves.
+            return
+        behind = []
         for slot in range(crew.workers):
             is_open = self.removals.is_open(slot) and crew.shared.state(slot) is not SlotState.DEAD
             looks = OPEN_BEHIND_LOOKS if is_open else 1
-            if slot != crew.slot and len(earlier) >= looks and self.removals.is_behind(slot, *earlier[-looks]):
-                self._disk.mark_behind(folder_of(self._root, slot))
+            is_own = slot == crew.slot and self._disk is not None
+            if not is_own and len(earlier) >= looks and self.removals.is_behind(slot, *earlier[-looks]):
+                behind.append(slot)
         earlier.append((self.removals.total.ended, self.removals.purges.ended))
+        if behind and (self._marking is None or self._marking.done()):
+            self._marking = self._mark(behind)
+
+    def _mark(self, slots: Iterable[int]) -> asyncio.Future[frozenset[Path]]:
+        """Mark the folders of these slots, in a thread.  The result are the folders that cannot be marked."""
+        folders = [folder_of(self._root, slot) for slot in slots]
+
+        def mark() -> frozenset[Path]:
+            failed = set()
+            for folder in folders:
+                try:
+                    mark_behind(folder)
+                except OSError as error:
+                    failed.add(folder)
+                    if folder not in self._unmarked:
+                        self._log.error("cannot mark %s, whose store has missed removals: %s", folder, error)
+            self._unmarked = frozenset(failed)
+            return self._unmarked
+
+        return in_daemon_thread(mark, "store-marks")
 
     def purged(self) -> None:
         """Note that this worker has carried out a purge.  Must be called before the purge is counted as ended."""
@@ -196,18 +227,10 @@ class WorkerStore:
         absent = [slot for slot in range(crew.workers) if crew.shared.state(slot) is SlotState.DEAD]
         if self._disk is None:
             absent.append(crew.slot)
-        folders = [folder_of(self._root, slot) for slot in absent]
-        if not folders:
+        if not absent:
             return True
-
-        def mark() -> object:
-            for folder in folders:
-                mark_behind(folder)
-            return None
-
-        marking = in_daemon_thread(mark, "store-marks")
-        marking.add_done_callback(lambda done: done.exception())
-        return await wait_until(marking, self._clock, SETTLE_S) and marking.exception() is None
+        marking = self._mark(absent)
+        return await wait_until(marking, self._clock, SETTLE_S) and not marking.result()
 
     def without(self) -> list[int]:
         """Return the slots whose workers serve without their store on disk."""
@@ -216,13 +239,21 @@ class WorkerStore:
     # -- the end
 
     async def close(self, within_s: float) -> None:
-        """Stop the opening, and let the disk record all removals so far, for at most `within_s`."""
+        """Stop the opening, and let the disk record all removals so far, for at most `within_s`.
+
+        If the supervisor is gone, mark the folders that are behind, which the supervisor does otherwise.  A worker that
+        ends later removes the mark of its folder again.
+        """
         await self._tasks.close()
         if self._timer is not None:
             self._timer.cancel()
-        if (rows := self._rows) is None:
-            return
         until = self._clock.now() + within_s
+        if self._rows is not None:
+            await self._settle(self._rows, until)
+        if self._crew.control.is_alone and (behind := self.removals.slots_behind()):
+            await wait_until(self._mark(behind), self._clock, max(0.0, until - self._clock.now()))
+
+    async def _settle(self, rows: DiskRows, until: float) -> None:
         # Another worker may have marked the folder after the latest pass.  A new note removes the mark.
         rows.note_again()
         rows.step(HASHES)

@@ -185,6 +185,11 @@ class Control:
     def __repr__(self) -> str:
         return f"<Control of {', '.join(sorted(self._handlers))}>"
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether the supervisor is gone."""
+        return self._is_alone
+
     def start(self, on_end: Callable[[], None]) -> None:
         """Read messages on the running loop.  `on_end` is called once if the supervisor is gone."""
         self._on_end = on_end

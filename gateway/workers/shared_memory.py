@@ -189,8 +189,8 @@ class SharedMemory:
 
     def _is_left(self, place: int) -> bool:
         state, pid, supervisor = (self.words[self.place_word(place, word)] for word in (_STATE, _PROCESS, _SUPERVISOR))
-        # Without a process, the supervisor may have forked a worker that is not recorded.
-        return state != SlotState.DEAD and pid != 0 and not _runs(supervisor) and not _runs(pid)
+        # Without a process, the supervisor has ended before it has forked the worker.
+        return state != SlotState.DEAD and not _runs(supervisor) and not (pid and _runs(pid))
 
     def key_of(self, text: str) -> int:
         """Return a text's key in the tables of this memory, which is never 0."""
@@ -205,6 +205,11 @@ class SharedMemory:
         words[at + _GENERATION], words[at + _PROCESS], words[at + _SUPERVISOR] = generation, pid, os.getpid()
         words[at + _STATE] = state
         words[_EPOCH] += 1
+
+    def record_process(self, slot: int) -> None:
+        """Record this process as that of the slot's worker.  The worker calls this first, because its supervisor may be
+        killed before it has recorded the process."""
+        self.words[self.place_word(self.first + slot, _PROCESS)] = os.getpid()
 
     @property
     def epoch(self) -> int:

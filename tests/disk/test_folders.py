@@ -220,20 +220,6 @@ async def test_folders_of_slots_that_no_longer_exist_are_removed(
     assert opened(tmp_path, None) == ({"/s"}, None)
 
 
-async def test_a_folder_that_cannot_be_marked_does_not_stop_the_store_of_another_worker(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (folder_of(tmp_path, 1) / "behind").mkdir(parents=True)
-    disk = DiskStore(open_folder(config(tmp_path), SLOT_LOCK), config(tmp_path), ManualClock(), 0, 2)
-    disk.take_routes({READERS: "all"})
-    for _ in range(3):
-        disk.mark_behind(folder_of(tmp_path, 1))
-    assert await disk.settled()
-    await disk.close([stream("/s")])
-    assert (disk.errors, segments(tmp_path) != []) == (0, True)
-    assert [line.startswith("worker 0: the store on disk cannot mark") for line in caplog.messages] == [True]
-
-
 def test_an_opened_folder_is_released(tmp_path: Path) -> None:
     found: OpenedFolder = open_folder(config(tmp_path), SLOT_LOCK)
     with pytest.raises(InUseError):

@@ -50,7 +50,14 @@ class Crew:
             look_at_row=lambda row: None,
             index_of=lambda group: owners.cell_of(*group),
         )
-        place = SimpleNamespace(slot=slot, workers=2, generation=generation, shared=self.shared, has_predecessor=False)
+        place = SimpleNamespace(
+            slot=slot,
+            workers=2,
+            generation=generation,
+            shared=self.shared,
+            has_predecessor=False,
+            control=SimpleNamespace(is_alone=False),
+        )
         config = StoreConfig(path=str(self.root), max_bytes=8 << 20, segment_bytes=1 << 20)
         made = WorkerStore(
             config,
@@ -86,7 +93,8 @@ class Crew:
 
     async def waits(self) -> None:
         """Return once a store waits for its next attempt to open."""
-        await eventually(lambda: self.clock.pending == 1, look_s=0)
+        # Besides the next look at the other slots.
+        await eventually(lambda: self.clock.pending == 2, look_s=0)
 
 
 @pytest.fixture
@@ -189,6 +197,65 @@ async def test_the_folder_of_a_slot_that_falls_behind_is_marked(crew: Crew) -> N
     await crew.passes(2 * BEHIND_S)
     assert (is_behind(one), is_behind(two)) == (False, False)
     assert removals.slots_behind() == []
+
+
+@pytest.mark.parametrize("is_replacing", [False, True])
+async def test_folders_that_no_worker_can_open_are_marked(crew: Crew, is_replacing: bool) -> None:
+    """After an upgrade, for example because the disk is full."""
+    locks = [take_lock(folder_of(crew.root, slot), SLOT_LOCK) for slot in (0, 1)]
+    for slot in (0, 1):
+        store = crew.store(slot, generation=2)
+        store._crew.has_predecessor = is_replacing  # type: ignore[misc]
+        await store.open()
+    removals = Removals(crew.shared, 0)
+    removals.begin(7)
+    removals.end(7)
+
+    def marked() -> list[bool]:
+        crew.clock.advance(LOOK_S)
+        return [is_behind(folder_of(crew.root, slot)) for slot in (0, 1)]
+
+    if is_replacing:
+        for _ in range(30):
+            await asyncio.sleep(0)
+            assert marked() == [False, False], "the workers of the version before look themselves"
+    else:
+        await eventually(lambda: marked() == [True, True])
+    for lock in locks:
+        os.close(lock)
+
+
+async def test_a_folder_that_cannot_be_marked_is_logged_once(crew: Crew, caplog: pytest.LogCaptureFixture) -> None:
+    await crew.store(0).open()
+    crew.shared.set_slot(1, SlotState.DEAD, 1, 0)
+    mark = folder_of(crew.root, 1) / "behind"
+    mark.mkdir(parents=True)
+    removals = Removals(crew.shared, 0)
+    removals.begin(5)
+    removals.end(5)
+    for _ in range(4):
+        await crew.passes(BEHIND_S)
+        assert (marking := crew.stores[0]._marking) is None or await marking
+    assert caplog.messages == [
+        f"worker 0: cannot mark {mark.parent}, whose store has missed removals: [Errno 21] Is a directory: '{mark}'"
+    ]
+    assert crew.disks[0].errors == 0
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+async def test_the_last_worker_marks_the_folders_that_are_behind_if_the_supervisor_is_gone(
+    crew: Crew, is_alone: bool
+) -> None:
+    await crew.store(0).open()
+    folder_of(crew.root, 1).mkdir()
+    crew.stores[0]._crew.control.is_alone = is_alone  # type: ignore[misc]
+    removals = Removals(crew.shared, 0)
+    removals.begin(5)
+    removals.end(5)
+    await crew.close()
+    assert [is_behind(folder_of(crew.root, slot)) for slot in (0, 1)] == [False, is_alone]
+    crew.stores.clear()
+    crew.disks.clear()
 
 
 async def stopped(store: WorkerStore, crew: Crew) -> None:

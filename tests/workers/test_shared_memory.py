@@ -75,15 +75,18 @@ def test_the_places_of_a_version_that_was_killed_are_free_once_its_workers_have_
     killed = SharedMemory.attach(shared.descriptor, 2, taken=(0, 2))
     assert killed is not None
     if not (supervisor := os.fork()):
-        killed.set_slot(0, SlotState.SERVING, 3, os.getpid())
+        killed.set_slot(0, SlotState.STARTING, 3, 0)
         killed.set_slot(1, SlotState.STARTING, 1, os.getppid())
         os._exit(0)
     # Its status stays unread, as in a container without an init process.
     os.waitid(os.P_PID, supervisor, os.WEXITED | os.WNOWAIT)
-    assert shared.left_slots() == [2], "one of its workers runs"
+    assert shared.left_slots() == [2], "one of its workers runs, and the other one was not forked"
     assert killed.left_slots() == []
     os.waitpid(supervisor, 0)
     assert shared.left_slots() == [2]
+    killed.record_process(0)
+    killed.record_process(1)
+    assert shared.left_slots() == [], "they have been forked after all"
     killed.set_slot(0, SlotState.SERVING, 3, supervisor)
     assert shared.left_slots() == [], "the supervisor runs, and records the end itself"
 

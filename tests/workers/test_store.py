@@ -308,6 +308,24 @@ async def test_a_folder_that_has_missed_a_removal_is_emptied_after_the_death_of_
         await all_read(site, victim, 1)
 
 
+async def test_a_stream_made_again_after_the_deaths_of_the_supervisor_and_of_the_owner_does_not_come_from_disk(
+    begin: Begin, folder: Path, victim: str
+) -> None:
+    """The last worker ends in order, and nobody else can mark the folder of the dead one."""
+    async with begin() as site:
+        pid, other = await owner_of(site, folder, victim)
+        author = await site.origin_client()
+        (survivor,) = set(site.gateway.worker_pids()) - {pid}
+        os.kill(site.gateway.pid, signal.SIGSTOP)
+        site.gateway.kill(pid)
+        os.kill(site.gateway.pid, signal.SIGKILL)
+        assert (await other.send("DELETE", victim)).status < 300
+        await make(author, victim, life=1)
+        await eventually(lambda: not runs(survivor), look_s=0.01, within_s=20)
+    async with begin() as site:
+        await all_read(site, victim, 1)
+
+
 async def test_a_purge_reaches_the_disk_of_a_worker_that_is_dead(begin: Begin, folder: Path, victim: str) -> None:
     async with begin() as site:
         author, slot = await site.origin_client(), slot_of(folder, victim)

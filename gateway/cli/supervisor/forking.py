@@ -90,8 +90,9 @@ class Workers:
         """Run the worker of a slot in the process just forked, and end the process."""
         status = 1
         try:
-            # If this worker had the supervisor's end of another worker's channel, that worker would not notice the end
-            # of the supervisor.
+            self.shared.record_process(slot.number)
+            # If a worker held the supervisor's end of another worker's channel, that worker would not notice the
+            # supervisor's end.
             for other in self.slots:
                 if other.channel is not None:
                     other.channel.close()
