@@ -449,7 +449,8 @@ async def start_gateway(
     metrics.listeners.expiries = frontend.listeners.expiries
     gateway = RunningGateway(config, engine, metrics, frontend, load, log, environ, handed)
     metrics.plan = gateway.plan_figures.look
-    metrics.disk = lambda: DiskState.of(engine.disk) if engine.disk is not None else None
+    if engine.has_disk:
+        metrics.disk = lambda: DiskState.of(engine.disk)
     metrics.tenants = frontend.routes.verdicts.tenants.items
     metrics.look = partial(
         look_at, engine, frontend.connections, lambda: Unsent(*frontend.unsent()), lambda: gateway.is_ready

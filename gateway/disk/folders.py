@@ -5,17 +5,22 @@ subfolder, whose name is the slot's number.  If the number of workers changes, e
 the folders of slots that no longer exist are removed.
 
     lock         The lock of the whole gateway.  Its supervisor and all processes forked from it hold this lock.  In an
-                 upgrade, the next version inherits it.  A gateway of one process holds this lock too.
-    slot.lock    The lock of a slot's worker.  In an upgrade, the next version's worker waits for it.
+                 upgrade, the next version inherits it.
+    slot.lock    The lock of a slot's worker.  In an upgrade, the next version's worker waits for it.  A gateway of one
+                 process holds both locks.
     hash.key     The key of the hash that assigns each stream to an owner among the workers.  It is kept over restarts.
     behind       See `mark_behind`.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
@@ -26,13 +31,17 @@ _log = logging.getLogger("gateway.store")
 
 LOCK: Final = "lock"
 SLOT_LOCK: Final = "slot.lock"
+WORKER_LOCKS: Final = (SLOT_LOCK,)
+ALL_LOCKS: Final = (SLOT_LOCK, LOCK)
+"""The locks of a gateway of one process.  The lock of the slot is first, so that a folder of another gateway's worker
+gets no lock of a gateway."""
 _KEY: Final = "hash.key"
 _KEY_BYTES: Final = 16
 _BEHIND: Final = "behind"
 _INDEX: Final = "index.sqlite"
 _OWN_FILES: Final = (
     *(f"{name}{end}" for name in (_INDEX, "index.damaged") for end in ("", "-wal", "-shm")),
-    "*.segment",
+    "[0-9]*.segment",
     _BEHIND,
     SLOT_LOCK,
 )
@@ -40,8 +49,27 @@ _OWN_FILES: Final = (
 The lock is last, because it shows that the folder belongs to a slot."""
 
 
+_FAILING: Final = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+_FAILING_IN_SQLITE: Final = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+
+
 class InUseError(Exception):
     """Another process holds the lock."""
+
+
+class DiskFailsError(ConfigError):
+    """The disk is full, or fails.  The configuration may be right, so the gateway serves without the store."""
+
+
+def cannot_use(text: str, error: OSError | sqlite3.Error) -> ConfigError:
+    """Return the exception for a store that cannot be used because of `error`: a DiskFailsError if the disk is full
+    or fails."""
+    if isinstance(error, sqlite3.Error):
+        # The lower byte of an extended code is the primary code.
+        is_failing = getattr(error, "sqlite_errorcode", 0) & 0xFF in _FAILING_IN_SQLITE
+    else:
+        is_failing = error.errno in _FAILING
+    return (DiskFailsError if is_failing else ConfigError)(text)
 
 
 def folder_of(root: Path, slot: int) -> Path:
@@ -81,6 +109,17 @@ def take_lock(folder: Path, name: str) -> int:
     return lock
 
 
+def take_locks(folder: Path, names: Sequence[str]) -> list[int]:
+    """Like `take_lock`, for several locks of the folder."""
+    with ExitStack() as taken:
+        locks = []
+        for name in names:
+            locks.append(lock := take_lock(folder, name))
+            taken.callback(os.close, lock)
+        taken.pop_all()
+    return locks
+
+
 def lock_gateway(path: str, inherited: int | None = None) -> int:
     """Lock the store for a gateway with several workers.  Returns the descriptor that holds the lock.
 
@@ -94,6 +133,8 @@ def lock_gateway(path: str, inherited: int | None = None) -> int:
             if _is_file(inherited, folder / LOCK):
                 return inherited
             os.close(inherited)
+        # A worker of another gateway may use the folder.
+        os.close(take_lock(folder, SLOT_LOCK))
         return take_lock(folder, LOCK)
     except InUseError:
         raise ConfigError(in_use(folder)) from None
@@ -125,7 +166,7 @@ def read_key(path: str) -> bytes | None:
 
 
 def write_key(path: str, key: bytes) -> None:
-    """Keep the key for the next start.  Raises ConfigError."""
+    """Keep the key for the next start.  Raises ConfigError, or DiskFailsError if the disk is full or fails."""
     file = Path(path) / _KEY
     try:
         part = file.with_suffix(".new")
@@ -134,7 +175,7 @@ def write_key(path: str, key: bytes) -> None:
             out.write(key)
         part.replace(file)
     except OSError as error:
-        raise ConfigError(f"store.path: {error}") from None
+        raise cannot_use(f"store.path: {error}", error) from None
 
 
 # -- folders that have missed removals
@@ -177,12 +218,22 @@ def remove_rest(root: Path, workers: int) -> bool:
     reason, a warning is logged.  Runs in a thread, because the files may be large.
     """
     is_complete = True
-    for folder in sorted(root.glob("[1-9]*")):
-        if folder.name.isdecimal() and str(int(folder.name)) == folder.name and int(folder.name) >= max(workers, 1):
-            # The operator may have other folders here, so remove only folders with a slot's lock.
-            is_slot = not folder.is_symlink() and (folder / SLOT_LOCK).is_file()
-            is_complete &= not is_slot or _remove(folder)
+    for folder in rest_of(root, workers):
+        is_complete &= _remove(folder)
     return is_complete
+
+
+def rest_of(root: Path, workers: int) -> Iterator[Path]:
+    """Return the folders of all slots whose number is at least `workers`, without that of slot 0."""
+    for folder in sorted(root.glob("[1-9]*")):
+        is_rest = (
+            folder.name.isdecimal() and str(int(folder.name)) == folder.name and int(folder.name) >= max(workers, 1)
+        )
+        # The operator may have other folders here, so take only folders with a slot's lock.  A folder with the lock of
+        # a gateway belongs to another gateway.
+        is_slot = not folder.is_symlink() and (folder / SLOT_LOCK).is_file() and not (folder / LOCK).exists()
+        if is_rest and is_slot:
+            yield folder
 
 
 def _remove(folder: Path) -> bool:

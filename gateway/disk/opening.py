@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.config.errors import ConfigError
 from gateway.config.store import StoreConfig
-from gateway.disk.folders import is_behind, take_lock, unmark
+from gateway.disk.folders import DiskFailsError, cannot_use, is_behind, mark_behind, take_locks, unmark
 from gateway.disk.index import Holder, Index, OtherFormatError, StoredKey, open_index
 from gateway.disk.runs import Run, StoredStream
 from gateway.disk.writer_thread import Place, Withdraw, segment_path
@@ -46,32 +47,39 @@ class OpenedFolder:
     `close`."""
 
     folder: Path
-    lock: int
+    locks: list[int]
     index: Index
     loaded: Loaded
     holder: Holder | None
     """The worker that used the folder last; None if its counts of removals can no longer be read."""
 
     def close(self) -> None:
-        """Close the index, and release the lock."""
+        """Close the index, and release the locks."""
         self.index.close()
-        os.close(self.lock)
+        release(self.locks)
+
+
+def release(locks: Iterable[int]) -> None:
+    """Release the locks of a folder."""
+    for lock in locks:
+        os.close(lock)
 
 
 def open_folder(
-    config: StoreConfig, lock_name: str, holder: Holder | None = None, *, is_late: bool = False
+    config: StoreConfig, lock_names: Sequence[str], holder: Holder | None = None, *, is_late: bool = False
 ) -> OpenedFolder:
     """Open the folder `config.path`, and create it if it is missing.  May run in any thread.
 
     `holder` is this process, if it is one of several workers.  `is_late` states that this gateway already serves
     requests.  The store may then have missed removals although the folder has no mark, so the folder is treated as
-    marked.  Raises InUseError if another process uses the folder, and ConfigError if the folder cannot be used.
+    marked.  Raises InUseError if another process uses the folder, and ConfigError if the folder cannot be used; a
+    DiskFailsError if the reason is a disk that is full or fails.
     """
     folder = Path(config.path)
     try:
-        lock = take_lock(folder, lock_name)
+        locks = take_locks(folder, lock_names)
     except OSError as error:
-        raise ConfigError(f"store.path: {error}") from None
+        raise cannot_use(f"store.path: {error}", error) from None
     try:
         index = open_index(folder)
         try:
@@ -85,24 +93,37 @@ def open_folder(
                     index.begin()
                     index.put_holder(holder)
                     index.commit()
-            return OpenedFolder(folder, lock, index, _load(folder, index), earlier)
+            return OpenedFolder(folder, locks, index, _load(folder, index), earlier)
         except BaseException:
             index.close()
             raise
     except OtherFormatError as other:
         text = f"store.path: {folder} has format {other}, which this version does not read: use another folder"
+        failure = ConfigError(text)
     except (OSError, sqlite3.Error) as error:
-        text = f"store.path: the index in {folder} cannot be opened: {error}"
+        failure = cannot_use(f"store.path: the index in {folder} cannot be opened: {error}", error)
     except BaseException:
-        os.close(lock)
+        release(locks)
         raise
-    os.close(lock)
-    raise ConfigError(text)
+    release(locks)
+    raise failure
+
+
+def mark_unopened(folders: Iterable[Path], error: DiskFailsError) -> None:
+    """Mark the folders of a gateway that starts without them, because their disk fails.  Raises ConfigError if a mark
+    cannot be made: the next gateway would not know that the folder has missed removals."""
+    try:
+        for folder in folders:
+            mark_behind(folder)
+    except OSError as failed:
+        raise ConfigError(f"{error}; the gateway does not start without the store, because {failed}") from None
 
 
 def _load(folder: Path, index: Index) -> Loaded:
     """Read the index.  Skips runs that are not completely in a segment, and deletes segments without runs."""
-    sizes = {int(path.stem): path.stat().st_size for path in folder.glob("*.segment")}
+    # The operator may have other files here.
+    files = ((int(path.stem), path) for path in folder.glob("*.segment") if path.stem.isdecimal())
+    sizes = {number: path.stat().st_size for number, path in files if path == segment_path(folder, number)}
     by_number: dict[int, StoredStream] = {}
     latest_of: dict[StoredKey, int] = {}
     numbered = 0

@@ -19,7 +19,6 @@ The store belongs to one process, which locks the store's folder.  If there are 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,10 +27,10 @@ from typing import Final, Self
 from gateway.aio.clock import Clock
 from gateway.config.errors import ConfigError
 from gateway.config.store import StoreConfig
-from gateway.disk.folders import LOCK, InUseError, in_use, unmark
+from gateway.disk.folders import ALL_LOCKS, InUseError, in_use, unmark
 from gateway.disk.index import Facts, Holder, Index, StoredKey, is_unicode
 from gateway.disk.logger import StoreLog
-from gateway.disk.opening import OpenedFolder, open_folder
+from gateway.disk.opening import OpenedFolder, open_folder, release
 from gateway.disk.reads import NotRead, Reads
 from gateway.disk.record import Record
 from gateway.disk.runs import RUN_BYTES, Run, StoredStream
@@ -89,7 +88,7 @@ class DiskStore:
         worker; None if this process is the only one."""
         folder, index, loaded = opened.folder, opened.index, opened.loaded
         self._folder = folder
-        self._lock = opened.lock
+        self._locks = opened.locks
         self._index = index
         self._clock = clock
         self.max_bytes = config.max_bytes
@@ -144,9 +143,9 @@ class DiskStore:
     @classmethod
     def open(cls, config: StoreConfig, clock: Clock) -> Self:
         """Open the store of a gateway of one process, and create the store if it is missing.  Raises ConfigError if the
-        store cannot be used."""
+        store cannot be used, and DiskFailsError if its disk is full or fails."""
         try:
-            return cls(open_folder(config, LOCK), config, clock)
+            return cls(open_folder(config, ALL_LOCKS), config, clock)
         except InUseError:
             raise ConfigError(in_use(Path(config.path))) from None
 
@@ -446,7 +445,7 @@ class DiskStore:
             self._log.error("the store on disk does not take its last writes")
             return
         self._index.close()
-        os.close(self._lock)
+        release(self._locks)
 
 
 def _is_at(stored: StoredStream, run: Run, place: Place) -> bool:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Coroutine, Mapping
-from pathlib import Path
 from typing import Any
 
 from gateway.aio.timers import Wheel
@@ -33,6 +32,7 @@ from gateway.engine.owner_upstream import HopUpstream
 from gateway.engine.passed_read import PassedRead, PassedReads
 from gateway.engine.path_events import Purge
 from gateway.engine.pending_writes import PendingWrites
+from gateway.engine.process_store import ProcessStore
 from gateway.engine.read import MOST_CHANGES, Read, Uncacheable
 from gateway.engine.read_runner import ReadRunner, is_kept, is_known_kept
 from gateway.engine.relay import Relay
@@ -42,7 +42,7 @@ from gateway.engine.s2.reads import S2Reads
 from gateway.engine.s2.writes import S2Writes
 from gateway.engine.sse import Sse, Subscription
 from gateway.engine.upstream_factory import make_upstreams, recorded_writes
-from gateway.engine.worker_store import WorkerStore, remove_other_slots
+from gateway.engine.worker_store import WorkerStore
 from gateway.engine.writes import Writes
 from gateway.errors import GatewayError, TailMovedBack
 from gateway.limits.accounts import Account
@@ -122,6 +122,8 @@ class Engine:
         """The store on disk; None if there is no store, or if the store is not open yet."""
         self.worker_store: WorkerStore | None = None
         """Opens the store of a worker; None if this process is the only one, or if there is no store."""
+        self.process_store: ProcessStore | None = None
+        """Opens the store of a gateway of one process; None if there are several, or if there is no store."""
         self.coder = Coder(
             self.store, clock, metrics, min_bytes=limits.compress_min_bytes, keep_bytes=limits.compress_cache_bytes
         )
@@ -164,8 +166,8 @@ class Engine:
             self._reads.is_owner, self.live.placement = shared.is_owner, shared
         self._routes: RouteTable | None = None
         if config.store.path and crew is None:
-            self._take_disk(DiskStore.open(config.store, clock))
-            tasks.start(remove_other_slots(Path(config.store.path)), "folders of workers that are gone")
+            self.process_store = ProcessStore(config.store, clock, self._take_disk)
+            self.process_store.open()
         elif config.store.path and crew is not None and self.others is not None and self.hop is not None:
             owners = Owners(crew.shared, crew.slot)
             self.worker_store = WorkerStore(config.store, crew, owners, self.others, clock, self._take_disk)
@@ -467,7 +469,7 @@ class Engine:
     @property
     def has_disk(self) -> bool:
         """Whether there is a store on disk, even if it is not open yet."""
-        return self.disk is not None or self.worker_store is not None
+        return self.process_store is not None or self.worker_store is not None
 
     def _trimmed(self, route: str, path: str, offset: str) -> None:
         """Drop the bytes before `offset` of a bridged S2 stream, because the origin has trimmed them."""
@@ -520,6 +522,8 @@ class Engine:
         await self.client.close()
         self.coder.close()
         until = self.clock.now() + disk_s
+        if self.process_store is not None:
+            await self.process_store.close()
         if self.worker_store is not None:
             await self.worker_store.close(disk_s / 2)
         if self.disk is not None:

@@ -1,9 +1,9 @@
 """Opens the store on disk of one of several workers, and applies the other workers' removals to it.
 
 Each worker uses the folder of its slot (`gateway.disk.folders`), and a share of the bytes.  The first worker of a slot
-opens the folder before the gateway serves requests.  If the folder cannot be used, the start fails.  Two kinds of
-workers serve without their store at first, and open it in a thread: a worker that replaces a dead worker, and a worker
-whose folder is still used by the previous version.
+opens the folder before the gateway serves requests.  If the folder cannot be used, the start fails.  Three kinds of
+workers serve without their store at first, and open it in a thread: a worker that replaces a dead worker, a worker
+whose folder is still used by the previous version, and a worker whose disk is full or fails.
 
 After the opening, each worker applies the removals of the other workers (`gateway.engine.disk_rows`).  From its start
 on, it also looks for slots whose disks have not done all removals: their workers are dead, hang, or have not opened
@@ -23,15 +23,24 @@ from typing import Final
 from gateway.aio.clock import Clock, Timer, wait_until
 from gateway.aio.daemon_threads import in_daemon_thread
 from gateway.aio.tasks import Tasks
-from gateway.config.errors import ConfigError
 from gateway.config.store import StoreConfig
-from gateway.disk.folders import SLOT_LOCK, InUseError, folder_of, mark_behind, part_of, remove_rest
+from gateway.disk.folders import (
+    WORKER_LOCKS,
+    DiskFailsError,
+    InUseError,
+    folder_of,
+    mark_behind,
+    part_of,
+    remove_rest,
+    rest_of,
+)
 from gateway.disk.index import Holder
 from gateway.disk.logger import StoreLog
-from gateway.disk.opening import OpenedFolder, open_folder
+from gateway.disk.opening import OpenedFolder, mark_unopened, open_folder
 from gateway.disk.store import SETTLE_S, DiskStore
 from gateway.engine.disk_rows import DiskRows
 from gateway.engine.others_writes import OthersWrites
+from gateway.engine.process_store import AGAIN_S, FAILED_S, log_without, opened_later
 from gateway.protocol.sharing import Group
 from gateway.workers.place import WorkerPlace
 from gateway.workers.removals import Removals
@@ -46,10 +55,6 @@ a removal that was counted at the previous look."""
 OPEN_BEHIND_LOOKS: Final = 5
 """A slot with an open store gets a mark if its disk has not done a removal that was counted this many looks earlier.
 Its worker may need two passes over its rows.  With the maximum of 65,536 rows, two passes take 3.2 s."""
-AGAIN_S: Final = 0.5
-"""The seconds between two attempts to open a folder that another process uses."""
-FAILED_S: Final = 30.0
-"""The seconds between two attempts to open a folder that could not be opened for another reason."""
 
 Rows = dict[int, set[Group]]
 
@@ -97,45 +102,47 @@ class WorkerStore:
 
     async def open(self) -> None:
         """Open the store, or start a task that opens it later.  Raises ConfigError if the slot's first worker cannot
-        use the folder."""
+        use the folder.  If its disk is full or fails, the worker serves without it."""
+        failure = ""
         if self._crew.generation == 1 and not self._crew.has_predecessor:
             try:
                 opened, rows = await self._opened(is_late=False)
             except InUseError:
                 pass
+            except DiskFailsError as error:
+                failure = str(error)
+                await self._mark_unopened(error)
+                log_without(self._log, error)
             else:
                 self._use(opened, rows)
                 self._look()
                 return
-        if self._crew.generation == 1:
-            self._log.info("serves without its store on disk until the version before has ended")
-        self._tasks.start(self._open_later(), "open the store on disk")
+        if self._crew.generation == 1 and not failure:
+            self._log.info("serves without its store on disk until no other process uses it")
+        self._tasks.start(self._open_later(failure), "open the store on disk")
         self._look()
 
-    async def _open_later(self) -> None:
-        failure = ""
+    async def _mark_unopened(self, error: DiskFailsError) -> None:
+        folder = folder_of(self._root, self._crew.slot)
+        # The first worker removes the folders of slots that no longer exist once it has opened its own.
+        rest = rest_of(self._root, self._crew.workers) if self._crew.slot == 0 else ()
+        await in_daemon_thread(lambda: mark_unopened((folder, *rest), error), "store-marks")
+
+    async def _open_later(self, failure: str = "") -> None:
+        if failure:
+            await self._pause(FAILED_S)
         while self._crew.has_predecessor:
             # Wait until the previous version has ended, because this worker does not see the purges of its workers.
             await self._pause(AGAIN_S)
-        while self._disk is None:
-            try:
-                opened, rows = await self._opened(is_late=True)
-            except InUseError:
-                await self._pause(AGAIN_S)
-            except ConfigError as error:
-                if str(error) != failure:
-                    failure = str(error)
-                    self._log.error("serves without its store on disk: %s", failure)
-                await self._pause(FAILED_S)
-            else:
-                self._use(opened, rows)
-                self._log.info("has opened its store on disk: %d streams", len(opened.loaded.streams))
+        opened, rows = await opened_later(lambda: self._opened(is_late=True), self._clock, self._log, failure)
+        self._use(opened, rows)
+        self._log.info("has opened its store on disk: %d streams", len(opened.loaded.streams))
 
     async def _opened(self, *, is_late: bool) -> tuple[OpenedFolder, Rows]:
         holder, cell_of = Holder(self.removals.memory, self.removals.tenure), self._cell_of
 
         def work() -> tuple[OpenedFolder, Rows]:
-            opened = open_folder(self._config, SLOT_LOCK, holder, is_late=is_late)
+            opened = open_folder(self._config, WORKER_LOCKS, holder, is_late=is_late)
             rows: Rows = defaultdict(set)
             for group in opened.loaded.paths:
                 rows[cell_of(*group)].add(group)
@@ -260,8 +267,3 @@ class WorkerStore:
         while not rows.is_settled and self._clock.now() < until:
             await self._pause(0.005)
             rows.step(HASHES)
-
-
-async def remove_other_slots(root: Path) -> None:
-    """Remove the folders of all slots except slot 0, because this gateway has only one process."""
-    await in_daemon_thread(lambda: remove_rest(root, 1), "store-remover")

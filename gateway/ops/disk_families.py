@@ -21,8 +21,10 @@ class DiskState(NamedTuple):
     failed_writes: int = 0
 
     @classmethod
-    def of(cls, disk: DiskStore) -> DiskState:
-        """Return the present figures of a store."""
+    def of(cls, disk: DiskStore | None) -> DiskState:
+        """Return the present figures of a store; zeros if it is not open."""
+        if disk is None:
+            return cls(DiskCounts())
         return cls(disk.counts, len(disk), disk.total_bytes, disk.max_bytes, disk.errors)
 
 

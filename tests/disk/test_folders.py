@@ -11,8 +11,10 @@ from gateway.aio.clock import ManualClock
 from gateway.config.errors import ConfigError
 from gateway.config.store import StoreConfig
 from gateway.disk.folders import (
+    ALL_LOCKS,
     LOCK,
     SLOT_LOCK,
+    WORKER_LOCKS,
     InUseError,
     folder_of,
     is_behind,
@@ -52,7 +54,7 @@ def stream(path: str, size: int = 1 << 18) -> Stream:
 
 async def fill(folder: Path, holder: Holder | None, *paths: str, most: int = 16 * MIB) -> None:
     """Have a worker write streams to a folder."""
-    disk = DiskStore(open_folder(config(folder, most), SLOT_LOCK, holder), config(folder, most), ManualClock())
+    disk = DiskStore(open_folder(config(folder, most), WORKER_LOCKS, holder), config(folder, most), ManualClock())
     disk.take_routes({READERS: "all"})
     await disk.close([stream(path) for path in paths])
 
@@ -64,7 +66,7 @@ def segments(folder: Path) -> list[int]:
 
 def opened(folder: Path, holder: Holder | None, *, is_late: bool = False) -> tuple[set[str], Holder | None]:
     """What a worker finds in a folder: the paths, and the worker before it."""
-    found = open_folder(config(folder), SLOT_LOCK, holder, is_late=is_late)
+    found = open_folder(config(folder), WORKER_LOCKS, holder, is_late=is_late)
     try:
         return {group.path for group in found.loaded.paths}, found.holder
     finally:
@@ -129,7 +131,7 @@ def test_a_mark_is_removed_and_made_only_where_a_folder_is(tmp_path: Path) -> No
 
 async def test_the_store_names_its_holder_and_removes_its_mark_once_all_is_done(tmp_path: Path) -> None:
     await fill(tmp_path, EARLIER, "/s")
-    disk = DiskStore(open_folder(config(tmp_path), SLOT_LOCK, EARLIER), config(tmp_path), ManualClock())
+    disk = DiskStore(open_folder(config(tmp_path), WORKER_LOCKS, EARLIER), config(tmp_path), ManualClock())
     mark_behind(tmp_path)
     done: list[bool] = []
     disk.when_done(done.append, None)
@@ -183,7 +185,7 @@ def test_a_folder_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"store.path: \[Errno"):
         lock_gateway(str(tmp_path / "file" / "store"))
     with pytest.raises(ConfigError, match=r"store.path: \[Errno"):
-        open_folder(config(tmp_path / "file"), LOCK)
+        open_folder(config(tmp_path / "file"), ALL_LOCKS)
 
 
 def test_the_key_of_the_owners_outlasts_a_restart(tmp_path: Path) -> None:
@@ -221,8 +223,33 @@ async def test_folders_of_slots_that_no_longer_exist_are_removed(
 
 
 def test_an_opened_folder_is_released(tmp_path: Path) -> None:
-    found: OpenedFolder = open_folder(config(tmp_path), SLOT_LOCK)
+    found: OpenedFolder = open_folder(config(tmp_path), WORKER_LOCKS)
     with pytest.raises(InUseError):
-        open_folder(config(tmp_path), SLOT_LOCK)
+        open_folder(config(tmp_path), WORKER_LOCKS)
     found.close()
-    open_folder(config(tmp_path), SLOT_LOCK).close()
+    open_folder(config(tmp_path), WORKER_LOCKS).close()
+
+
+async def test_one_gateway_does_not_use_the_folder_of_another_ones_worker(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, 1)
+    worker = open_folder(config(folder), WORKER_LOCKS)
+    for start in (lambda: DiskStore.open(config(folder), ManualClock()), lambda: lock_gateway(str(folder))):
+        with pytest.raises(ConfigError, match=f"store.path: another process uses {folder}"):
+            start()
+    assert not (folder / LOCK).exists()
+    worker.close()
+    disk = DiskStore.open(config(folder), ManualClock())
+    with pytest.raises(InUseError):
+        open_folder(config(folder), WORKER_LOCKS)
+    await disk.close([])
+    assert remove_rest(tmp_path, 1)
+    assert folder.exists(), "it belongs to another gateway now"
+
+
+async def test_files_of_others_in_the_folder_are_left_alone(tmp_path: Path) -> None:
+    await fill(tmp_path, None, "/s")
+    others = [tmp_path / name for name in ("copy-of.segment", "1.segment", "\u0661.segment", "notes")]
+    for file in others:
+        file.write_bytes(b"")
+    assert opened(tmp_path, None) == ({"/s"}, None)
+    assert all(file.exists() for file in others)

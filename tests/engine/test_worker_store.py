@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from functools import partial
@@ -17,9 +18,11 @@ from gateway.aio.clock import ManualClock
 from gateway.config.errors import ConfigError
 from gateway.config.store import StoreConfig
 from gateway.disk.folders import SLOT_LOCK, folder_of, is_behind, mark_behind, take_lock
+from gateway.disk.index import Index
 from gateway.disk.store import DiskStore
 from gateway.engine.others_writes import OthersWrites
-from gateway.engine.worker_store import AGAIN_S, BEHIND_S, FAILED_S, LOOK_S, OPEN_BEHIND_LOOKS, WorkerStore
+from gateway.engine.process_store import AGAIN_S, FAILED_S
+from gateway.engine.worker_store import BEHIND_S, LOOK_S, OPEN_BEHIND_LOOKS, WorkerStore
 from gateway.ops.admin.origins import store_lines
 from gateway.protocol.sharing import Group
 from gateway.workers.place import WorkerPlace
@@ -197,6 +200,40 @@ async def test_the_folder_of_a_slot_that_falls_behind_is_marked(crew: Crew) -> N
     await crew.passes(2 * BEHIND_S)
     assert (is_behind(one), is_behind(two)) == (False, False)
     assert removals.slots_behind() == []
+
+
+async def test_a_disk_that_is_full_does_not_keep_a_worker_from_starting(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = folder_of(crew.root, 1)
+    with monkeypatch.context() as patched:
+        patched.setattr("gateway.disk.opening.open_index", full_disk)
+        store = crew.store(1)
+        await store.open()
+        assert is_behind(folder), "the next gateway may begin before this one has opened it"
+        assert store.without() == [1]
+        await crew.waits()
+        crew.clock.advance(FAILED_S)
+        await crew.waits()
+        text = f"worker 1: serves without its store on disk: store.path: the index in {folder} cannot be opened: full"
+        assert caplog.messages == [text], "the same line once"
+    await eventually(lambda: opens(crew, FAILED_S))
+    assert (is_behind(folder), store.without()) == (False, [])
+
+
+async def test_a_disk_that_cannot_be_marked_keeps_a_worker_from_starting(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.disk.opening.open_index", full_disk)
+    (folder_of(crew.root, 1) / "behind").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"full; the gateway does not start without the store, because .*behind"):
+        await crew.store(1).open()
+
+
+def full_disk(folder: Path) -> Index:
+    error = sqlite3.OperationalError("full")
+    error.sqlite_errorcode = sqlite3.SQLITE_IOERR_SHMSIZE
+    raise error
 
 
 @pytest.mark.parametrize("is_replacing", [False, True])

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import sqlite3
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -22,11 +23,13 @@ from gateway.config.errors import ConfigError
 from gateway.config.gateway import GatewayConfig
 from gateway.disk import reads as disk_reads
 from gateway.disk import store as disk_store
+from gateway.disk.folders import is_behind
 from gateway.disk.index import FORMAT, Index
 from gateway.disk.runs import RUN_BYTES
 from gateway.disk.store import DiskStore
 from gateway.disk.writer_thread import PAUSE_S
 from gateway.engine import from_disk, pending_writes
+from gateway.engine.process_store import FAILED_S
 from gateway.origin.app import OriginSettings, RunningOrigin
 from gateway.origin.counters import Counters
 from gateway.origin.faults import Faults
@@ -38,6 +41,7 @@ from tests.scenarios.conftest import Edge, Hostile
 from tests.scenarios.hostile import Asked, part_of_stream
 from tests.scenarios.hostile import answer as reply
 from tests.scenarios.wire import Answer, Wire
+from tests.waiting import eventually
 
 PIECE = 9_000
 COUNT = 60
@@ -663,6 +667,56 @@ async def test_a_purge_that_the_disk_does_not_take_is_no_success(
         assert b"after a crash they might be there again" in answer.body
         assert (await purge()).status == 200
         assert len(disk_of(edge)) == 0
+
+
+async def test_a_gateway_whose_disk_is_full_starts_without_its_store(
+    begin: Begin, writer: Writer, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    await writer.make()
+    await is_on_disk(begin, writer)
+    # As a gateway of two workers leaves it.
+    await asyncio.to_thread(shutil.copytree, folder, folder / "1", ignore=shutil.ignore_patterns("lock"))
+    caplog.clear()
+
+    def full(folder: Path) -> Index:
+        error = sqlite3.OperationalError("database or disk is full")
+        error.sqlite_errorcode = sqlite3.SQLITE_FULL
+        raise error
+
+    monkeypatch.setattr("gateway.disk.opening.open_index", full)
+    async with begin() as edge:
+        why = "cannot be opened: database or disk is full"
+        assert caplog.messages == [f"serves without its store on disk: store.path: the index in {folder} {why}"]
+        assert "[-] serves without its store on disk\n" in await verbose(edge)
+        assert "durable_gateway_store_limit_bytes 0.0\n" in edge.gateway.metrics.exposition()[0].decode()
+        # The store does not learn of this.
+        await writer.make(seed=3)
+        await edge.send_to(edge.gateway.admin_url, "POST", "/api/purge", admin_headers(edge), b'{"stream": "/s"}')
+        assert await whole(edge) == await writer.read()
+    # A next gateway may begin before this one has opened its store.
+    assert [is_behind(one) for one in (folder, folder / "1")] == [True, True]
+    async with begin() as edge:
+        monkeypatch.undo()
+
+        def is_open() -> bool:
+            edge.clock.advance(FAILED_S)
+            return edge.gateway.engine.disk is not None
+
+        await eventually(is_open)
+        assert (len(disk_of(edge)), is_behind(folder)) == (0, False)
+        assert "without its store" not in await verbose(edge)
+        assert await whole(edge) == await writer.read()
+    async with begin() as edge:
+        assert len(disk_of(edge)) == 1
+
+
+def admin_headers(edge: Edge) -> dict[str, str]:
+    return {"Content-Type": JSON, "Host": edge.gateway.admin_url.removeprefix("http://").rstrip("/")}
+
+
+async def verbose(edge: Edge) -> str:
+    answer = await edge.send_to(edge.gateway.admin_url, "GET", "/readyz?verbose", admin_headers(edge))
+    return answer.body.decode()
 
 
 async def test_a_write_that_may_end_a_stream_drops_it_from_disk(begin: Begin, writer: Writer, faults: Faults) -> None:

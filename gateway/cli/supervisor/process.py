@@ -42,7 +42,7 @@ from gateway.config.change import change as config_change
 from gateway.config.errors import ConfigError
 from gateway.config.gateway import GatewayConfig
 from gateway.configured_files import load_files
-from gateway.disk.folders import folder_of, lock_gateway, mark_behind, read_key, write_key
+from gateway.disk.folders import DiskFailsError, folder_of, lock_gateway, mark_behind, read_key, write_key
 from gateway.server.listeners import Inherited
 from gateway.workers.control import Control, Message
 from gateway.workers.member_owners import cell_key
@@ -151,7 +151,10 @@ class WorkerSupervisor:
         key = read_key(config.store.path)
         shared = self._predecessor.shared_memory(count, key)
         if key is None:
-            write_key(config.store.path, shared.secret)
+            try:
+                write_key(config.store.path, shared.secret)
+            except DiskFailsError as error:
+                print_message(f"{error}: hash.key is not kept, so after the next start most streams have other owners")
         return shared
 
     def run(self) -> None:

@@ -128,7 +128,7 @@ def admin_application(
             text += readiness_lines(subject.engine.origins.snapshot())
             text += auth_lines(subject.auth_services)
             text += member_lines(subject.engine.fleet)
-            text += store_lines(subject.engine.worker_store)
+            text += store_lines(subject.engine.process_store or subject.engine.worker_store)
         return web.Response(status=status, text=text)
 
     async def exposition(request: web.Request) -> web.Response:

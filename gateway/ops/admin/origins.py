@@ -11,6 +11,7 @@ from pydantic import with_config
 
 from gateway.auth.key_sets import KeySet
 from gateway.engine.fleet import Fleet
+from gateway.engine.process_store import ProcessStore
 from gateway.engine.worker_store import WorkerStore
 from gateway.ops.admin.endpoint import API_TYPE, ApiRequest, Endpoint, Nothing
 from gateway.ops.admin.subject import Subject
@@ -125,8 +126,11 @@ def member_lines(fleet: Fleet | None) -> str:
     return "".join(lines)
 
 
-def store_lines(store: WorkerStore | None) -> str:
-    """Return a line for each worker that serves without its store on disk."""
+def store_lines(store: WorkerStore | ProcessStore | None) -> str:
+    """Return a line for each worker that serves without its store on disk, or one line for a gateway of one
+    process."""
+    if isinstance(store, ProcessStore):
+        return "" if store.is_open else "[-] serves without its store on disk\n"
     slots = () if store is None else store.without()
     return "".join(f"[-] worker {slot}: serves without its store on disk\n" for slot in slots)
 
