@@ -40,7 +40,7 @@ from pathlib import Path
 from typing import Final
 
 MAGIC: Final = 0x4447_776F_726B_6572
-VERSION: Final = 6
+VERSION: Final = 7
 LEAST_PLACES: Final = 8
 MOST_WORKERS: Final = 256
 
