@@ -19,7 +19,8 @@ class Asked(NamedTuple):
     """The canonical path in the client's request."""
     actions: tuple[Action, ...]
     forked: str | None = None
-    """The canonical path of the stream to fork; None for no fork.  The client needs permission to read this stream."""
+    """The canonical path of the stream to fork, for which the client needs read permission; None for no fork.  Empty if
+    the request names no stream of its route, which the guard refuses after it has identified the client."""
     authorization: Sequence[str] = ()
     """The values of the Authorization fields."""
     cookies: Sequence[str] = ()

@@ -227,7 +227,14 @@ class Guard:
         for action in asked.actions:
             if not principal.allows(action, asked.path):
                 raise self._forbidden("The credential does not allow this")
-        if asked.forked is not None and not principal.allows(Action.READ, asked.forked):
+        if asked.forked is not None:
+            self._check_fork(principal, asked.forked)
+
+    def _check_fork(self, principal: Principal, forked: str) -> None:
+        """Refuse a fork of a stream that the client may not read."""
+        if not forked:
+            raise self._forbidden("The stream to fork is not named by its path, or is not of this route")
+        if not self.is_public(forked) and not principal.allows(Action.READ, forked):
             raise self._forbidden("The credential does not allow this")
 
     def _forbidden(self, text: str) -> Forbidden | Concealed:

@@ -86,6 +86,11 @@ _DELIMITER: Final = re.compile("%(?:2[146-9A-C]|3[ABD]|40)")
 """Matches an escaped character of `SEGMENT_SAFE`."""
 
 
+_RESERVED: Final = re.compile("(?:/|%2F|%5C)__ds(?:[/;]|%(?:2F|5C|3B)|$)")
+"""Matches the path that the protocol reserves for its subscriptions.  Some origins read escaped slashes, and
+backslashes, as slashes, and ignore what follows a semicolon."""
+
+
 class BadTarget(ValueError):
     """The request target is invalid.  The message is one line for the client."""
 
@@ -138,6 +143,12 @@ def check_path(path: str) -> None:
     """Raise `BadTarget` if some origins would read the beginning of this canonical path as an authority."""
     if path.startswith("//"):
         raise BadTarget("The path of a request must not begin with two slashes")
+
+
+def is_reserved(path: str) -> bool:
+    """Return whether some origins may read this canonical path as one that the protocol reserves (`__ds`).  No path
+    under it is a stream."""
+    return "__ds" in path and _RESERVED.search(path) is not None
 
 
 def unescaped_delimiters(path: str) -> str:

@@ -34,14 +34,14 @@ from gateway.auth.permissions import DETAIL_TYPE, Action
 from gateway.auth.questions import Question, Undecided
 from gateway.auth.remembered_verdicts import Allowed
 from gateway.auth.rules import JwtRule
-from gateway.auth.verdict import PUBLIC, AuthRefused, Concealed, Forbidden
+from gateway.auth.verdict import PUBLIC, AuthRefused, Concealed
 from gateway.config.routes import RouteConfig
 from gateway.engine.route import Route, route_for
 from gateway.errors import TooManyRequests
 from gateway.limits.accounts import Account
 from gateway.limits.rate_limits import Rate, retry_after_s
 from gateway.protocol.mode import Mode
-from gateway.protocol.names import STREAM_CLOSED, STREAM_FORKED_FROM, is_true
+from gateway.protocol.names import STREAM_CLOSED, is_true
 from gateway.protocol.target import BadHost, BadTarget, host_of, parse_target
 from gateway.server import cors
 from gateway.server.context import RequestContext
@@ -235,18 +235,17 @@ class Authoriser:
 
     @staticmethod
     def _asked(request: Request, meaning: RequestMeaning, *, with_headers: bool) -> Asked:
-        headers, target, route = request.headers, meaning.target, meaning.route
-        forked = headers.getall(STREAM_FORKED_FROM, ()) if meaning.mode is Mode.CREATE else ()
+        headers, target = request.headers, meaning.target
         asked = Asked(
             target.path,
-            _actions(request, meaning, is_fork=bool(forked)),
-            _forked(forked, route) if forked else None,
+            _actions(request, meaning),
+            meaning.forked,
             headers.getall("Authorization", ()),
             headers.getall("Cookie", ()),
             meaning.parameters or {},
             target.query,
             request.client,
-            _is_from_site(request, route.config),
+            _is_from_site(request, meaning.route.config),
         )
         if not with_headers:
             return asked
@@ -331,7 +330,7 @@ def action_of(mode: Mode, path: str) -> Action:
     return _ACTIONS.get(mode) or (Action.SUBSCRIBE if _RESERVED in path else Action.OTHER)
 
 
-def _actions(request: Request, meaning: RequestMeaning, *, is_fork: bool) -> tuple[Action, ...]:
+def _actions(request: Request, meaning: RequestMeaning) -> tuple[Action, ...]:
     action = action_of(meaning.mode, meaning.target.path)
     if meaning.mode not in _CHANGES:
         return (action,)
@@ -341,23 +340,11 @@ def _actions(request: Request, meaning: RequestMeaning, *, is_fork: bool) -> tup
     if action is Action.APPEND and closes and request.body is None:
         return (Action.CLOSE,)
     found = [action]
-    if is_fork:
+    if action is Action.CREATE and meaning.forked is not None:
         found.append(Action.FORK)
     if closes and action is not Action.DELETE:
         found.append(Action.CLOSE)
     return tuple(found)
-
-
-def _forked(lines: list[str], route: Route) -> str:
-    """Return the canonical path of the stream to fork, in the form that clients use.  Raises Forbidden if the path
-    might be another stream's path at the origin."""
-    try:
-        target = parse_target(lines[0].strip()) if len(lines) == 1 and lines[0].lstrip().startswith("/") else None
-    except BadTarget:
-        target = None
-    if target is None or target.query or not route.covers(target.path):
-        raise Forbidden("The stream to fork is not named by its path")
-    return target.path
 
 
 def _is_from_site(request: Request, config: RouteConfig) -> bool:

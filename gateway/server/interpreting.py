@@ -14,6 +14,7 @@ from urllib.parse import unquote_plus
 from multidict import CIMultiDict
 
 from gateway.auth.guard import Guard
+from gateway.auth.verdict import Forbidden
 from gateway.engine.read import Read
 from gateway.engine.relayed_request import RelayedRequest
 from gateway.engine.route import Route, SharingFacts, route_for
@@ -35,9 +36,9 @@ from gateway.protocol.client_address import Proxies
 from gateway.protocol.etag import readable
 from gateway.protocol.header_forwarding import is_looping, joined, passed_nodes, request_headers_for_origin
 from gateway.protocol.mode import Mode
-from gateway.protocol.names import START, is_well_formed
+from gateway.protocol.names import START, STREAM_FORKED_FROM, is_well_formed
 from gateway.protocol.sharing import Ground, StreamKey
-from gateway.protocol.target import BadHost, BadTarget, Target, host_of, parse_target
+from gateway.protocol.target import BadHost, BadTarget, Target, host_of, is_reserved, parse_target
 from gateway.server.context import RequestContext
 from gateway.server.request import Request
 from gateway.telemetry.access_record import RecordedStream
@@ -45,8 +46,6 @@ from gateway.tuples import make
 from gateway.upstream.origin_call import Handed
 
 _METHODS: Final = {"HEAD": Mode.HEAD, "PUT": Mode.CREATE, "POST": Mode.APPEND, "DELETE": Mode.DELETE}
-_RESERVED: Final = "/__ds"
-"""The path that the protocol reserves for its subscriptions.  No path under it is a stream."""
 LIVE: Final = frozenset({Mode.LONGPOLL, Mode.SSE})
 
 
@@ -70,6 +69,7 @@ class HeaderFacts:
         "_forwarded",
         "_headers",
         "_node",
+        "forked",
         "host",
         "host_count",
         "host_name",
@@ -101,6 +101,8 @@ class HeaderFacts:
         except LoopDetected:
             self.is_looping = True
         self.if_none_match = readable(joined(headers, "If-None-Match"))
+        self.forked = headers.getall(STREAM_FORKED_FROM, None)
+        """The lines that name the stream to fork; None without such a line."""
 
     def for_route(self, route: Route) -> SharingFacts:
         """Return the facts of the section that depend on the route."""
@@ -168,6 +170,9 @@ class RequestMeaning:
     """The request in the form that is relayed to the origin; None before the first relay."""
     parameters: Mapping[str, str] | None = None
     """The credentials taken out of the query, by name; None if the query had no credentials."""
+    forked: str | None = None
+    """The canonical path of the stream to fork, as clients name it; None if the request forks no stream.  Empty if the
+    request names no stream of its own route, so that the route's guard must refuse it."""
 
     @property
     def recorded(self) -> RecordedStream:
@@ -330,7 +335,36 @@ class RequestInterpreter:
         meaning = RequestMeaning(mode, route, target, key, shares, facts, read, client)
         if parameters is not None:
             meaning.parameters = parameters
+        # Do not depend on the method: an origin may take a request with another method for a PUT.
+        if facts.forked is not None and request.method not in ("GET", "HEAD"):
+            try:
+                meaning.forked = self._fork_source(facts.forked, host, route)
+            except (BadRequest, Forbidden):
+                if route.guard is None:
+                    raise
+                # Let the guard authenticate the client first.
+                meaning.forked = ""
         return meaning
+
+    def _fork_source(self, lines: Sequence[str], host: str, route: Route) -> str:
+        """Return the canonical path of the stream to fork, as clients name it.
+
+        The origin forks any of its streams, so the stream must be one of the route's own: the stream of a request with
+        this host and path.  Otherwise a client could read, by a fork, what another route keeps from it.
+
+        Raises BadRequest if the lines name no stream, and Forbidden if the stream is not of this route.
+        """
+        try:
+            target = parse_target(lines[0].strip()) if len(lines) == 1 else None
+            if target is None or target != Target(target.path, "", None, None, None) or is_reserved(target.path):
+                raise BadTarget
+            # This is the path that the origin gets, and it may be invalid without the route's prefix.
+            route.upstream_path(target.path)
+        except BadTarget:
+            raise BadRequest("Stream-Forked-From must be the path of a stream") from None
+        if route_for(self.routes, host, target.path) is not route:
+            raise Forbidden("The stream to fork is not of this route")
+        return target.path
 
     def _facts(self, request: Request) -> HeaderFacts:
         """Return the facts of the request's header section, computed at most once for each section."""
@@ -367,8 +401,7 @@ def take_credentials(target: Target, guard: Guard) -> tuple[Target, Mapping[str,
 
 def mode_of(method: str, target: Target) -> Mode:
     """Return the mode of a request for a Durable Stream."""
-    path = target.path
-    if f"{_RESERVED}/" in path or path.endswith(_RESERVED):
+    if is_reserved(target.path):
         return _OTHER
     if method != "GET":
         return _METHODS.get(method, _OTHER)

@@ -26,7 +26,7 @@ from gateway.limits.memory import NOTHING, Holding, SharedBytes
 from gateway.protocol.cache_status import Outcome, cache_status
 from gateway.protocol.header_forwarding import Headers, end_to_end, response_headers_for_client
 from gateway.protocol.mode import Mode
-from gateway.protocol.names import EVENT_CONTROL
+from gateway.protocol.names import EVENT_CONTROL, STREAM_FORKED_FROM
 from gateway.protocol.sse import SseParser, SseTooLarge, parse_control
 from gateway.protocol.worker_headers import HOP_OUTCOME, HOP_SAVED
 from gateway.server.authorising import headers_for_origin, without_credentials
@@ -63,6 +63,10 @@ def relayed_request(context: RequestContext, meaning: RequestMeaning, *, is_expe
     if is_expecting:
         headers = headers.copy()
         headers["Expect"] = "100-continue"
+    if meaning.forked is not None:
+        # The origin has names of its own for its streams, and may read an unusual spelling in another way.
+        headers = headers.copy()
+        headers[STREAM_FORKED_FROM] = meaning.route.upstream_path(meaning.forked)
     raw_query = request.target.partition("?")[2].partition("#")[0] if "?" in request.target else ""
     if meaning.parameters:
         raw_query = without_credentials(raw_query, meaning.parameters)

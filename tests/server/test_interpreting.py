@@ -1,13 +1,18 @@
-"""The meaning of a request that its client repeats is remembered, for that client and within a bound."""
+"""The meaning of a request: remembered for the client that repeats it, within a bound, and what a fork may name."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from gateway.aio.clock import ManualClock
+from gateway.auth.verdict import Forbidden
 from gateway.config.routes import RouteConfig
 from gateway.engine.route import Route
+from gateway.errors import BadRequest
 from gateway.http import request_parser as http
 from gateway.http.known import HeaderCache
 from gateway.protocol.client_address import Proxies
@@ -20,15 +25,19 @@ from gateway.server.request import Channel, Request
 class Asking:
     """A parser, and clients that all send the same header section."""
 
-    def __init__(self) -> None:
+    def __init__(self, prefixes: Sequence[str] = ("/",)) -> None:
+        self._prefixes = prefixes
         self.restart()
         self._cache = HeaderCache()
         self._proxies = Proxies(["192.0.2.0/24"], "x-forwarded-for")
 
     def restart(self) -> None:
         """Parse by another configuration, which is an equal one."""
-        route = Route(RouteConfig(origin="http://origin.test"), "node", ManualClock())
-        self.parser = RequestInterpreter("node", [route], lambda address: address or "")
+        routes = [
+            Route(RouteConfig(name=f"r{number}", origin="http://origin.test", prefix=prefix), "node", ManualClock())
+            for number, prefix in enumerate(self._prefixes)
+        ]
+        self.parser = RequestInterpreter("node", routes, lambda address: address or "")
 
     def ask(
         self,
@@ -38,8 +47,9 @@ class Asking:
         scheme: str = "http",
         *,
         is_proxied: bool = False,
+        more: str = "",
     ) -> RequestMeaning:
-        data = f"{method} {target} HTTP/1.1\r\nHost: h\r\n\r\n".encode()
+        data = f"{method} {target} HTTP/1.1\r\nHost: h\r\n{more}\r\n".encode()
         events = self._cache.lookup(data)
         if events is None:
             events = http.RequestParser().feed(data)
@@ -73,3 +83,35 @@ def test_the_meanings_of_repeated_requests_are_bounded() -> None:
         asking.ask(f"/{number}")
     asking.ask("/" + "a" * 300)
     assert repr(asking.parser) == "<RequestInterpreter remembers 1024 requests>"
+
+
+@pytest.mark.parametrize(
+    ("sources", "found"),
+    [
+        (["/a/s"], "/a/s"),
+        (["/a/%7e/./s"], "/a/~/s"),
+        ([], None),
+        (["/b/s"], Forbidden),
+        (["/elsewhere"], Forbidden),
+        (["/a/../b/s"], Forbidden),
+        (["a/s"], BadRequest),
+        (["http://h/a/s"], BadRequest),
+        (["//h/a/s"], BadRequest),
+        (["/a/s?x=1"], BadRequest),
+        (["/a/__ds/subscriptions"], BadRequest),
+        (["/a/s", "/a/s"], BadRequest),
+    ],
+)
+def test_the_source_of_a_fork_is_a_stream_of_the_same_route(
+    sources: list[str], found: str | type[Exception] | None
+) -> None:
+    more = "".join(f"Stream-Forked-From: {source}\r\n" for source in sources)
+    for method in ("PUT", "POST"):
+        asking = Asking(["/a", "/b"])
+        if isinstance(found, type):
+            for _ in range(3):
+                with pytest.raises(found):
+                    asking.ask("/a/f", method, more=more)
+        else:
+            assert {asking.ask("/a/f", method, more=more).forked for _ in range(3)} == {found}
+    assert Asking(["/a", "/b"]).ask("/a/f", "GET", more=more).forked is None
