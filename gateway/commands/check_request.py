@@ -78,10 +78,10 @@ def explain_request(config: GatewayConfig, request: Request, *, asks: bool = Fal
     if guard is None:
         typer.echo("200: the route has no [[route.auth]], so each request is served")
         return 0
-    if not request.actions and is_of_the_origin("GET", target.path):
+    if not request.actions and is_of_the_origin("GET", target.path, route):
         typer.echo("200: the origin alone decides who may have its public keys")
         return 0
-    if is_of_the_origin("POST", target.path):
+    if is_of_the_origin("POST", target.path, route):
         typer.echo("a POST is passed on: only the origin authorises it, by a token of its own")
     try:
         target, parameters = take_credentials(target, guard)

@@ -309,6 +309,10 @@ class Route:
         """Return whether a canonical path is under the route's prefix."""
         return not self._prefix or path == self._prefix or path.startswith(self._prefix + "/")
 
+    def below_prefix(self, path: str) -> str:
+        """Return the rest of a canonical path of the route, after the route's prefix."""
+        return path[len(self._prefix) :]
+
     @property
     def precedence(self) -> tuple[int, int]:
         """The sort key of routes.  Exact hosts come first, then wildcards, then routes for any host.  Within each of

@@ -42,7 +42,7 @@ from gateway.limits.accounts import Account
 from gateway.limits.rate_limits import Rate, retry_after_s
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import STREAM_CLOSED, is_true
-from gateway.protocol.target import BadHost, BadTarget, host_of, parse_target
+from gateway.protocol.target import BadHost, BadTarget, host_of, is_reserved, parse_target
 from gateway.server import cors
 from gateway.server.context import RequestContext
 from gateway.server.guarded_live_reads import GuardedReads
@@ -62,14 +62,15 @@ _FRESH_S: Final = 300
 _BAD_PER_S: Final = 5.0
 BAD_AT_ONCE: Final = 50
 """Bad credentials that one client network may present: a burst of `BAD_AT_ONCE`, then `_BAD_PER_S` a second."""
-_RESERVED: Final = "/__ds/"
 _OF_THE_ORIGIN: Final = {
-    "GET": re.compile(r"jwks\.json"),
-    "POST": re.compile(r"subscriptions/[^/%\\]+/(?:callback|ack|release)"),
+    "GET": re.compile(r"(?:/v1/stream)?/__ds/jwks\.json"),
+    "POST": re.compile(r"(?:/v1/stream)?/__ds/subscriptions/[^/%\\]+/(?:callback|ack|release)"),
 }
-"""Requests that only the origin authorises: for each method, the paths below the protocol's reserved path
-(`_RESERVED`).  A POST concerns a subscription, and carries a token of the origin in Authorization.  A GET fetches the
-origin's public keys.
+"""For each method, the paths for which only the origin authorises requests.  A POST concerns a subscription, and
+carries a token of the origin in Authorization.  A GET fetches the origin's public keys.
+
+The protocol reserves `__ds` below the root of the streams.  The root is the path of the route, or `/v1/stream`, the
+root at the reference servers.  Below any other path, an origin may have a stream of such a name.
 """
 _OVERRIDES: Final = frozenset({"x-http-method-override", "x-http-method", "x-method-override"})
 """Headers with which some frameworks replace a request's method."""
@@ -131,7 +132,7 @@ class Authoriser:
         request as `waited`.  No request waits twice.  Raises a GatewayError if the request is refused.
         """
         request = context.request
-        if is_of_the_origin(request.method, meaning.target.path):
+        if is_of_the_origin(request.method, meaning.target.path, meaning.route):
             return True
         if is_preflight(request, guard):
             # Let the preflight pass to the origin, which answers preflights on this route.  Browsers send a preflight
@@ -315,19 +316,23 @@ def is_preflight(request: Request, guard: Guard) -> bool:
     return cors.is_preflight(request.method, headers.get("Origin"), headers.get("Access-Control-Request-Method"))
 
 
-def is_of_the_origin(method: str, path: str) -> bool:
+def is_of_the_origin(method: str, path: str, route: Route) -> bool:
     """Return whether only the origin authorises the request.  Such a request carries a token of the origin, or fetches
-    the origin's public keys.
+    the origin's public keys.  S2 has no such requests.
     """
     calls = _OF_THE_ORIGIN.get(method)
-    before, _, below = path.partition(_RESERVED)
-    return calls is not None and calls.fullmatch(below) is not None and "%" not in before
+    if calls is None or "/__ds/" not in path or route.config.protocol == "s2":
+        return False
+    return any(calls.fullmatch(one) is not None for one in (path, route.below_prefix(path)))
 
 
 def action_of(mode: Mode, path: str) -> Action:
     """Return the action that a request with this mode and canonical path needs permission for.  Forks and closures need
     further permissions (`_actions`)."""
-    return _ACTIONS.get(mode) or (Action.SUBSCRIBE if _RESERVED in path else Action.OTHER)
+    if (action := _ACTIONS.get(mode)) is not None:
+        return action
+    is_below = is_reserved(path) and not path.endswith("/__ds")
+    return Action.SUBSCRIBE if is_below else Action.OTHER
 
 
 def _actions(request: Request, meaning: RequestMeaning) -> tuple[Action, ...]:

@@ -439,9 +439,11 @@ EVE = token("eve", exp=FAR, iat=0, streams=["read,append /eve/**"])
         (["/s?signature=a&signature=b"], 1, ["400: Multiple signature parameters not allowed"]),
         (["/ada/x?live=none", "--as", ADA], 1, ["403: The credential does not allow this (other /ada/x)"]),
         (["/ada/__ds/a", "--as", ADA], 1, ["403: The credential does not allow this (subscribe /ada/__ds/a)"]),
+        (["/ada%2F__ds%2Fa", "--as", ADA], 1, ["(subscribe /ada%2F__ds%2Fa)"]),
+        (["/ada/__ds/jwks.json"], 1, ["401: "]),
         (["/ada/__ds", "--as", ADA, "--action", "append"], 1, ["(other /ada/__ds)"]),
-        (["/ada/__ds/jwks.json"], 0, ["200: the origin alone decides who may have its public keys"]),
-        (["/ada/__ds/subscriptions/a/ack"], 1, ["a POST is passed on: only the origin authorises it", "401: "]),
+        (["/v1/stream/__ds/jwks.json"], 0, ["200: the origin alone decides who may have its public keys"]),
+        (["/__ds/subscriptions/a/ack"], 1, ["a POST is passed on: only the origin authorises it", "401: "]),
         (["/eve/x", "--cookie", f"__Secure-token={EVE}"], 0, ["principal: eve", "200: "]),
         (
             ["/eve/x", "--cookie", f"__Secure-token={EVE}", "--action", "append"],

@@ -12,6 +12,7 @@ from gateway.protocol.target import (
     SEGMENT_SAFE,
     BadTarget,
     Target,
+    is_reserved,
     parse_target,
     unescaped_delimiters,
     upstream_query,
@@ -62,6 +63,16 @@ class TestPath:
         target = parse_target(raw)
         assert target.path == path
         assert parse_target(path).path == path
+
+    @pytest.mark.parametrize(
+        "raw", ["/__ds", "/__ds/x", "/a/_%5fds/", "/a%2f__ds%2Fx", "/__ds\\x", "/a%5c__ds;b", "/__ds%3bb"]
+    )
+    def test_reserved(self, raw: str) -> None:
+        assert is_reserved(parse_target(raw).path)
+
+    @pytest.mark.parametrize("raw", ["/", "/a__ds/x", "/__dsx", "/__ds%20x", "/__DS/x", "/a-__ds"])
+    def test_not_reserved(self, raw: str) -> None:
+        assert not is_reserved(parse_target(raw).path)
 
     def test_absolute_form_names_its_authority(self) -> None:
         assert parse_target("http://Example.org:80?offset=1") == Target("/", "", "1", None, None, "example.org:80")

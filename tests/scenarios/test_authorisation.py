@@ -20,7 +20,7 @@ from gateway.server.authorising import BAD_AT_ONCE
 from tests.commands.here import run_here
 from tests.scenarios.conftest import Edge, Hostile, Start, bounded
 from tests.scenarios.credentials import LINK_KEY, WALL, bearer, jwt_rule, link_key_file, signed, signed_rule, token
-from tests.scenarios.hostile import Asked, part_of_stream
+from tests.scenarios.hostile import Asked, answer, part_of_stream
 from tests.scenarios.noting import log_lines
 from tests.scenarios.wire import Dropped, Wire
 from tests.waiting import eventually
@@ -519,7 +519,7 @@ async def test_calls_with_tokens_of_the_origin_pass_and_no_other_spelling_of_the
     forged = {"X-Principal": "root", "X_Principal": "root", "Authorization": "Bearer callback-token"}
     for method, path in (
         ("POST", "/__ds/subscriptions/one/callback"),
-        ("POST", "/v1/__ds/subscriptions/one/ack"),
+        ("POST", "/v1/stream/__ds/subscriptions/one/ack"),
         ("GET", "/__ds/jwks.json"),
     ):
         assert (await edge.send(method, path, forged, b"" if method == "POST" else None)).status == 200
@@ -531,6 +531,10 @@ async def test_calls_with_tokens_of_the_origin_pass_and_no_other_spelling_of_the
         ("POST", "/__ds/subscriptions/..%2F..%2Fada%2Fx/callback"),
         ("POST", "/__ds/subscriptions/one/two/callback"),
         ("PUT", "/__ds/jwks.json"),
+        # Here the origin may have streams of these names.
+        ("POST", "/ada/__ds/subscriptions/one/ack"),
+        ("POST", "/__ds/__ds/subscriptions/one/ack"),
+        ("GET", "/ada/v1/stream/__ds/jwks.json"),
     ):
         assert (await edge.send(method, path, forged, b"" if method != "GET" else None)).status == 401, (method, path)
     assert len(origin.asked) == 3
@@ -538,6 +542,51 @@ async def test_calls_with_tokens_of_the_origin_pass_and_no_other_spelling_of_the
         assert "X-Principal" not in asked.headers
         assert "X_Principal" not in asked.headers
         assert asked.headers["Authorization"] == "Bearer callback-token"
+
+
+@pytest.mark.judging
+@pytest.mark.parametrize("strips", [True, False])
+async def test_calls_with_tokens_of_the_origin_are_below_the_path_of_the_route(
+    hostile: Hostile, start: Start, settings: dict[str, Any], *, strips: bool
+) -> None:
+    async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer("200 OK", {}))
+
+    origin = await hostile(script)
+    edge = await start(origin.url, **settings, prefix="/chat", strip_prefix=strips)
+    for root in ("/chat", "/chat/v1/stream"):
+        assert (await edge.send("POST", f"{root}/__ds/subscriptions/one/ack", {}, b"")).status == 200
+    assert (await edge.send("POST", "/chat/a/__ds/subscriptions/one/ack", {}, b"")).status == 401
+    assert len(origin.asked) == 2
+
+
+@pytest.mark.judging
+async def test_no_spelling_of_a_reserved_path_is_a_stream_to_the_rules(
+    hostile: Hostile, start: Start, settings: dict[str, Any]
+) -> None:
+    async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer("201 Created", {}))
+
+    origin = await hostile(script)
+    edge = await start(origin.url, **settings)
+    writer = bearer("eve", streams=["read,create,append,delete /**"])
+    subscriber = bearer("eve", streams=["subscribe /**"])
+    paths = (
+        "/__ds/subscriptions/x",
+        "/__ds%2Fsubscriptions%2Fx",
+        "/a%2f__ds/x",
+        "/__ds%5cx",
+        "/%5C__ds/x",
+        "/__ds;a/x",
+    )
+    for path in paths:
+        for method in ("PUT", "POST", "DELETE", "GET"):
+            refused = await edge.send(method, path, writer, None if method == "GET" else b"{}")
+            assert refused.status == 403, (method, path)
+        assert not origin.asked
+        assert (await edge.send("PUT", path, subscriber, b"{}")).status == 201, path
+        origin.asked.clear()
+    assert (await edge.send("PUT", "/a__ds/x", writer, b"{}")).status == 201
 
 
 @pytest.mark.judging
