@@ -104,7 +104,7 @@ class Bridge:
             requester.head_arrived(made.reply(asked.bounds, is_head=asked.method == "HEAD"))
 
     async def _answer(self, requester: Requester, route: _Bridged, asked: OriginCall) -> Made:
-        method, url, headers, bounds, body, is_live, client, _, _ = asked
+        method, url, headers, bounds, body, is_live, client, _, _, _ = asked
         try:
             target = parse_target(url[len(route_url(route.name)) :])
             name = parse_name(target.path[len(route.base) - len(route_url(route.name)) :])

@@ -273,7 +273,7 @@ class Fetch:
         method, offset = ("HEAD", None) if start == METADATA else ("GET", start)
         url, bounds = source.url(offset), source.bounds
         shared = make(Shared, (self.stream.key, source.handed, flight.facts_suffice))
-        call = make(OriginCall, (method, url, headers, bounds, None, False, flight.askers, None, shared))
+        call = make(OriginCall, (method, url, headers, bounds, None, False, flight.askers, None, shared, False))
         self.asked_at = work.clock.now()
         flight.version = self.stream.version
         self.facts = TapeFacts.of(self.stream, start, work.clock.wall())

@@ -133,7 +133,18 @@ class Relay:
         url = request.url or RepeatedUrl(origin_url(route, request.group, request.raw_query))
         return self._upstream.ask(
             relayed,
-            OriginCall(request.method, url.url, request.headers, bounds, relayed.body, is_live, request.client, url),
+            OriginCall(
+                request.method,
+                url.url,
+                request.headers,
+                bounds,
+                relayed.body,
+                is_live,
+                request.client,
+                url,
+                None,
+                request.has_own_credentials,
+            ),
         )
 
     def record_reply(self, relayed: RelayedCall, reply: Reply) -> None:

@@ -70,7 +70,9 @@ class RelayedRequest:
     is_live: bool = False
     """Whether the answer may take minutes, so that the time limits of live requests apply."""
     url: RepeatedUrl | None = None
-    """The object with the URL, if equal requests share one such object; else None."""
+    """The URL, if equal requests share one object for it; else None."""
+    has_own_credentials: bool = False
+    """Whether the credentials that the route has for its origins are left out (`OriginCall.has_own_credentials`)."""
 
     def varied_by(self, varied: Sequence[tuple[str, str]]) -> RelayedRequest:
         """Return a copy of the request with these additional headers."""
@@ -95,6 +97,7 @@ class RelayedRequest:
             self.partition,
             self.is_live,
             self.url,
+            self.has_own_credentials,
         )
 
 

@@ -76,7 +76,7 @@ _NEVER_NOMINATED: Final = frozenset(
         "x-forwarded-proto",
     }
 )
-_PROTOCOL_PREFIXES: Final = ("stream-", "producer-")
+PROTOCOL_PREFIXES: Final = ("stream-", "producer-")
 
 _UNSTORABLE: Final = frozenset(
     {
@@ -122,7 +122,7 @@ _UNSTORABLE: Final = frozenset(
     }
 )
 _NEVER_REPLAYED: Final = HOP_BY_HOP | _UNSTORABLE
-_UNSTORABLE_PREFIXES: Final = (*_PROTOCOL_PREFIXES, "ratelimit", "x-accel-", "x-ratelimit-")
+_UNSTORABLE_PREFIXES: Final = (*PROTOCOL_PREFIXES, "ratelimit", "x-accel-", "x-ratelimit-")
 
 _TOKEN: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _NODE: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z:\[\]]+")
@@ -144,7 +144,7 @@ def nominated(headers: Headers) -> frozenset[str]:
     listed = {name.strip() for name in ",".join(headers.getall("Connection", ())).lower().split(",")}
     # Intersect with the message's own headers, which are few.  The Connection header may have 16,000 names.
     names = listed.intersection(map(str.lower, headers))
-    return frozenset(name for name in names if name not in _NEVER_NOMINATED and not name.startswith(_PROTOCOL_PREFIXES))
+    return frozenset(name for name in names if name not in _NEVER_NOMINATED and not name.startswith(PROTOCOL_PREFIXES))
 
 
 def end_to_end(headers: Headers, dropped: frozenset[str] = HOP_BY_HOP) -> CIMultiDict[str]:

@@ -24,12 +24,12 @@ from gateway.http.outgoing import JOINED_BYTES, Fields, PassedFields, field_line
 from gateway.http.reply_lines import NOT_ALIKE, Head
 from gateway.limits.memory import NOTHING, Holding, SharedBytes
 from gateway.protocol.cache_status import Outcome, cache_status
-from gateway.protocol.header_forwarding import Headers, end_to_end, response_headers_for_client
+from gateway.protocol.header_forwarding import PROTOCOL_PREFIXES, Headers, end_to_end, response_headers_for_client
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import EVENT_CONTROL, STREAM_FORKED_FROM
 from gateway.protocol.sse import SseParser, SseTooLarge, parse_control
 from gateway.protocol.worker_headers import HOP_OUTCOME, HOP_SAVED
-from gateway.server.authorising import headers_for_origin, without_credentials
+from gateway.server.authorising import headers_for_origin, is_preflight, without_credentials
 from gateway.server.context import RequestContext, ResponseRecorder
 from gateway.server.cors import named_origin
 from gateway.server.interpreting import LIVE, RequestMeaning
@@ -70,8 +70,10 @@ def relayed_request(context: RequestContext, meaning: RequestMeaning, *, is_expe
     raw_query = request.target.partition("?")[2].partition("#")[0] if "?" in request.target else ""
     if meaning.parameters:
         raw_query = without_credentials(raw_query, meaning.parameters)
+    has_own_credentials = False
     if (guard := meaning.route.guard) is not None:
         headers = headers_for_origin(headers, meaning.route.config, guard, context.allowed)
+        has_own_credentials = context.allowed is None or is_preflight(request, guard)
     return RelayedRequest(
         meaning.route,
         key.group,
@@ -87,6 +89,7 @@ def relayed_request(context: RequestContext, meaning: RequestMeaning, *, is_expe
         key.partition,
         context.is_session or mode in LIVE,
         RepeatedUrl(origin_url(meaning.route, key.group, raw_query)),
+        has_own_credentials,
     )
 
 
@@ -101,6 +104,10 @@ def relayed_fields(recorder: ResponseRecorder, context: RequestContext, head: He
         headers = _passed(recorder, context, head.status, head.headers)
         if route is not None and (location := headers.get(_LOCATION)) is not None:
             headers[_LOCATION] = route.public_location(location, f"{request.scheme}://{request.host}")
+        if route is not None and route.guard is not None and is_preflight(request, route.guard):
+            # The client is unknown.  The headers of a stream are for clients that may read the stream.
+            for name in [one for one in headers if one.lower().startswith(PROTOCOL_PREFIXES)]:
+                headers.popall(name, None)
         recorder.dress(route, web_origin, headers, is_public=context.is_public)
         return headers
     # Use the allowed origin rather than the client's Origin header, which clients may choose freely.

@@ -282,7 +282,7 @@ class _RoutedExchange(Exchange):
         except GatewayError as error:
             self._end(error)
             return
-        if route.credentials is not None:
+        if route.credentials is not None and not call.has_own_credentials:
             self._call = call._replace(headers=route.with_credentials(call.headers))
         if route.follows_redirects:
             self._context = copy_context()

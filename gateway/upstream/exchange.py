@@ -119,7 +119,7 @@ class Exchange:
         The slot is taken from the share of `route`, and charged to the call's client.  If the call has several clients,
         the slot is charged to the client whose turn comes first.
         """
-        method, _, headers, bounds, body, is_live, client, repeated, _ = self._call
+        method, _, headers, bounds, body, is_live, client, repeated, _, _ = self._call
         hosts, pool = self._hosts, self._pool
         began = hosts.time()
         if hosts.tracer is not NO_TRACER and (span := hosts.tracer.exchange(method, authority + target, headers)):

@@ -150,6 +150,9 @@ class OriginCall(NamedTuple):
     """The shared state for `url`, if the call is likely to be repeated."""
     shared: Shared | None = None
     """The tape that the call is for; None if the reply is for one client alone."""
+    has_own_credentials: bool = False
+    """Whether the call is sent with the client's credentials, or with none, although the route has credentials for its
+    origins.  The gateway has not authorised such a call, so it lends no authority of its own to it."""
 
     @property
     def is_upload(self) -> bool:

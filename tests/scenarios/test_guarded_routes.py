@@ -129,6 +129,53 @@ async def test_preflights_without_cors_at_the_edge_reach_the_origin_without_cred
     assert len(origin.asked) == 2
 
 
+@pytest.mark.parametrize("header", ["Authorization", "X-Key"])
+async def test_the_origin_gets_the_routes_own_credentials_only_with_what_the_gateway_has_authorised(
+    hostile: Hostile, start: Start, settings: dict[str, Any], tmp_path: Path, header: str
+) -> None:
+    async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        if asked.method == "PUT":
+            writer.write(answer("201 Created", {"Content-Type": "text/plain", "Stream-Next-Offset": "0001"}))
+        else:
+            writer.write(answer("200 OK", {}))
+
+    origin = await hostile(script)
+    (tmp_path / "own").write_text("Bearer own")
+    own = {"header": header, "file": str(tmp_path / "own")}
+    edge = await start(origin.url, **settings, origin_credentials=own)
+    theirs = {"Authorization": "Bearer callback-token"}
+    for call in ("callback", "ack", "release"):
+        assert (await edge.send("POST", f"/__ds/subscriptions/x/{call}", theirs, b"{}")).status == 200
+        assert origin.asked[-1].headers.getall("Authorization") == ["Bearer callback-token"]
+        assert (await edge.send("POST", f"/__ds/subscriptions/x/{call}", {}, b"{}")).status == 200
+    assert (await edge.get("/__ds/jwks.json")).status == 200
+    assert (await preflight(edge)).status == 200
+    assert (await preflight(edge, **bearer("ada"))).status == 200
+    assert not any("own" in value for asked in origin.asked for value in asked.headers.values())
+    for _ in range(2):
+        assert (await edge.send("PUT", "/ada/s", bearer("ada"), b"")).status == 201
+        assert origin.asked[-1].headers.getall(header) == ["Bearer own"]
+
+
+async def test_the_answer_to_a_preflight_shows_nothing_of_a_stream(
+    hostile: Hostile, start: Start, settings: dict[str, Any]
+) -> None:
+    async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        of_stream = {"Stream-Next-Offset": "0007", "stream-closed": "true", "Producer-Epoch": "3"}
+        cors = {
+            "Access-Control-Allow-Origin": "https://site.test",
+            "Access-Control-Expose-Headers": "Stream-Next-Offset",
+        }
+        writer.write(answer("204 No Content", {**of_stream, **cors}))
+
+    origin = await hostile(script)
+    edge = await start(origin.url, **settings)
+    for _ in range(2):
+        passed = await preflight(edge)
+        assert passed.headers["Access-Control-Allow-Origin"] == "https://site.test"
+        assert not [name for name in passed.headers if name.lower().startswith(("stream-", "producer-"))]
+
+
 async def test_preflights_are_answered_at_the_edge_with_cors_and_passed_by_no_route_that_conceals(
     hostile: Hostile, start: Start, settings: dict[str, Any]
 ) -> None:
