@@ -171,13 +171,21 @@ def request_headers_for_origin(
     port, None if unknown.  `host` is the host that the client asked for.  `http_version` is the version of the client's
     request, such as `1.1`.
 
-    Every proxy appends one member to Forwarded, so an origin that counts from the end can find which proxy wrote each
-    member.  X-Forwarded-For is also such a list, but every other X-Forwarded-* header is the statement of one party.
-    If a trusted proxy wrote these headers (`is_from_proxy`), they are forwarded, and the proxy is appended to
-    X-Forwarded-For.  X-Forwarded-* headers of the client itself are dropped, because the origin would take them as the
-    gateway's own statements.
+    Also drops headers that CGI and similar interfaces, which do not distinguish underscores from hyphens (RFC 3875
+    section 4.1.18), would take for headers of the protocol or for other dropped headers.
+
+    Every proxy appends one member to Forwarded, so an origin that counts from the end knows which proxy wrote each
+    member.  X-Forwarded-For is such a list too, but each other X-Forwarded-* header is the claim of one party.  If a
+    trusted proxy wrote these headers (`is_from_proxy`), they pass, and the proxy is appended to X-Forwarded-For.
+    X-Forwarded-* headers of the client itself are dropped, because the origin would read them as the gateway's own
+    statements.
     """
-    passed = end_to_end(headers, _NOT_FORWARDED if is_from_proxy else _UNTRUSTED)
+    dropped = _NOT_FORWARDED if is_from_proxy else _UNTRUSTED
+    passed = end_to_end(headers, dropped)
+    for name in [one for one in passed if "_" in one]:
+        read = name.lower().replace("_", "-")
+        if read in dropped or read.startswith(PROTOCOL_PREFIXES):
+            passed.popall(name, None)
     if is_from_proxy and "X-Forwarded-For" in passed:
         _append(passed, "X-Forwarded-For", client or "unknown")
         # Drop Forwarded, because this proxy writes only X-Forwarded-For, and may have forwarded its client's Forwarded

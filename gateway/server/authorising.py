@@ -281,8 +281,7 @@ def headers_for_origin(
     # Remove headers that replace the method, because the origin must carry out exactly the request that was authorised.
     _remove(headers, _OVERRIDES)
     if guard.drops_credentials and allowed is not None:
-        for name in (*config.credential_headers, *guard.vary):
-            headers.popall(name, None)
+        _remove(headers, {name.lower().replace("_", "-") for name in (*config.credential_headers, *guard.vary)})
     principal = allowed.principal if allowed is not None else PUBLIC
     for name, value in (
         (config.principal_header, principal.name),

@@ -54,6 +54,20 @@ class TestRequest:
         assert name in asked(("Connection", name), (name, "1"))
         assert name.lower() not in nominated(CIMultiDict({"Connection": name}))
 
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "Stream_Forked_From",
+            "stream_closed",
+            "STREAM-FORKED_FROM",
+            "Producer_Id",
+            "X_Forwarded_For",
+            "Proxy_Connection",
+        ],
+    )
+    def test_headers_that_cgi_takes_for_others_are_dropped(self, name: str) -> None:
+        assert [*asked((name, "x"), (name.lower(), "y"), ("X_A", "z"))] == ["X_A", *asked()]
+
     def test_repeated_headers_keep_their_order(self) -> None:
         assert asked(("X-A", "1"), ("x-a", "2")).getall("X-A") == ["1", "2"]
 

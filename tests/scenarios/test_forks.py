@@ -96,6 +96,20 @@ async def test_a_stream_of_another_route_is_forked_by_no_route_with_or_without_r
     assert (await edge.get("/secret/copy", bob)).body == b"secret"
 
 
+async def test_no_header_with_underscores_forks_or_closes_a_stream(
+    serve: Serve, hostile: Hostile, tmp_path: Path
+) -> None:
+    origin = await hostile(created)
+    edge = await serve(
+        {"name": "kept", "origin": origin.url, "auth": [jwt_rule(tmp_path)]},
+        {"name": "scratch", "origin": origin.url, "prefix": "/scratch"},
+    )
+    sent = {**TEXT, "Stream_Forked_From": "/ada/s", "stream-forked_from": "/ada/s", "Stream_Closed": "true"}
+    for path, headers in (("/eve/f", bearer("eve", streams=["create /eve/*"])), ("/scratch/f", {})):
+        assert (await edge.send("PUT", path, {**sent, **headers})).status == 201
+        assert not [name for name in origin.asked[-1].headers if name.lower().startswith("stream")]
+
+
 async def test_a_header_that_replaces_the_method_forks_no_stream_of_another_route(
     serve: Serve, hostile: Hostile, tmp_path: Path
 ) -> None:

@@ -129,6 +129,16 @@ async def test_preflights_without_cors_at_the_edge_reach_the_origin_without_cred
     assert len(origin.asked) == 2
 
 
+async def test_the_origin_gets_no_credential_in_any_spelling_of_its_header(
+    hostile: Hostile, start: Start, settings: dict[str, Any]
+) -> None:
+    origin = await hostile(ok, takes_head=True)
+    edge = await start(origin.url, **settings, credential_headers=["authorization", "x-api-key"])
+    sent = {"X-Api-Key": "1", "X_Api_Key": "1", "x-api_key": "1", "X_Other": "1", **bearer("ada")}
+    assert (await edge.send("POST", "/ada/s", sent, b"x")).status == 200
+    assert [name for name in origin.asked[0].headers if name.lower().startswith(("x", "auth"))] == ["X_Other"]
+
+
 @pytest.mark.parametrize("header", ["Authorization", "X-Key"])
 async def test_the_origin_gets_the_routes_own_credentials_only_with_what_the_gateway_has_authorised(
     hostile: Hostile, start: Start, settings: dict[str, Any], tmp_path: Path, header: str
