@@ -409,7 +409,7 @@ class Engine:
 
         The caller must call `close` on a subscription.  Raises Uncacheable or a GatewayError.
         """
-        return await self.sse.open(read)
+        return await self.sse.answer(read)
 
     def touch_stream(self, stream: Stream) -> None:
         """Record a use of the stream, because the server has sent a remembered answer."""

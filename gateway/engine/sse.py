@@ -103,7 +103,7 @@ class Sse:
         self._runner = runner
         self._tasks = tasks
 
-    async def open(self, read: Read) -> Subscription | Answer:
+    async def answer(self, read: Read) -> Subscription | Answer:
         """Subscribe an SSE read, or return the answer that refuses the read.
 
         The caller must call `close` on a subscription.  Raises Uncacheable or a GatewayError.
