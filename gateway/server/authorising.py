@@ -330,7 +330,8 @@ def action_of(mode: Mode, path: str) -> Action:
     further permissions (`_actions`)."""
     if (action := _ACTIONS.get(mode)) is not None:
         return action
-    is_below = is_reserved(path) and not path.endswith("/__ds")
+    # A path that ends with the reserved name is not below it, unless the name occurs before.
+    is_below = is_reserved(path.removesuffix("/__ds"))
     return Action.SUBSCRIBE if is_below else Action.OTHER
 
 

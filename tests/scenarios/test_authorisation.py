@@ -578,6 +578,8 @@ async def test_no_spelling_of_a_reserved_path_is_a_stream_to_the_rules(
         "/__ds%5cx",
         "/%5C__ds/x",
         "/__ds;a/x",
+        "/__ds/subscriptions/__ds",
+        "/__ds%2Fsubscriptions/__ds",
     )
     for path in paths:
         for method in ("PUT", "POST", "DELETE", "GET"):
