@@ -184,7 +184,8 @@ def request_headers_for_origin(
     passed = end_to_end(headers, dropped)
     for name in [one for one in passed if "_" in one]:
         read = name.lower().replace("_", "-")
-        if read in dropped or read.startswith(PROTOCOL_PREFIXES):
+        # Trusted proxies write their headers with hyphens, so one with underscores comes from the client.
+        if read in _UNTRUSTED or read.startswith(PROTOCOL_PREFIXES):
             passed.popall(name, None)
     if is_from_proxy and "X-Forwarded-For" in passed:
         _append(passed, "X-Forwarded-For", client or "unknown")

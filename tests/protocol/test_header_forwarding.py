@@ -17,9 +17,17 @@ from gateway.protocol.header_forwarding import (
 )
 
 
-def asked(*headers: tuple[str, str], client: str | None = "192.0.2.7", host: str = "example.org") -> CIMultiDict[str]:
+def asked(
+    *headers: tuple[str, str], client: str | None = "192.0.2.7", host: str = "example.org", is_from_proxy: bool = False
+) -> CIMultiDict[str]:
     return request_headers_for_origin(
-        CIMultiDict(headers), node="gw", client=client, host=host, scheme="https", http_version="1.1"
+        CIMultiDict(headers),
+        node="gw",
+        client=client,
+        is_from_proxy=is_from_proxy,
+        host=host,
+        scheme="https",
+        http_version="1.1",
     )
 
 
@@ -62,11 +70,15 @@ class TestRequest:
             "STREAM-FORKED_FROM",
             "Producer_Id",
             "X_Forwarded_For",
+            "X-Forwarded_Proto",
+            "X_Real_IP",
             "Proxy_Connection",
         ],
     )
     def test_headers_that_cgi_takes_for_others_are_dropped(self, name: str) -> None:
         assert [*asked((name, "x"), (name.lower(), "y"), ("X_A", "z"))] == ["X_A", *asked()]
+        # A trusted proxy replaces only the spelling with hyphens.
+        assert [*asked((name, "x"), ("X_A", "z"), is_from_proxy=True)] == ["X_A", *asked()]
 
     def test_repeated_headers_keep_their_order(self) -> None:
         assert asked(("X-A", "1"), ("x-a", "2")).getall("X-A") == ["1", "2"]
