@@ -24,9 +24,10 @@ _MOST_CHARS: Final = 1_024
 _PLACE: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_.-]{0,63})\}")
 _AMBIGUOUS: Final = re.compile(r"\\|%2F|%5C|%25|^\.{0,2}(?:;|%3B)", re.IGNORECASE)
 """Parts of segments that make a path ambiguous.  So do empty segments, except the last one."""
-_NO_NAME: Final = re.compile(r"(?:\.{0,2}|__ds)(?:;.*)?|.*(?:[/\\\ud800-\udfff]|%[0-9A-Fa-f]{2}).*", re.DOTALL)
-"""Values of claims that fill no segment.  An origin may read them as another segment or as several.  The value `__ds`
-would be the protocol's reserved path, and give the principal access to all subscriptions."""
+_NO_NAME: Final = re.compile(r"\.{0,2}|__ds|.*(?:[/\\;\ud800-\udfff]|%[0-9A-Fa-f]{2}).*", re.DOTALL)
+"""Values of claims that fill no segment.  An origin may read them as another segment or as several, or may ignore
+what follows a semicolon.  The value `__ds` would be the protocol's reserved path, and give the principal access to all
+subscriptions."""
 _REST: Final = "**"
 _EVERY: Final = "/**"
 

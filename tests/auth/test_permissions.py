@@ -111,6 +111,8 @@ def test_pattern_matches_whole_segments(pattern: str, path: str, *, matches: boo
         ("..;x", "/..%3Bx/s", False),
         (";", "/%3B/s", False),
         ("__ds;x", "/__ds;x/s", False),
+        ("ada;x", "/ada;x/s", False),
+        ("ada;x", "/ada%3Bx/s", False),
         ("\ud800", "/%ED%A0%80/s", False),
     ],
 )
