@@ -63,10 +63,6 @@ def relayed_request(context: RequestContext, meaning: RequestMeaning, *, is_expe
     if is_expecting:
         headers = headers.copy()
         headers["Expect"] = "100-continue"
-    if meaning.forked is not None:
-        # The origin has names of its own for its streams, and may read an unusual spelling in another way.
-        headers = headers.copy()
-        headers[STREAM_FORKED_FROM] = meaning.route.upstream_path(meaning.forked)
     raw_query = request.target.partition("?")[2].partition("#")[0] if "?" in request.target else ""
     if meaning.parameters:
         raw_query = without_credentials(raw_query, meaning.parameters)
@@ -74,6 +70,14 @@ def relayed_request(context: RequestContext, meaning: RequestMeaning, *, is_expe
     if (guard := meaning.route.guard) is not None:
         headers = headers_for_origin(headers, meaning.route.config, guard, context.allowed)
         has_own_credentials = context.allowed is None or is_preflight(request, guard)
+    if meaning.facts.forked is not None:
+        headers = headers.copy()
+        if meaning.forked and not has_own_credentials:
+            # The origin has names of its own for its streams, and may read an unusual spelling in another way.
+            headers[STREAM_FORKED_FROM] = meaning.route.upstream_path(meaning.forked)
+        else:
+            # Nothing has checked the source, and an origin may take the request for a PUT.
+            headers.popall(STREAM_FORKED_FROM, None)
     return RelayedRequest(
         meaning.route,
         key.group,

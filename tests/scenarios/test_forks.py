@@ -124,6 +124,29 @@ async def test_a_header_that_replaces_the_method_forks_no_stream_of_another_rout
     assert not origin.asked
 
 
+async def test_a_source_that_nobody_has_judged_does_not_reach_the_origin(
+    serve: Serve, hostile: Hostile, tmp_path: Path
+) -> None:
+    origin = await hostile(created, takes_head=True)
+    edge = await serve(
+        {"name": "kept", "origin": origin.url, "auth": [jwt_rule(tmp_path)]},
+        {"name": "scratch", "origin": origin.url, "prefix": "/scratch", "cache": False},
+    )
+    preflight = {"Origin": "https://a.test", "Access-Control-Request-Method": "PUT"}
+    for source in ("/ada/s", "/scratch/s", "x"):
+        sent = {"X-HTTP-Method-Override": "PUT", "Stream-Forked-From": source}
+        for method, path, headers in (
+            ("GET", "/scratch/mine", {}),
+            ("HEAD", "/scratch/mine", {}),
+            ("POST", "/__ds/subscriptions/one/ack", {}),
+            ("OPTIONS", "/ada/s", preflight),
+        ):
+            origin.asked.clear()
+            await edge.send(method, path, {**sent, **headers}, b"" if method == "POST" else None)
+            assert len(origin.asked) == 1, (method, path, source)
+            assert "Stream-Forked-From" not in origin.asked[0].headers, (method, path, source)
+
+
 # -- the source has one name for clients and another for the origin
 
 
