@@ -60,19 +60,21 @@ class KeySet:
         return f"<KeySet {self.source.issuer}: {keys} keys, {self.fetches} fetches, {self.failures} failures>"
 
     def keys_for(self, kid: str | None, alg: str, kind: str) -> tuple[VerifyingKey, ...]:
-        """Find the keys for a token like `KeyRing.keys_for`.  Raises Undecided if a fetch may find the key, and
-        UnknownKey if that fetch may not begin yet.
-        """
+        """Find the keys for a token like `KeyRing.keys_for`.  If there is none, raises like `check_complete`."""
         if self.ring is not None and (found := self.ring.keys_for(kid, alg, kind)):
             return found
+        self.check_complete(kid)
+        return ()
+
+    def check_complete(self, kid: str | None) -> None:
+        """Raise Undecided if a fetch may find the key with this id, and UnknownKey if that fetch may not begin yet."""
         wait_s = self._earliest - self._now()
         if self.is_fetching or wait_s <= 0:
             raise Undecided(self.source)
         if self.failed_in_a_row or self.ring is None:
             raise Undecided(None, wait_s)
-        if kid is None or kid in self._withdrawn or any(one.kid == kid for one in self.ring.keys):
-            return ()
-        raise UnknownKey(None, wait_s)
+        if kid is not None and kid not in self._withdrawn and all(one.kid != kid for one in self.ring.keys):
+            raise UnknownKey(None, wait_s)
 
     @property
     def age_s(self) -> float:

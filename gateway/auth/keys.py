@@ -64,6 +64,9 @@ class KeyRing(NamedTuple):
         """Return the `names` of the keys that may have signed a token with this key id."""
         return frozenset(name for name in self.names() if name[0] in (None, kid))
 
+    def check_complete(self, kid: str | None) -> None:
+        """Do nothing: no key can be added."""
+
     def keys_for(self, kid: str | None, alg: str, kind: str) -> tuple[VerifyingKey, ...]:
         """Return the keys that may have signed a token with this header.  `kind` is the key type of its algorithm.
 

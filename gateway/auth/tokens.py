@@ -37,6 +37,9 @@ class Keys(Protocol):
     def keys_for(self, kid: str | None, alg: str, kind: str) -> tuple[VerifyingKey, ...]:
         """Return the keys that may have signed a token with this header."""
 
+    def check_complete(self, kid: str | None) -> None:
+        """Raise Undecided if the issuer may have added a key with this id."""
+
 
 class TokenRule(NamedTuple):
     """Determines which tokens of an issuer are valid, and which permissions they have."""
@@ -139,6 +142,11 @@ def verify(token: Unverified, rule: TokenRule, keys: Keys, wall: float) -> Princ
     if not candidates:
         raise BadCredential("The token's key is unknown")
     signer = _signer(token.text, candidates, rule)
+    if signer is None:
+        if kid is not None and all(one.kid != kid for one in candidates):
+            # Only keys without an id were tried.
+            keys.check_complete(kid)
+        raise BadCredential("The token's signature is wrong")
     subject = claims.get("sub", "")
     tenant = claims.get(rule.tenant_claim, "") if rule.tenant_claim else ""
     token_id = claims.get("jti", "")
@@ -162,8 +170,8 @@ def verify(token: Unverified, rule: TokenRule, keys: Keys, wall: float) -> Princ
     return Principal(subject, permissions, expires_at, tenant, token_id, key_id, claims=filled, issuer=rule.issuer)
 
 
-def _signer(text: str, candidates: Sequence[VerifyingKey], rule: TokenRule) -> VerifyingKey:
-    """Return the key that has signed the token.  Raises BadCredential if it is none of these keys."""
+def _signer(text: str, candidates: Sequence[VerifyingKey], rule: TokenRule) -> VerifyingKey | None:
+    """Return the key that has signed the token; None if it is none of these keys."""
     from joserfc import jws
     from joserfc.errors import JoseError
 
@@ -171,7 +179,7 @@ def _signer(text: str, candidates: Sequence[VerifyingKey], rule: TokenRule) -> V
         with suppress(JoseError, ValueError, TypeError):
             jws.deserialize_compact(text, one.key, registry=rule.registry)
             return one
-    raise BadCredential("The token's signature is wrong")
+    return None
 
 
 def _check_times(claims: dict[str, Any], leeway_s: float, wall: float) -> float:

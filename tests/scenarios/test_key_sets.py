@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from joserfc.jwk import ECKey
 
 from gateway.auth.key_sets import LEAST_S
 from gateway.auth.rules import load_rules
@@ -165,6 +166,20 @@ async def test_a_new_key_after_a_fetch_for_anothers_unknown_key_is_found_by_the_
     edge.clock.advance(8)
     assert (await edge.get("/shared/s", bearer("ada"))).status == 404
     fetched(edge, 3)
+
+
+async def test_a_key_without_an_id_does_not_hide_that_a_new_key_must_be_fetched(
+    start: Start, origin: RunningOrigin, tmp_path: Path, issuer: AuthService
+) -> None:
+    nameless = ECKey.generate_key("P-256", private=True).as_dict(private=False)
+    nameless.pop("kid", None)
+    issuer.body = json.dumps({"keys": [nameless]}).encode()
+    edge = await started(start, origin, tmp_path, issuer)
+    await until_fetched(edge, 1)
+    edge.clock.advance(LEAST_S)
+    issuer.body = json.dumps({"keys": [nameless, KEYS["ES256"].as_dict(private=False)]}).encode()
+    assert (await edge.get("/shared/s", bearer("ada"))).status == 404
+    fetched(edge, 2)
 
 
 async def test_a_withdrawn_key_ends_its_tokens_and_an_added_one_does_not(
