@@ -51,8 +51,8 @@ PATIENCE_S: Final = (0.5, 1.5)
 """The least and the most seconds that a member waits before it adds orders of other members that Redis lacks."""
 _STORE_S: Final = 2.0
 """The most seconds for which the answer to the operator is delayed until Redis has the order."""
-_MOST_PAGES: Final = 16
-"""The most answers of Redis with new entries in one look.  The next look reads further entries."""
+_MOST_READ: Final = 4_096
+"""The most new entries that one look reads, which is more than Redis keeps.  The next look reads further entries."""
 _MOST_STORED: Final = 4_096
 """The most stored orders that a member remembers.  Redis keeps fewer orders."""
 _CHUNK: Final = 256
@@ -332,7 +332,9 @@ class OrdersByRedis:
     async def _read_from(self, last: StoredEntry) -> StoredEntry | None:
         """Read the entries after `last`, and carry out their orders.  Return the last entry that was read; None if
         entries are missing between `last` and the next entry in Redis."""
-        for _ in range(_MOST_PAGES):
+        read = 0
+        # An answer with large orders has few entries.
+        while read < _MOST_READ:
             page = await self._store.since(last.id)
             if not is_continued(page, last):
                 return None
@@ -342,6 +344,7 @@ class OrdersByRedis:
             await self._take(new)
             await self._judge_old_loss()
             last = new[-1]
+            read += len(new)
         return last
 
     async def _start_over(self) -> None:

@@ -124,8 +124,9 @@ class OthersWrites:
         """The content of rows of the write log at this worker's latest look, by the number of the row."""
         self._rows: dict[int, slice] = {}
         self._ends = Account("ends of streams")
-        self._removed: list[int] = []
-        """The rows with a counted removal whose record is still to be made."""
+        self._removed: set[int] = set()
+        """The rows with counted removals whose record is still to be made.  A write through another member of a fleet
+        makes no record here, so its row stays until the next record of this worker."""
         self._is_applying = False
         """Whether records of other workers are being applied."""
         self._kept_in_row: Callable[[int], Collection[Group]] = lambda row: ()
@@ -251,8 +252,9 @@ class OthersWrites:
             self._begin_removal(self.index_of(group))
 
     def _begin_removal(self, row: int) -> None:
-        self._removed.append(row)
-        self._removals.begin(row)
+        if row not in self._removed:
+            self._removed.add(row)
+            self._removals.begin(row)
 
     def _end_removals(self) -> None:
         while self._removed:

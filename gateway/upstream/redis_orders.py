@@ -54,6 +54,10 @@ class RedisOrders:
                 if self._page == _LEAST_PAGE:
                     raise
                 self._page //= 2
+            except OSError:
+                # Perhaps the answer is too large for the time.
+                self._page = max(_LEAST_PAGE, self._page // 2)
+                raise
         entries = [StoredEntry(one.decode(), fields.get(_FIELD, b"")) for one, fields in found]
         if sum(len(one.data) for one in entries) < _SMALL_PAGE_BYTES:
             self._page = min(_PAGE, 2 * self._page)

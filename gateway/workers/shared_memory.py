@@ -304,10 +304,12 @@ def _check(workers: int) -> None:
 
 def _runs(pid: int) -> bool:
     try:
+        os.kill(pid, 0)
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-    except FileNotFoundError:
+    except ProcessLookupError:
         return False
     except OSError:
+        # It belongs to another user, or there is no /proc.
         return True
     # In a container, nobody may have asked for the status of a process that has ended.
     return fields[:1] not in ([b"Z"], [b"X"])

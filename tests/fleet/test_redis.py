@@ -7,7 +7,7 @@ import logging
 import re
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -28,6 +28,7 @@ from gateway.origin.app import RunningOrigin
 from gateway.protocol.fleet_orders import NO_ORDERS, PURGE_ALL, InEffect, Order, OrderLog
 from gateway.protocol.stored_orders import Moment, Seal, StoredEntry, news_of
 from gateway.upstream import redis_database, redis_orders
+from gateway.upstream.redis_database import RedisDatabase
 from gateway.upstream.redis_members import RedisMembers
 from gateway.upstream.redis_orders import RedisOrders
 from tests.certificates import Authority
@@ -874,6 +875,27 @@ async def test_orders_are_read_though_a_page_of_them_is_too_large(
     await store.close()
 
 
+async def test_fewer_orders_are_asked_for_after_an_answer_that_has_taken_too_long(
+    redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = RedisOrders(parse_redis_url(redis.url), "f")
+    await store.add([b"x"] * 100, {})
+    within = RedisDatabase.within
+
+    async def slow(database: RedisDatabase, command: Coroutine[Any, Any, Any]) -> object:
+        if store._page > 16:
+            command.close()
+            raise OSError("no answer within 1 s")
+        return await within(database, command)
+
+    monkeypatch.setattr(RedisDatabase, "within", slow)
+    for _ in range(4):
+        with pytest.raises(OSError, match="no answer"):
+            await store.since("-")
+    assert len(await store.since("-")) == 16
+    await store.close()
+
+
 async def test_a_member_that_starts_knows_the_largest_orders_by_redis(site: RedisSite) -> None:
     await site.start("a")
     store, wide = site.by_redis("a")._store, "\N{GREEK SMALL LETTER ALPHA}"
@@ -890,6 +912,20 @@ async def test_a_member_that_starts_knows_the_largest_orders_by_redis(site: Redi
         await eventually(lambda: site.fleet("b").orders.log.numbers().get("q") == 128)
         await eventually(lambda: not site.by_redis("b").problem)
     assert revocations(site, "b") == [REVOKED]
+
+
+async def test_one_look_reads_all_orders_though_they_come_in_small_pages(
+    site: RedisSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_orders, "_PAGE", 4)
+    await site.start("a")
+    store, moment, seal = site.by_redis("a")._store, Moment(site.clock.now(), site.clock.wall()), Seal(SECRET.encode())
+    orders = [Order("q", one, "purge", '{"stream":"/elsewhere"}', moment.now) for one in range(1, 101)]
+    await store.add([seal.order(one, moment) for one in orders], {})
+    await site.start("b")
+    async with time_passing(site.clock, STEP_S):
+        await eventually(lambda: not site.by_redis("b").problem)
+    assert site.fleet("b").orders.log.numbers().get("q") == 100
 
 
 async def test_redis_that_hangs_holds_up_nothing(site: RedisSite, monkeypatch: pytest.MonkeyPatch) -> None:

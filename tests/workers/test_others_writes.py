@@ -555,3 +555,15 @@ def test_the_end_of_a_stream_on_an_unknown_route_may_be_that_of_any_stream_of_it
     two.others.look(group)
     assert kept.dropped == [group] * is_certain
     assert (stream.ended is not None or stream.version.may_have_ended) is is_certain
+
+
+def test_writes_through_other_members_of_a_fleet_add_no_removal_to_one_that_has_no_record_yet() -> None:
+    shared, clock = SharedMemory.create(2), ManualClock()
+    worker = Worker(clock, shared)
+    removals, before = Removals(shared, 0), Removals(shared, 0).total
+    group = worker.streams[0].key.group
+    for _ in range(3):
+        worker.writes.apply_anything(group)
+    assert removals.total == Removed(before.ended, 1)
+    worker.answer(worker.send(Mode.DELETE, "/t"), 204, {})
+    assert removals.total == Removed(before.ended + 2, 0)

@@ -6,6 +6,7 @@ import errno
 import mmap
 import os
 import random
+from pathlib import Path
 
 import pytest
 
@@ -89,6 +90,23 @@ def test_the_places_of_a_version_that_was_killed_are_free_once_its_workers_have_
     assert shared.left_slots() == [], "they have been forked after all"
     killed.set_slot(0, SlotState.SERVING, 3, supervisor)
     assert shared.left_slots() == [], "the supervisor runs, and records the end itself"
+
+
+def test_a_worker_that_runs_keeps_its_place_without_a_proc_file_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(path: Path) -> bytes:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(Path, "read_bytes", absent)
+    shared = SharedMemory.create(1)
+    other = SharedMemory.attach(shared.descriptor, 1, taken=(0, 1))
+    assert other is not None
+    if not (supervisor := os.fork()):
+        other.set_slot(0, SlotState.DRAINING, 1, os.getppid())
+        os._exit(0)
+    os.waitpid(supervisor, 0)
+    assert shared.left_slots() == []
+    other.words[other.place_word(other.first, 2)] = supervisor
+    assert shared.left_slots() == [1]
 
 
 def test_a_place_has_another_tenure_and_no_open_store_once_another_version_has_it() -> None:
