@@ -154,8 +154,9 @@ class ReplyRecorder:
         tape.reached(offset, is_short=is_short, is_closed=is_closed)
         if up_to_date:
             stream.read_up_to_tail(facts.version, offset)
-            if facts.said is None and "Age" not in headers:
-                # Neither another worker nor a cache has answered, but the origin.
+            if facts.said is None and "Age" not in headers and "Cache-Status" not in headers:
+                # Neither another worker nor a cache has answered, but the origin.  A cache such as another gateway
+                # states no age for the tail of a stream that it follows, though it may know an append later.
                 stream.origin_stated_tail(offset, fetch.asked_at)
         if route.is_shared:
             stream.was_found_by(fetch.source.asker)
