@@ -472,6 +472,7 @@ def test_a_version_whose_processes_were_killed_is_not_handed_on(monkeypatch: pyt
     supervisor: Any = WorkerSupervisor.__new__(WorkerSupervisor)
     supervisor._predecessor = SimpleNamespace(peers=(*killed.paths(PEER), *living.paths(PEER)))
     supervisor._phase, supervisor._upgrade, supervisor._slots, supervisor._private = _Phase.SERVING, None, [], own
+    supervisor._workers = SimpleNamespace(settle_left=lambda: None)
     supervisor._sockets = supervisor._store_lock = supervisor._shared = supervisor._secret = supervisor._environ = None
     supervisor._now = lambda: 0.0
     supervisor._begin_upgrade()

@@ -16,6 +16,7 @@ from gateway.origin.s2.app import start_s2_origin
 from loadtest.bench import live_client, tools
 from loadtest.bench.children import free_ports
 from tests.debian import program
+from tests.ports import kept_port
 
 PATIENCE_S = 60.0
 SHORT = ("--seconds", "0.6", "--warmup", "0.1")
@@ -30,15 +31,15 @@ def clients(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture
 async def reading() -> AsyncIterator[list[str]]:
     """Where to read, and where to be the origin of what is read."""
-    [origin] = free_ports(1)
-    gateway = await start_gateway(
-        GatewayConfig.for_origin(
-            f"http://127.0.0.1:{origin}", listen="127.0.0.1:0", admin="127.0.0.1:0", shutdown_timeout_s=1
+    with kept_port() as origin:
+        gateway = await start_gateway(
+            GatewayConfig.for_origin(
+                f"http://127.0.0.1:{origin}", listen="127.0.0.1:0", admin="127.0.0.1:0", shutdown_timeout_s=1
+            )
         )
-    )
-    port = gateway.gateway_url.rpartition(":")[2]
-    yield ["--port", port, "--path", "/s", "--origin", str(origin)]
-    await gateway.stop()
+        port = gateway.gateway_url.rpartition(":")[2]
+        yield ["--port", port, "--path", "/s", "--origin", str(origin)]
+        await gateway.stop()
 
 
 @pytest.fixture
