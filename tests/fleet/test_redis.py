@@ -582,7 +582,7 @@ async def test_revocations_of_missed_orders_are_read_though_the_memory_cannot_be
     site: RedisSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await site.start("a")
-    actions, store, seal = site.fleet("a").orders.actions, site.by_redis("a")._store, Seal(SECRET.encode())
+    actions, seal = site.fleet("a").orders.actions, Seal(SECRET.encode())
     assert actions is not None
     start_again, failures = actions.start_again, [RuntimeError("not this time")]
 
@@ -595,7 +595,10 @@ async def test_revocations_of_missed_orders_are_read_though_the_memory_cannot_be
     moment = Moment(site.clock.now(), site.clock.wall())
     revoked = seal.revocation(InEffect("principal", "mallory", None, 600.0), moment)
     purge = seal.order(Order("q", 5, "purge", '{"stream":"/elsewhere"}', moment.now), moment)
+    # The member reads Redis by a connection of its own meanwhile.
+    store = RedisOrders(parse_redis_url(site.redis.url), seal.fleet)
     await store.add([purge], dict([revoked]))
+    await store.close()
     async with time_passing(site.clock, STEP_S):
         await eventually(lambda: revocations(site, "a") == [REVOKED])
     assert (failures, site.fleet("a").orders.missed) == ([], 1)
@@ -898,13 +901,16 @@ async def test_fewer_orders_are_asked_for_after_an_answer_that_has_taken_too_lon
 
 async def test_a_member_that_starts_knows_the_largest_orders_by_redis(site: RedisSite) -> None:
     await site.start("a")
-    store, wide = site.by_redis("a")._store, "\N{GREEK SMALL LETTER ALPHA}"
+    wide = "\N{GREEK SMALL LETTER ALPHA}"
     text = orjson.dumps({"id": wide * 32_700}).decode()
     assert 65_000 < len(text.encode()) <= 64 << 10, "the admin API takes no larger body"
     moment, seal = Moment(site.clock.now(), site.clock.wall()), Seal(SECRET.encode())
+    # The member reads Redis by a connection of its own meanwhile.
+    store = RedisOrders(parse_redis_url(site.redis.url), seal.fleet)
     for first in range(1, 129, 16):
         numbers = range(first, first + 16)
         await store.add([seal.order(Order("q", one, "purge", text, moment.now), moment) for one in numbers], {})
+    await store.close()
     await order(site, "a", "revoke", PRINCIPAL)
     await site.kill("a")
     await site.start("b")
@@ -919,9 +925,12 @@ async def test_one_look_reads_all_orders_though_they_come_in_small_pages(
 ) -> None:
     monkeypatch.setattr(redis_orders, "_PAGE", 4)
     await site.start("a")
-    store, moment, seal = site.by_redis("a")._store, Moment(site.clock.now(), site.clock.wall()), Seal(SECRET.encode())
+    moment, seal = Moment(site.clock.now(), site.clock.wall()), Seal(SECRET.encode())
     orders = [Order("q", one, "purge", '{"stream":"/elsewhere"}', moment.now) for one in range(1, 101)]
+    # The member reads Redis by a connection of its own meanwhile.
+    store = RedisOrders(parse_redis_url(site.redis.url), seal.fleet)
     await store.add([seal.order(one, moment) for one in orders], {})
+    await store.close()
     await site.start("b")
     async with time_passing(site.clock, STEP_S):
         await eventually(lambda: not site.by_redis("b").problem)
